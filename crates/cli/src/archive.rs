@@ -11,17 +11,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tollgate_record::Postgres;
 use tollgate_record::archive::{
-    Archivable, Archive, ArchiveError, ArchiveOptions, Archived, ArchivedMonth, ArchivedRow, Attachment, Listing,
-    Month, Progress, Step,
+    Archivable, Archive, ArchiveError, ArchiveOptions, ArchiveProgress, Archived, ArchivedMonth, ArchivedRow,
+    Attachment, Listing, Month, Step,
 };
 
 use crate::database_output::{Fields, print_all, time};
 use crate::db::Database;
 use crate::found;
+use crate::interrupted::interrupted;
 use crate::messages;
 use crate::options;
 use crate::output::{Shape, counted, shape, timestamp};
-use crate::replay::interrupted;
 use crate::time_options::moment;
 
 #[derive(Debug, Args)]
@@ -318,7 +318,7 @@ impl Bar {
         Self(ProgressBar::new(0).with_style(style.expect("a well-formed template")))
     }
 
-    fn show(&self, progress: &Progress) {
+    fn show(&self, progress: &ArchiveProgress) {
         let what = match progress.step {
             Step::Export => "export",
             Step::ReadBack => "read back",

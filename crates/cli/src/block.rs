@@ -10,7 +10,6 @@ use tollgate::{Operation, Request};
 use crate::line::{Line, Printer};
 use crate::operation::call;
 use crate::options::{self, Options};
-use crate::probe::warn_of_a_fresh_key;
 use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
 
 #[derive(Debug, Args)]
@@ -33,13 +32,13 @@ pub(crate) struct Block {
 
 impl Block {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let (subject, key) = self.about.whom(&self.whom, false)?.limits()?;
+        let (subject, key) = self.about.ruling(&self.whom, false)?.limits()?;
         let subject = subject.follow_policy(&self.options)?;
         let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in")?)?;
         subject.say_who_overrides();
         let parts = subject.parts();
         let request = Request::new(&key).parts(&parts);
-        warn_of_a_fresh_key(&limiter, &subject, request).await;
+        subject.warn_of_a_fresh_key(&limiter, request).await;
         let length = self.length.unwrap_or_default();
         let decision = call(&limiter, &subject.rule, Operation::Block, request, Some(length)).await?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());

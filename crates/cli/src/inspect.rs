@@ -69,7 +69,7 @@ struct Inspected<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let (mut subject, key) = self.about.whom(&self.whom, false)?.limits()?;
+        let (mut subject, key) = self.about.ruling(&self.whom, false)?.limits()?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }

@@ -15,7 +15,7 @@ use crate::found;
 use crate::messages::note;
 use crate::options;
 use crate::output::{Shape, shape};
-use crate::users::end_of;
+use crate::time_options::end_of;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {

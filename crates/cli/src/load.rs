@@ -19,8 +19,8 @@ use clap::Args;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tollgate::{Limiter, Request};
 
+use crate::interrupted::interrupted;
 use crate::options::{self, Options};
-use crate::replay::interrupted;
 use crate::rule_arguments::{GRAMMAR, RuleOptions};
 use crate::subject::Subject;
 use crate::{failed, found};

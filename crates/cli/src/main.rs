@@ -32,6 +32,7 @@ mod doctor;
 mod escape;
 mod held;
 mod inspect;
+mod interrupted;
 #[cfg(feature = "postgres")]
 mod keys;
 mod line;

@@ -29,7 +29,7 @@ pub(crate) struct Options {
     /// What to answer while Redis is away: closed (the error), open (allowed) or local (the embedded engine). Default:
     /// closed, or what a rule in JSON or from --rules says.
     #[arg(long, value_enum, value_name = "HOW")]
-    on_error: Option<Policy>,
+    on_error: Option<OnErrorArgument>,
     /// How many processes share a rule that is decided locally: this one decides with its share.
     #[arg(long, value_name = "N", default_value = "1", value_parser = processes)]
     processes: NonZeroU32,
@@ -41,9 +41,9 @@ pub(crate) struct Options {
     format: Option<Shape>,
 }
 
-/// What decides while Redis is away.
+/// What `--on-error` accepts; see [`OnError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Policy {
+enum OnErrorArgument {
     Closed,
     Open,
     Local,
@@ -115,9 +115,9 @@ impl Options {
     pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule> {
         let policy = match self.on_error {
             None => return Ok(rule),
-            Some(Policy::Closed) => OnError::Closed,
-            Some(Policy::Open) => OnError::Open,
-            Some(Policy::Local) => OnError::Local { processes: self.processes },
+            Some(OnErrorArgument::Closed) => OnError::Closed,
+            Some(OnErrorArgument::Open) => OnError::Open,
+            Some(OnErrorArgument::Local) => OnError::Local { processes: self.processes },
         };
         Ok(rule.on_error(policy)?)
     }

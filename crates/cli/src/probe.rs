@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use tollgate::{Change, Limiter, Operation, Request};
+use tollgate::{Change, Operation, Request};
 
-use crate::escape::shown;
 use crate::line::{Line, Printer};
 use crate::operation;
 use crate::operation::call;
 use crate::options::{self, Options};
 use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
-use crate::rules_file::Whom;
-use crate::subject::Subject;
+use crate::rules_file::Ruling;
 use crate::{found, messages};
 
 #[derive(Debug, Args)]
@@ -57,8 +55,8 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let whom = self.about.whom(&self.whom, self.cost.is_none() && operation::costs(self.op))?;
-        if let Whom::Listed(listed) = &whom
+        let whom = self.about.ruling(&self.whom, self.cost.is_none() && operation::costs(self.op))?;
+        if let Ruling::Listed(listed) = &whom
             && operation::asks(self.op)
         {
             let mut printer = Printer::new(anstream::stdout(), self.options.shape());
@@ -85,7 +83,7 @@ impl Probe {
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         let (parts, names_itself) = (subject.parts(), operation::takes(self.op) && subject.holds());
         if self.options.url().is_some() && matches!(self.op, Operation::Block | Operation::Reset) {
-            warn_of_a_fresh_key(&limiter, &subject, Request::new(&key).parts(&parts)).await;
+            subject.warn_of_a_fresh_key(&limiter, Request::new(&key).parts(&parts)).await;
         }
         let mut denied = false;
         for number in 0..self.count {
@@ -114,13 +112,4 @@ impl Probe {
 
 fn code(denied: bool) -> ExitCode {
     if denied { ExitCode::from(1) } else { ExitCode::SUCCESS }
-}
-
-/// Warns if a key to be blocked or reset has no state: the name or prefix is then probably another than the service's.
-pub(crate) async fn warn_of_a_fresh_key(limiter: &Limiter, subject: &Subject, request: Request<'_>) {
-    let Ok(states) = limiter.inspect(&subject.rule, request).await else { return };
-    if states.iter().all(|state| !state.exists) {
-        let first = states.first().map(|state| shown(state.key.as_bytes())).unwrap_or_default();
-        messages::note(format!("nobody has used this key yet: {first}; --name and --prefix choose others"));
-    }
 }

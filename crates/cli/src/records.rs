@@ -107,9 +107,9 @@ pub(crate) enum KeyField {
     User,
 }
 
-/// Where a record names whom it is about.
+/// What identifies a record's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whom {
+pub(crate) enum Identity {
     /// A key; in an access log, this field.
     Key(KeyField),
     /// Attributes, for a set of rules.
@@ -137,7 +137,7 @@ impl fmt::Display for Unreadable {
 /// `InvalidData`) a CSV header doesn't describe records.
 pub(crate) fn read(
     format: Format,
-    about: Whom,
+    about: Identity,
     input: impl BufRead,
 ) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
     let shape = match format {
@@ -151,7 +151,7 @@ pub(crate) fn read(
 struct Records<R> {
     lines: Lines<R>,
     shape: Shape,
-    about: Whom,
+    about: Identity,
     ended: bool,
 }
 

@@ -16,9 +16,10 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::Rule;
 
+use crate::interrupted::interrupted;
 use crate::line::Printer;
 use crate::options::Options;
-use crate::records::{Format, KeyField, Record, Unreadable, Whom};
+use crate::records::{Format, Identity, KeyField, Record, Unreadable};
 use crate::rule_arguments::{GRAMMAR, RuleOptions};
 use crate::rules_file::RulesFile;
 use crate::subject::Subject;
@@ -133,8 +134,8 @@ impl Replay {
     }
 
     async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<()> {
-        let by_key = Whom::Key(self.key.unwrap_or(KeyField::Ip));
-        let about = if player.plays_a_set() { Whom::Attributes } else { by_key };
+        let by_key = Identity::Key(self.key.unwrap_or(KeyField::Ip));
+        let about = if player.plays_a_set() { Identity::Attributes } else { by_key };
         let source = Source { path: &self.file, format: self.input, about, strict: self.strict };
         if source.is_standard_input() {
             let (mut records, mut warnings) = source.stream().await?;
@@ -253,19 +254,4 @@ fn readable(
             Ok(None)
         }
     }
-}
-
-/// Ends when the user or the system asks the process to end.
-pub(crate) async fn interrupted() -> io::Result<()> {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut terminated = signal(SignalKind::terminate())?;
-        tokio::select! {
-            told = tokio::signal::ctrl_c() => told,
-            _ = terminated.recv() => Ok(()),
-        }
-    }
-    #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await
 }

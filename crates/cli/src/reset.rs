@@ -15,7 +15,6 @@ use crate::line::{Line, Printer};
 use crate::messages;
 use crate::options::Options;
 use crate::output::{Shape, counted, json};
-use crate::probe::warn_of_a_fresh_key;
 use crate::rule_arguments::{KeyOptions, name_of};
 use crate::rules_file::RulesFile;
 
@@ -79,7 +78,7 @@ impl Reset {
         let given = pairs("--attr", &self.attributes)?;
         attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
         let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
-        let whom = |name: &String| service.whom(name, key, given.clone(), false)?.limits();
+        let whom = |name: &String| service.ruling(name, key, given.clone(), false)?.limits();
         let all = names.iter().map(whom).collect::<Result<Vec<_>, _>>()?;
         let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of")?)?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
@@ -87,7 +86,7 @@ impl Reset {
             subject.say_who_overrides();
             let parts = subject.parts();
             let request = Request::new(key).parts(&parts);
-            warn_of_a_fresh_key(&limiter, subject, request).await;
+            subject.warn_of_a_fresh_key(&limiter, request).await;
             let decision = limiter.reset(&subject.rule, request).await?;
             printer.print(&Line::new(subject, Operation::Reset, key, subject.cost, &decision))?;
         }

@@ -10,7 +10,7 @@ use tollgate::{KeySecret, Limiter, Rule};
 
 use crate::attributes::{self, Pairs, pairs};
 use crate::options;
-use crate::rules_file::{RulesFile, Whom};
+use crate::rules_file::{RulesFile, Ruling};
 use crate::subject::Subject;
 
 /// The name of a rule that is given without one.
@@ -145,17 +145,17 @@ impl RuleOptions {
     }
 
     /// The rule, and the key that it counts. If `costs` is false, the rule's cost needn't be known.
-    pub(crate) fn whom(&self, whom: &RulesAndKey, costs: bool) -> Result<Whom> {
+    pub(crate) fn ruling(&self, whom: &RulesAndKey, costs: bool) -> Result<Ruling> {
         let Some(service) = self.rules_file()? else {
             let (rules, key) = whom.split()?;
-            return Ok(Whom::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
+            return Ok(Ruling::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
         };
         let (name, key) = whom.name_and_key()?;
-        let mut whom = service.whom(&name, key, self.attributes()?, costs)?;
-        if let Whom::Limits(subject, _) = &mut whom {
+        let mut ruling = service.ruling(&name, key, self.attributes()?, costs)?;
+        if let Ruling::Limits(subject, _) = &mut ruling {
             subject.rule = self.blocking(subject.rule.clone())?;
         }
-        Ok(whom)
+        Ok(ruling)
     }
 
     /// The rule; it blocks a denied key, if that was asked for.

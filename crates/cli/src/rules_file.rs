@@ -20,7 +20,7 @@ pub(crate) struct RulesFile {
 }
 
 /// What applies to a key by a rule.
-pub(crate) enum Whom {
+pub(crate) enum Ruling {
     /// Limits, and the key as they count it.
     Limits(Box<Subject>, Vec<u8>),
     Listed(Listed),
@@ -33,7 +33,7 @@ pub(crate) struct Listed {
     pub(crate) allowed: bool,
 }
 
-impl Whom {
+impl Ruling {
     /// For operations on counted keys only.
     pub(crate) fn limits(self) -> Result<(Subject, Vec<u8>)> {
         match self {
@@ -84,7 +84,7 @@ impl RulesFile {
 
     /// The limits that the rule has for a request with this key and these attributes, and the key as it is counted. If
     /// `costs` is false, the attribute that gives the cost may be missing.
-    pub(crate) fn whom(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Whom> {
+    pub(crate) fn ruling(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Ruling> {
         let definition = self.with_limits(name)?;
         let told = |why: String| anyhow!("rule {name}: {why}");
         let is_cost = |attribute: &str| matches!(&definition.cost, Cost::Attribute(cost) if cost == attribute);
@@ -96,7 +96,7 @@ impl RulesFile {
         }
         if let Some(key) = key {
             for (attribute, value) in
-                of_key(key, counted(definition), definition.ipv6_prefix.unwrap_or(64)).map_err(told)?
+                of_key(key, key_attributes(definition), definition.ipv6_prefix.unwrap_or(64)).map_err(told)?
             {
                 if given.iter().any(|(other, _)| *other == attribute) {
                     return Err(told(format!("expected {attribute} once, got it by --attr and in the key")));
@@ -109,14 +109,16 @@ impl RulesFile {
             self.rules.by_name(name, &request)?.ok_or_else(|| told("expected one of the set, got none".into()))?;
         let listed = |allowed: bool| {
             let key = applies.overridden.unwrap_or_default().to_owned();
-            Ok(Whom::Listed(Listed { rule: name.to_owned(), key, allowed }))
+            Ok(Ruling::Listed(Listed { rule: name.to_owned(), key, allowed }))
         };
         match &applies.effect {
             Effect::Limit(charge) => {
                 let subject = Subject::of_charge(charge, applies.overridden);
-                Ok(Whom::Limits(Box::new(subject), charge.key().to_vec()))
+                Ok(Ruling::Limits(Box::new(subject), charge.key().to_vec()))
             }
-            Effect::Missing(attribute) if key.is_none() && counted(definition).iter().any(|name| name == attribute) => {
+            Effect::Missing(attribute)
+                if key.is_none() && key_attributes(definition).iter().any(|name| name == attribute) =>
+            {
                 Err(told(format!("expected a KEY such as {attribute}:..., or --attr {attribute}=VALUE, got neither")))
             }
             Effect::Missing(attribute) => {
@@ -135,11 +137,11 @@ impl RulesFile {
         definition.block.clear();
         definition.allow.clear();
         let is_given = |name: &String| given.iter().any(|(given, _)| given == name);
-        let varying: Vec<_> = counted(&definition).iter().filter(|name| !is_given(name)).cloned().collect();
+        let varying: Vec<_> = key_attributes(&definition).iter().filter(|name| !is_given(name)).cloned().collect();
         let rules = RuleSet::new([definition])?;
         let drawn = Drawn { rules, name: name.to_owned(), given, varying };
         let alone = Self { file: self.file.clone(), rules: drawn.rules.clone() };
-        let (subject, _) = alone.whom(name, None, drawn.attributes(0), true)?.limits()?;
+        let (subject, _) = alone.ruling(name, None, drawn.attributes(0), true)?.limits()?;
         Ok(subject.with_drawn(drawn))
     }
 }
@@ -153,7 +155,7 @@ pub(crate) fn expect_no_address(file: &Path) -> Result<()> {
 }
 
 /// The attributes that make up a rule's key; none for `global`.
-fn counted(definition: &Definition) -> &[String] {
+fn key_attributes(definition: &Definition) -> &[String] {
     match definition.key.0.as_slice() {
         [global] if global == "global" => &[],
         names => names,

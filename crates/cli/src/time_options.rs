@@ -1,12 +1,13 @@
 //! Times as people write them: `14:03`, `2026-11-23T14:03`, `2026-11-23`; in UTC unless they have an offset.
 
 use std::ops::Range;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+use tollgate_record::Postgres;
 
 /// The day, minute or second that a text names. A time without a day is the most recent one.
 pub(crate) fn moment(option: &str, text: &str, now: Timestamp) -> Result<Range<Timestamp>> {
@@ -61,6 +62,13 @@ pub(crate) fn span(from: &str, to: Option<&str>, now: Timestamp) -> Result<Range
 
 pub(crate) fn times(range: &Range<Timestamp>) -> (SystemTime, SystemTime) {
     (range.start.into(), range.end.into())
+}
+
+/// When something that begins now and is this long ends, by the database's clock.
+pub(crate) async fn end_of(postgres: &Postgres, length: Option<Duration>) -> Result<Option<SystemTime>> {
+    let Some(length) = length else { return Ok(None) };
+    let end = postgres.now().await?.checked_add(length);
+    end.context("for: expected a time before the year 9999, got a longer one").map(Some)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! `tollgate users`: tiers, limits and blocks of single users, in the system of record.
 
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tollgate_record::{OwnLimits, Postgres, StoredUser};
@@ -15,6 +15,7 @@ use crate::found;
 use crate::messages::note;
 use crate::options;
 use crate::output::{Shape, shape};
+use crate::time_options::end_of;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Users {
@@ -134,13 +135,6 @@ impl Block {
             _ => say(&user, "blocked until lifted", ExitCode::SUCCESS),
         }
     }
-}
-
-/// When something that begins now and is this long ends, by the database's clock.
-pub(crate) async fn end_of(postgres: &Postgres, length: Option<Duration>) -> Result<Option<SystemTime>> {
-    let Some(length) = length else { return Ok(None) };
-    let end = postgres.now().await?.checked_add(length);
-    end.context("for: expected a time before the year 9999, got a longer one").map(Some)
 }
 
 impl Set {

@@ -69,7 +69,7 @@ impl<'s> Judged<'s> {
             request = request.id(id);
         }
         let decision = call(limiter, &rule, op, request, length).await?;
-        let (request, counted) = (request.into_owned(), counted(charge));
+        let (request, counted) = (request.into_owned(), counted_keys(charge));
         let asked = Asked { rule, request, cost, id, counted, decision };
         Ok(Self { allowed: asked.decision.allowed, applies: Some(applies), asked: Some(asked) })
     }
@@ -143,7 +143,7 @@ pub(crate) fn reason(applies: &Applies<'_>) -> &'static str {
 }
 
 /// What each limit of a charge counts, in order.
-pub(crate) fn counted(charge: &Charge<'_>) -> Vec<Vec<u8>> {
+pub(crate) fn counted_keys(charge: &Charge<'_>) -> Vec<Vec<u8>> {
     let part = |name: &str| charge.parts().find(|(other, _)| *other == name).map(|(_, value)| value.to_vec());
     let parts = charge.rule().counted_parts();
     parts.map(|name| name.and_then(part).unwrap_or_else(|| charge.key().to_vec())).collect()

@@ -24,6 +24,8 @@ pub(super) struct Facts {
     pub(super) cluster: Known<Fields>,
     /// Whether the whole cluster is examined rather than this node alone.
     pub(super) of_cluster: bool,
+    /// Whether a script may use keys of several of this node's slots; `None` if it isn't a node, or has too few slots.
+    pub(super) across_slots: Option<Known<()>>,
     /// The reply of each Sentinel in the address about this primary (SENTINEL MASTER); `None` if no Sentinel was used.
     pub(super) sentinels: Option<Vec<Known<Fields>>>,
     /// The user that this connection is authenticated as.

@@ -94,8 +94,10 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
     let cluster = cluster.and_then(read::<String>).map(|text| Fields::of_info(&text));
 
     let clustered = of_cluster || info.as_ref().is_ok_and(|info| info.number("cluster_enabled") == Some(1));
-    let key = if clustered { asked.key_of_this_node(&scratch).await } else { candidate(1) };
-    let missing = asked.missing(&format!("{scratch}:{{{key}}}:cli")).await;
+    let keys = if clustered { asked.keys_of_this_node(&scratch).await } else { vec![candidate(1)] };
+    let key = keys[0].clone();
+    let across_slots = if keys.len() > 1 { Some(asked.across_slots(&scratch, &keys).await) } else { None };
+    let missing = asked.missing(&name(&scratch, &key)).await;
     let before = asked.readings().await;
     let mut trials = trials(&limiter, &mut asked, &key).await?;
     trials.push(together(&limiter, &key).await?);
@@ -112,6 +114,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
         config,
         cluster,
         of_cluster,
+        across_slots,
         sentinels,
         user,
         missing,
@@ -180,16 +183,26 @@ impl Asked {
         all.into_iter().zip(answers).filter_map(missing).collect()
     }
 
-    /// A key whose slot is on this node, if one can be found.
-    async fn key_of_this_node(&mut self, scratch: &str) -> String {
+    /// Keys whose slots are on this node, as far as some can be found; at least one key.
+    async fn keys_of_this_node(&mut self, scratch: &str) -> Vec<String> {
         let mut pipeline = Pipeline::with_capacity(CANDIDATES);
         for number in 1..=CANDIDATES {
-            pipeline.add_command(commands::attempt("GET", &format!("{scratch}:{{{}}}:cli", candidate(number))));
+            pipeline.add_command(commands::attempt("GET", &name(scratch, &candidate(number))));
         }
         let answers = self.all(&pipeline, CANDIDATES).await;
         let elsewhere = |error: &String| error.starts_with("MOVED") || error.starts_with("CLUSTERDOWN");
-        let here = answers.iter().position(|answer| !answer.as_ref().is_err_and(elsewhere));
-        candidate(here.unwrap_or_default() + 1)
+        let here = (1..).zip(answers).filter(|(_, answer)| !answer.as_ref().is_err_and(elsewhere));
+        let here: Vec<_> = here.map(|(number, _)| candidate(number)).collect();
+        if here.is_empty() { vec![candidate(1)] } else { here }
+    }
+
+    /// Reads these keys, which are in different slots, as a batch of decisions would.
+    async fn across_slots(&mut self, scratch: &str, keys: &[String]) -> Known<()> {
+        const TEXT: &str =
+            "#!lua flags=allow-cross-slot-keys\nfor _, key in ipairs(ARGV) do redis.call('GET', key) end return 1";
+        let mut read = cmd("EVAL");
+        read.arg(TEXT).arg(0).arg(keys.iter().map(|key| name(scratch, key)).collect::<Vec<_>>());
+        self.ask::<i64>(&read).await.map(drop)
     }
 
     async fn readings(&mut self) -> Known<Vec<Reading>> {
@@ -321,6 +334,10 @@ impl Reading {
 
 fn rule(text: &str) -> Result<Rule> {
     from_lines(&[text.to_owned()], "cli")
+}
+
+fn name(scratch: &str, key: &str) -> String {
+    format!("{scratch}:{{{key}}}:cli")
 }
 
 fn candidate(number: usize) -> String {

@@ -11,7 +11,7 @@ use super::facts::{Facts, Finding, Level};
 
 /// In the order in which they are printed.
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
-    let one_each: [fn(&Facts) -> Option<Finding>; 18] = [
+    let one_each: [fn(&Facts) -> Option<Finding>; 19] = [
         loading,
         permissions::scripts,
         permissions::commands,
@@ -23,6 +23,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         storage::saves,
         operation::replication,
         operation::cluster,
+        operation::batches,
         operation::sentinels,
         operation::clock,
         operation::latency,

@@ -8,11 +8,11 @@ use jiff::fmt::strtime;
 use tollgate::Operation;
 
 use super::field::{self, unexpected};
-use super::{KeyField, Permits, Record, Whom};
+use super::{Identity, KeyField, Permits, Record};
 use crate::attributes::Pairs;
 use crate::records::field::quoted;
 
-pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, String> {
+pub(super) fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, String> {
     let (host, user, rest) = who(text)
         .ok_or_else(|| unexpected("line", "host ident user [time] \"request\" status bytes", &quoted(text)))?;
     let (t_us, rest) = time(rest)?;
@@ -20,8 +20,8 @@ pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, Strin
         request(rest).ok_or_else(|| unexpected("request", "text between quotes", &quoted(rest.trim_ascii())))?;
     let user = Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\""));
     let (key, attributes) = match about {
-        Whom::Key(by) => (key(by, host, user, request)?, Vec::new()),
-        Whom::Attributes => (Vec::new(), attributes(host, user, request)?),
+        Identity::Key(by) => (key(by, host, user, request)?, Vec::new()),
+        Identity::Attributes => (Vec::new(), attributes(host, user, request)?),
     };
     // nginx writes a line, and its time, when the request has ended.
     let (t_us, permits) = match took(after) {
@@ -200,7 +200,7 @@ mod tests {
     const COMBINED: &str = r#"1.2.3.4 - ann [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 203 "http://x/" "Mozilla/5.0 (\"x\")""#;
 
     fn key(text: &str, by: KeyField) -> Result<String, String> {
-        parse(1, text.as_bytes(), Whom::Key(by)).map(|record| String::from_utf8_lossy(&record.key).into_owned())
+        parse(1, text.as_bytes(), Identity::Key(by)).map(|record| String::from_utf8_lossy(&record.key).into_owned())
     }
 
     fn requesting(request: &str) -> String {
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn any_of_its_fields_can_be_the_key() {
-        let record = parse(9, COMBINED.as_bytes(), Whom::Key(KeyField::Ip)).unwrap();
+        let record = parse(9, COMBINED.as_bytes(), Identity::Key(KeyField::Ip)).unwrap();
         let want = Record {
             line: 9,
             t_us: T_US,
@@ -234,7 +234,7 @@ mod tests {
             assert_eq!(key(&format!("{head}{tail}"), KeyField::Path).unwrap(), "/");
         }
         let line = [head.as_bytes(), b" 200 5 \"-\" \"\xe4\xf6\xff\""].concat();
-        assert_eq!(parse(1, &line, Whom::Key(KeyField::Ip)).unwrap().key, b"h");
+        assert_eq!(parse(1, &line, Identity::Key(KeyField::Ip)).unwrap().key, b"h");
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
             (r#" "-" "0.003" "rt=0.003""#, None),
             (r#" "-" "cut off 0.003"#, None),
         ] {
-            let record = parse(1, format!("{head}{tail}").as_bytes(), Whom::Key(KeyField::Ip)).unwrap();
+            let record = parse(1, format!("{head}{tail}").as_bytes(), Identity::Key(KeyField::Ip)).unwrap();
             let expected = match took {
                 Some(took) => (T_US - took, Permits::Until(T_US)),
                 None => (T_US, Permits::Unknown),
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn the_offset_counts() {
         let at = |time: &str| {
-            parse(1, format!(r#"h - - [{time}] "-" 408 0"#).as_bytes(), Whom::Key(KeyField::Ip)).map(|r| r.t_us)
+            parse(1, format!(r#"h - - [{time}] "-" 408 0"#).as_bytes(), Identity::Key(KeyField::Ip)).map(|r| r.t_us)
         };
         assert_eq!(at("17/May/2015:12:35:03 +0230"), Ok(T_US));
         assert_eq!(at("16/May/2015:22:05:03 -1200"), Ok(T_US));

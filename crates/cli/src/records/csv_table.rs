@@ -10,7 +10,7 @@ use tollgate::Operation;
 
 use super::field::{self, missing, unexpected};
 use super::lines::{LIMIT, Lines, too_long};
-use super::{Permits, Record, Unreadable, Whom};
+use super::{Identity, Permits, Record, Unreadable};
 use crate::attributes;
 use crate::operation;
 use crate::records::field::quoted;
@@ -19,7 +19,7 @@ use crate::records::field::quoted;
 pub(super) fn next_record<R: BufRead>(
     lines: &mut Lines<R>,
     columns: &mut Option<Columns>,
-    about: Whom,
+    about: Identity,
 ) -> io::Result<Option<Result<Record, Unreadable>>> {
     let columns = match columns {
         Some(columns) => columns,
@@ -30,13 +30,13 @@ pub(super) fn next_record<R: BufRead>(
     }))
 }
 
-fn header<R: BufRead>(lines: &mut Lines<R>, about: Whom) -> io::Result<Columns> {
+fn header<R: BufRead>(lines: &mut Lines<R>, about: Identity) -> io::Result<Columns> {
     let columns = match next_row(lines)? {
         None => Err("got nothing".to_owned()),
         Some((_, row)) => row.and_then(|row| Columns::of(&row, about)),
     };
     columns.map_err(|what| {
-        let whom = if about == Whom::Attributes { "attr.NAME for each attribute" } else { "key" };
+        let whom = if about == Identity::Attributes { "attr.NAME for each attribute" } else { "key" };
         let message = format!(
             "header: expected the columns t_us and {whom}, and optionally op, cost, id, for and request_time; {what}"
         );
@@ -59,8 +59,8 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    fn of(header: &Row, about: Whom) -> Result<Self, String> {
-        let with_attributes = about == Whom::Attributes;
+    fn of(header: &Row, about: Identity) -> Result<Self, String> {
+        let with_attributes = about == Identity::Attributes;
         let attribute = |name: &[u8]| {
             let name = name.strip_prefix(b"attr.").filter(|name| with_attributes && !name.is_empty())?;
             Some(String::from_utf8_lossy(name).into_owned())
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8]) -> Result<Vec<Result<Record, Unreadable>>, String> {
-        super::super::read(super::super::Format::Csv, Whom::Key(super::super::KeyField::Ip), text)
+        super::super::read(super::super::Format::Csv, Identity::Key(super::super::KeyField::Ip), text)
             .collect::<io::Result<_>>()
             .map_err(|e| e.to_string())
     }
@@ -324,7 +324,7 @@ mod tests {
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
         let mut records =
-            super::super::read(super::super::Format::Csv, Whom::Key(super::super::KeyField::Ip), &b"a\n1\n2\n"[..]);
+            super::super::read(super::super::Format::Csv, Identity::Key(super::super::KeyField::Ip), &b"a\n1\n2\n"[..]);
         assert_eq!(records.next().unwrap().unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(records.next().is_none());
     }

@@ -9,13 +9,13 @@ use serde_json::Value;
 use tollgate::Operation;
 
 use super::field::{self, missing, shown, unexpected};
-use super::{Permits, Record, Whom};
+use super::{Identity, Permits, Record};
 use crate::attributes;
 use crate::escape::{one_of, read_back};
 use crate::operation;
 use crate::records::field::quoted;
 
-pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, String> {
+pub(super) fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, String> {
     // Checks the whole line, because serde_json doesn't validate strings that it skips.
     let text = str::from_utf8(text).map_err(|e| {
         let (_, rest) = text.split_at(e.valid_up_to());
@@ -41,18 +41,18 @@ pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, Strin
         Some(other) => return Err(unexpected("op", "a string", &got(&other))),
     };
     let (key, attributes) = match (about, fields.key, fields.attrs) {
-        (Whom::Key(_), _, Some(_)) if !own => {
+        (Identity::Key(_), _, Some(_)) if !own => {
             return Err("attrs: expected a key in their place (or --rules FILE, whose rules take attributes)".into());
         }
-        (Whom::Key(_), key, _) => match key.ok_or_else(|| missing("key"))? {
+        (Identity::Key(_), key, _) => match key.ok_or_else(|| missing("key"))? {
             Value::String(key) if !key.is_empty() => (written(key), Vec::new()),
             other => return Err(unexpected("key", field::KEY, &got(&other))),
         },
-        (Whom::Attributes, Some(_), _) if !own => {
+        (Identity::Attributes, Some(_), _) if !own => {
             return Err("key: expected attrs in its place, for a set of rules".into());
         }
-        (Whom::Attributes, _, None) => return Err(missing("attrs")),
-        (Whom::Attributes, _, Some(Value::Object(attrs))) => {
+        (Identity::Attributes, _, None) => return Err(missing("attrs")),
+        (Identity::Attributes, _, Some(Value::Object(attrs))) => {
             let attribute = |(name, value): (String, Value)| match value {
                 Value::String(value) => Ok((name, written(value))),
                 Value::Number(number) if number.is_u64() => Ok((name, number.to_string().into_bytes())),
@@ -60,7 +60,7 @@ pub(super) fn parse(line: u64, text: &[u8], about: Whom) -> Result<Record, Strin
             };
             (Vec::new(), attrs.into_iter().map(attribute).collect::<Result<_, _>>()?)
         }
-        (Whom::Attributes, _, Some(other)) => return Err(unexpected("attrs", "an object", &got(&other))),
+        (Identity::Attributes, _, Some(other)) => return Err(unexpected("attrs", "an object", &got(&other))),
     };
     attributes::check(&attributes)?;
     let cost = match fields.cost {
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::records::KeyField;
 
-    const KEY: Whom = Whom::Key(KeyField::Ip);
+    const KEY: Identity = Identity::Key(KeyField::Ip);
 
     fn reason(text: &str) -> String {
         parse(1, text.as_bytes(), KEY).unwrap_err()

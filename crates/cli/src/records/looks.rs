@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::{Format, KeyField, Whom, combined};
+use super::{Format, Identity, KeyField, combined};
 
 use crate::records::field::quoted;
 
@@ -48,7 +48,7 @@ fn of_line(line: &[u8], first: bool) -> Option<Format> {
     let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
     if line.starts_with(b"{") {
         Some(Format::Jsonl)
-    } else if combined::parse(1, line, Whom::Key(KeyField::Ip)).is_ok() {
+    } else if combined::parse(1, line, Identity::Key(KeyField::Ip)).is_ok() {
         Some(Format::Combined)
     } else if first && names().any(|name| matches!(name, b"t_us" | b"key") || name.starts_with(b"attr.")) {
         Some(Format::Csv)

@@ -15,7 +15,7 @@ impl Lcg {
 }
 
 fn all(format: Format, input: impl BufRead) -> Vec<Result<Record, Unreadable>> {
-    read(format, Whom::Key(KeyField::Ip), input).collect::<io::Result<_>>().unwrap()
+    read(format, Identity::Key(KeyField::Ip), input).collect::<io::Result<_>>().unwrap()
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_failing_stream_is_the_last_item() {
         (Format::Csv, b"t_us,key\n1,a\n2,\"b"),
         (Format::Combined, b"h - - [17/May/2015:10:05:03 +0000] \"-\" 408 0\nh"),
     ] {
-        let mut items = read(format, Whom::Key(KeyField::Ip), BufReader::new(text.chain(Broken)));
+        let mut items = read(format, Identity::Key(KeyField::Ip), BufReader::new(text.chain(Broken)));
         assert!(items.next().unwrap().unwrap().is_ok());
         assert_eq!(items.next().unwrap().unwrap_err().to_string(), "gone");
         assert!(items.next().is_none());
@@ -139,8 +139,8 @@ fn no_input_panics_or_breaks_what_a_record_promises() {
         for _ in 0..=random.below(6) {
             mutate(&mut text, &mut random);
         }
-        let keys = [KeyField::Ip, KeyField::Path, KeyField::Method, KeyField::User].map(Whom::Key);
-        let about = [keys[0], keys[1], keys[2], keys[3], Whom::Attributes][random.below(5)];
+        let keys = [KeyField::Ip, KeyField::Path, KeyField::Method, KeyField::User].map(Identity::Key);
+        let about = [keys[0], keys[1], keys[2], keys[3], Identity::Attributes][random.below(5)];
         let lines = text.split(|byte| *byte == b'\n').count() as u64;
         let mut latest = 0;
         for item in read(format, about, text.as_slice()) {
@@ -149,7 +149,7 @@ fn no_input_panics_or_breaks_what_a_record_promises() {
                     assert!(
                         record.t_us <= 1 << 52
                             && record.cost.is_none_or(|cost| cost < 1 << 53)
-                            && record.key.is_empty() == (about == Whom::Attributes),
+                            && record.key.is_empty() == (about == Identity::Attributes),
                         "{record:?}"
                     );
                     readable += 1;

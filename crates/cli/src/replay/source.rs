@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::unreadable::Warnings;
 use crate::messages;
-use crate::records::{self, Format, Looks, Record, Unreadable, Whom};
+use crate::records::{self, Format, Identity, Looks, Record, Unreadable};
 
 type Item = io::Result<Result<Record, Unreadable>>;
 pub(crate) type Records = mpsc::Receiver<Item>;
@@ -19,7 +19,7 @@ pub(crate) struct Source<'a> {
     pub(crate) path: &'a Path,
     /// `None`: detected.
     pub(crate) format: Option<Format>,
-    pub(crate) about: Whom,
+    pub(crate) about: Identity,
     pub(crate) strict: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::found;
 use crate::held::Held;
 use crate::options::from_zero;
 use crate::output::{QUIET, Shape, counted, facts, json, shape};
-use crate::records::{Format, Record, Whom};
+use crate::records::{Format, Identity, Record};
 use crate::replay::{Source, Warnings, is_zero, unplayable};
 use crate::rules_file::RulesFile;
 use crate::verdict::{Judged, MISSING};
@@ -147,7 +147,7 @@ impl Diff {
         let [before, after] = sets.each_ref().map(|set| set.name.clone());
         let [one, other] = sets.map(Player::new);
         let players = [one?, other?];
-        let source = Source { path: log, format: self.input, about: Whom::Attributes, strict: self.strict };
+        let source = Source { path: log, format: self.input, about: Identity::Attributes, strict: self.strict };
         let mut totals = Totals { before, after, ..Totals::default() };
         let (mut records, mut warnings) = self.records(&source, &mut totals).await?;
         if !self.unsorted {

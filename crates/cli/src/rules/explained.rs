@@ -262,7 +262,7 @@ impl Counted {
                 unknown: keys.as_ref().err().cloned(),
             }
         };
-        charge.rule().limits().zip(verdict::counted(charge)).map(of).collect()
+        charge.rule().limits().zip(verdict::counted_keys(charge)).map(of).collect()
     }
 }
 

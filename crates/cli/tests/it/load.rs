@@ -202,9 +202,9 @@ fn a_redis_that_loses_its_keys_is_found_to_over_admit() {
     let used_up = |redis: &mut Connection| {
         let calls = cmd("INFO").arg("commandstats").query::<String>(redis).expect("statistics");
         let line = calls.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        line.and_then(|line| line.split(',').next()?.parse::<u64>().ok()).is_some_and(|calls| calls > 300)
+        line.and_then(|line| line.split(',').next()?.parse::<u64>().ok()).is_some_and(|calls| calls > 30)
     };
-    block_until("300 calls", || used_up(&mut redis));
+    block_until("30 calls", || used_up(&mut redis));
     cmd("FLUSHALL").exec(&mut redis).expect("flushed");
     let output = run.wait_with_output().expect("the tool ends");
     let report = &lines(&output)[0];

@@ -170,7 +170,7 @@ fn a_replayed_access_log_gives_the_oracles_counts_on_both_engines() {
     ] {
         let (allowed, denied) = by_the_oracle(&limit(rule));
         assert!(denied > 0, "{rule} denies nothing");
-        for engine in [vec![], vec!["--url", &server.url()]] {
+        for engine in [vec![], vec!["--url", &server.url(), "--deadline", "60s"]] {
             let replay = ["replay", "--rule", rule, "--input", "combined", "--summary", LOG];
             let output = tollgate(&[&replay[..], &engine].concat());
             assert_eq!(code(&output), 0, "{}", stderr(&output));

@@ -147,6 +147,21 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     Some(finding.number("state", state).number("slots_ok", covered).number("nodes", nodes))
 }
 
+/// How concurrent decisions on many keys are sent to a cluster's node.
+pub(super) fn batches(facts: &Facts) -> Option<Finding> {
+    Some(match facts.across_slots.as_ref()? {
+        Ok(()) => {
+            let found = "concurrent decisions go by node: a script may use keys of several of its slots";
+            Finding::new("batches", Level::Ok, found).number("by", "node")
+        }
+        Err(why) => {
+            let found =
+                format!("concurrent decisions go slot by slot, more slowly: no script may use keys of several ({why})");
+            Finding::new("batches", Level::Note, found).number("by", "slot")
+        }
+    })
+}
+
 /// Whether the Sentinels would find another primary if this one failed.
 pub(super) fn sentinels(facts: &Facts) -> Option<Finding> {
     let said = facts.sentinels.as_ref()?;

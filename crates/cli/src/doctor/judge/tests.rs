@@ -29,6 +29,7 @@ fn sound() -> Facts {
         config: Ok(Fields::of_info(CONFIG)),
         cluster: Err("ERR This instance has cluster support disabled".into()),
         of_cluster: false,
+        across_slots: None,
         sentinels: None,
         user: "limiter".into(),
         missing: Vec::new(),
@@ -362,4 +363,13 @@ fn scripts_that_were_dropped_are_a_note_that_says_what_they_cost() {
     let dropped = finding(&with("evicted_scripts:1234", ""), "script cache");
     assert_eq!((dropped.level, dropped.numbers["evicted_scripts"].as_u64()), (Level::Note, Some(1234)));
     assert!(dropped.found.contains("1,234") && dropped.advice[0].contains("ARGV"), "{dropped:?}");
+}
+
+#[test]
+fn batches_of_a_cluster_go_by_node_unless_the_node_refuses() {
+    let of = |across_slots| finding(&Facts { across_slots: Some(across_slots), ..sound() }, "batches");
+    let (by_node, by_slot) = (of(Ok(())), of(Err("ERR Unexpected flag in script shebang".into())));
+    assert_eq!((by_node.level, &by_node.numbers["by"]), (Level::Ok, &"node".into()));
+    assert_eq!((by_slot.level, &by_slot.numbers["by"]), (Level::Note, &"slot".into()));
+    assert!(by_slot.found.contains("slot by slot") && by_slot.found.contains("Unexpected flag"), "{}", by_slot.found);
 }

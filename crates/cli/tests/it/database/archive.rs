@@ -13,7 +13,9 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 use tempfile::TempDir;
 use tollgate_record::Postgres as Database;
-use tollgate_record::archive::{Archive, ArchiveOptions, Archived, ArchivedMonth, ArchivedRow, Month, Progress, Step};
+use tollgate_record::archive::{
+    Archive, ArchiveOptions, ArchiveProgress, Archived, ArchivedMonth, ArchivedRow, Month, Step,
+};
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::record::prepared;
 
@@ -181,7 +183,7 @@ async fn a_month_is_moved_with_every_value_and_each_users_rows_are_found() {
         expected.push(server.run(&format!("{AS_TEXT} WHERE user_id = '{quoted}' ORDER BY at")).await);
     }
     let (mut steps, mut furthest) = (Vec::new(), 0);
-    let report = |progress: &Progress| {
+    let report = |progress: &ArchiveProgress| {
         assert!(progress.month == march() && progress.rows <= progress.of && progress.of == 1000, "{progress:?}");
         if steps.last() != Some(&progress.step) {
             steps.push(progress.step);

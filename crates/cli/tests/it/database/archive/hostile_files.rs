@@ -13,6 +13,7 @@ use parquet::schema::types::ColumnPath;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tollgate_record::archive::{ArchivedRow, Month};
+use tollgate_testing::effort::cases;
 use tollgate_testing::python::python;
 
 use super::{Place, fill, march, moved, moved_again, only, prepared, small_files};
@@ -85,7 +86,7 @@ async fn shown(place: &Place, user: &str) -> (Vec<ArchivedRow>, Vec<String>) {
 
 #[tokio::test]
 async fn no_bit_of_a_file_or_a_manifest_changes_what_is_shown_without_an_error_that_names_it() {
-    const EACH: u64 = 150;
+    let each = cases(50);
     // Some of them in each file.
     let users = ["Bob", "alice", "zoë", "李"];
     let (server, database) = prepared().await;
@@ -103,7 +104,7 @@ async fn no_bit_of_a_file_or_a_manifest_changes_what_is_shown_without_an_error_t
         let name = file.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
         let named = name.replace("manifest.json", "2020-03: manifest: ");
         let whole = std::fs::read(&file).expect("a file");
-        for _ in 0..EACH {
+        for _ in 0..each {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (at, bit) = ((random >> 33) as usize % whole.len(), (random >> 20) % 8);
             let what = format!("{name}, byte {at}, bit {bit}");

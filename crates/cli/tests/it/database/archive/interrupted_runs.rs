@@ -7,7 +7,8 @@ use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use tollgate_record::Postgres as Database;
-use tollgate_record::archive::{ArchiveOptions, Archived, ArchivedMonth, Progress, Step};
+use tollgate_record::archive::{ArchiveOptions, ArchiveProgress, Archived, ArchivedMonth, Step};
+use tollgate_testing::effort::{cases, times};
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::postgres_server::PostgresServer;
 
@@ -77,7 +78,8 @@ async fn an_archiver_dropped_at_any_moment_is_resumed_and_no_row_is_lost_or_dupl
     let options = small_files();
     let expected = undisturbed(&server, &database, ROWS, &options).await;
     let mut ended_in = BTreeSet::new();
-    for polls in 0.. {
+    // Of all the moments, every second one, and each in the nightly run.
+    for polls in (0..).step_by(if times() == 1 { 2 } else { 1 }) {
         let place = Place::new();
         fill(&server, march(), ROWS).await;
         let (done, step) = polled(&database, &place, &options, polls).await;
@@ -102,31 +104,31 @@ async fn an_archiver_dropped_at_any_moment_is_resumed_and_no_row_is_lost_or_dupl
 
 #[tokio::test]
 async fn an_archive_run_that_was_killed_at_any_moment_is_resumed() {
-    const MANY: u32 = 20_000;
+    const MANY: u32 = 10_000;
     let (server, database) = prepared().await;
     let mut options = ArchiveOptions::default();
-    options.part_rows = 3000;
+    options.part_rows = 1500;
     let expected = undisturbed(&server, &database, MANY, &options).await;
     let (url, mut killed) = (server.url(), 0);
-    let tool = |place: &Place| command(&["archive", "--database", &url, "--store", place.url(), "--part-rows", "3000"]);
+    let tool = |place: &Place| command(&["archive", "--database", &url, "--store", place.url(), "--part-rows", "1500"]);
     let place = Place::new();
     fill(&server, march(), MANY).await;
     let began = std::time::Instant::now();
     assert!(tool(&place).output().expect("the tool runs").status.success());
     let whole = began.elapsed();
-    const TIMES: u32 = 12;
-    for time in 0..TIMES {
+    let rounds = cases(6);
+    for round in 0..rounds {
         let place = Place::new();
         fill(&server, march(), MANY).await;
         let mut child = tool(&place).stdout(std::process::Stdio::null()).spawn().expect("the tool runs");
-        tokio::time::sleep(whole * time / TIMES).await;
+        tokio::time::sleep(whole * round / rounds).await;
         child.kill().expect("killed");
         killed += u32::from(!child.wait().expect("ended").success());
         let again = tool(&place).output().expect("the tool runs");
-        assert!(again.status.success(), "{time}: {again:?}");
-        assert_moved(&server, &place, &expected, &format!("{time} of {TIMES}")).await;
+        assert!(again.status.success(), "{round}: {again:?}");
+        assert_moved(&server, &place, &expected, &format!("{round} of {rounds}")).await;
     }
-    assert!(killed > TIMES / 2, "{killed} were killed before they ended");
+    assert!(killed > rounds / 2, "{killed} were killed before they ended");
 }
 
 /// Runs SQL while an archiver waits, from where no other task is run.
@@ -157,7 +159,7 @@ async fn a_row_that_comes_after_the_export_is_not_lost() {
         let insert: &'static str = Box::leak(format!("{insert} {LATE}").into_boxed_str());
         let (place, url, mut done) = (Place::new(), server.url(), false);
         fill(&server, march(), ROWS).await;
-        let report = |progress: &Progress| {
+        let report = |progress: &ArchiveProgress| {
             if progress.step == at && !std::mem::replace(&mut done, true) {
                 meanwhile(&url, insert);
             }
@@ -185,7 +187,7 @@ async fn a_row_that_comes_after_the_export_is_not_lost() {
 async fn until_step(database: &Database, place: &Place, step: Step) {
     let reached = tokio::sync::Notify::new();
     let options = small_files();
-    let report = |progress: &Progress| {
+    let report = |progress: &ArchiveProgress| {
         if progress.step == step {
             reached.notify_one();
         }
@@ -231,7 +233,7 @@ async fn an_altered_file_is_detected_and_no_month_is_dropped() {
         let place = Place::new();
         fill(&server, march(), ROWS).await;
         let mut done = false;
-        let report = |progress: &Progress| {
+        let report = |progress: &ArchiveProgress| {
             let is_written = progress.step == Step::Export && progress.rows == progress.of;
             if is_written && !std::mem::replace(&mut done, true) {
                 harm(&place.file(march(), "part-2"));

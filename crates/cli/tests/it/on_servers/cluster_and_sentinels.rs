@@ -48,6 +48,9 @@ fn every_command_works(url: &str, primaries: usize) {
 fn every_command_works_on_a_cluster_and_leaves_no_key() {
     let servers = ClusterServers::of_primaries();
     every_command_works(&servers.url(), 3);
+    let findings = lines(&tollgate(&["doctor", "--url", &servers.url()]));
+    let batches: Vec<_> = findings.iter().filter(|finding| finding["check"] == "batches").collect();
+    assert!(batches.len() == 3 && batches.iter().all(|batches| batches["numbers"]["by"] == "node"), "{batches:?}");
     let left = servers.nodes().iter().map(|node| cmd("DBSIZE").query::<u64>(&mut node.connection()).expect("a size"));
     assert_eq!(left.sum::<u64>(), 1, "but that of the last probe");
 }
