@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::{Clock, Embedded, Limit, Limiter, Request, Rule};
+use tollgate::{Clock, Embedded, Limit, Limiter, Operation, Request, Rule};
 use tollgate_testing::effort::cases;
 use tollgate_testing::engines::{Micros, answer, micros, time};
 use tollgate_testing::histories::beginning;
@@ -14,8 +14,8 @@ use tollgate_testing::oracle::Retry;
 use tollgate_testing::oracle_spec::{oracle, spec};
 use tollgate_testing::rules::by_own_id;
 
-/// How the clock moves before a call, and whether the rule changes after it.
-type Step = (u64, Aim, u64, bool);
+/// How the clock moves before a call, the call with its cost, and whether the rule changes after it.
+type Step = (u64, Aim, Operation, u64, bool);
 
 #[derive(Clone, Copy, Debug)]
 enum Aim {
@@ -28,7 +28,11 @@ enum Aim {
 
 fn step() -> impl Strategy<Value = Step> {
     let aim = prop_oneof![3 => Just(Aim::Part), 2 => Just(Aim::Retry), 2 => Just(Aim::Reset)];
-    (0_u64..=2200, aim, 1_u64..=101, proptest::bool::weighted(0.2))
+    let operation = prop_oneof![
+        5 => Just(Operation::Acquire), 2 => Just(Operation::Peek), 2 => Just(Operation::AtMost),
+        2 => Just(Operation::Refund), 2 => Just(Operation::Penalty),
+    ];
+    (0_u64..=2200, aim, operation, 1_u64..=101, proptest::bool::weighted(0.2))
 }
 
 #[test]
@@ -49,8 +53,8 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
         if counting {
             oracle.count_denials();
         }
-        let (mut now, mut expires_at): (Micros, _) = (begin, None);
-        for (part, aim, hundredths, changes) in steps {
+        let (mut now, mut expires_at, mut penalized_until): (Micros, _, Micros) = (begin, None, begin);
+        for (part, aim, operation, hundredths, changes) in steps {
             let limit = rule.limits().next().expect("a limit");
             let cost = (limit.capacity() / 100 * hundredths).max(1);
             let ahead = match (aim, oracle.peek(cost, now).retry, oracle.peek(0, now).reset_after_us) {
@@ -74,22 +78,29 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
                 // and other numbers find no usage.
                 oracle.reset();
             }
-            let decision = runtime.block_on(limiter.acquire(&rule, by_own_id(&rule, request))).expect("a decision");
-            prop_assert_eq!(
-                answer(&decision),
-                oracle.acquire(cost, now),
-                "acquire {} at {} under {}",
-                cost,
-                now,
-                &rule
-            );
+            let operation = if limit.algorithm().holds() { Operation::Acquire } else { operation };
+            let call = limiter.call(operation, &rule, by_own_id(&rule, request));
+            let decision = runtime.block_on(call).expect("a decision");
+            if operation == Operation::Penalty {
+                penalized_until = penalized_until.max(now + micros(decision.reset_after));
+            }
+            let expected = match operation {
+                Operation::Peek => oracle.peek(cost, now),
+                Operation::AtMost => oracle.at_most(cost, now).0,
+                Operation::Refund => oracle.refund(cost, now),
+                Operation::Penalty => oracle.penalty(cost, now),
+                _ => oracle.acquire(cost, now),
+            };
+            prop_assert_eq!(answer(&decision), expected, "{} {} at {} under {}", operation, cost, now, &rule);
             let state = runtime.block_on(limiter.inspect(&rule, request)).expect("a state").remove(0);
             expires_at = state.expires_after.map(|ttl| now + micros(ttl));
             if let Some(ttl) = state.expires_after {
                 prop_assert!(ttl + Duration::from_millis(1) >= decision.reset_after, "forgotten early: {:?}", ttl);
                 // While two versions are in force, the key is kept for either.
                 let longest = [&rule, &next].map(|rule| rule.limits().next().expect("a limit").longest_reset());
-                let most = longest.into_iter().max().expect("two") * 2 + Duration::from_secs(1);
+                // After a penalty, until that is over.
+                let penalty = Duration::from_micros(penalized_until.saturating_sub(now));
+                let most = longest.into_iter().max().expect("two") * 2 + penalty + Duration::from_secs(1);
                 prop_assert!(!decision.allowed || ttl <= most + Duration::from_millis(1), "kept too long: {:?}", ttl);
             }
             if changes {

@@ -19,19 +19,15 @@ use axum::http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::net::TcpListener;
 use tollgate::middleware::{RateLimit, RateLimitLayer, ResponseBody};
-use tollgate::rules::RuleSet;
 use tollgate::{Embedded, Limiter, Redis};
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::redis_server::Server;
+pub(crate) use tollgate_testing::rules::rule_set;
 use tower::{Layer, ServiceExt, service_fn};
-
-pub(crate) fn set(text: &str) -> RuleSet {
-    text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
-}
 
 /// By the engine in this process.
 fn embedded(rules: &str) -> RateLimitLayer {
-    RateLimitLayer::new(Limiter::new(Embedded::new()), set(rules))
+    RateLimitLayer::new(Limiter::new(Embedded::new()), rule_set(rules))
 }
 
 /// What came back, read to its end.
@@ -88,7 +84,7 @@ fn redis_limiter(server: &Server) -> Limiter {
 
 /// Permits that are left of two.
 async fn left(limiter: &Limiter, layer_rules: &str) -> u64 {
-    let rules = set(layer_rules);
+    let rules = rule_set(layer_rules);
     let rule = rules.rule("jobs").expect("a rule");
     limiter.peek(rule, "global").await.expect("an answer").remaining
 }

@@ -277,3 +277,30 @@ fn a_reply_that_promises_too_much_ends_by_the_deadline() {
         }
     }
 }
+
+/// A server one answer behind: after nonsense, the next answer on the same connection is another call's.
+#[tokio::test]
+async fn nothing_more_is_read_from_a_connection_that_gave_nonsense() {
+    // Whether nonsense was told, and whether anybody has connected since.
+    let state = Mutex::new((false, false));
+    let address = fake_redis(move |words| {
+        let mut state = state.lock().expect("unbroken");
+        match words[0].to_ascii_uppercase().as_slice() {
+            b"HELLO" => {
+                state.1 = state.0;
+                Some(b"%2\r\n+version\r\n$5\r\n7.0.0\r\n+proto\r\n:3\r\n".to_vec())
+            }
+            word if word.starts_with(b"EVAL") => Some(match (std::mem::replace(&mut state.0, true), state.1) {
+                (false, _) => b"+OK\r\n".to_vec(),
+                (true, false) => packed(&[4, 2_000_000]),
+                (true, true) => packed(&[-1, 2_000_000, 1_000_000, 0]),
+            }),
+            _ => Some(b"+OK\r\n".to_vec()),
+        }
+    });
+    let redis = Redis::open(&format!("{address}?protocol=resp3")).expect("a good address");
+    let limiter = Limiter::new(redis).deadline(Duration::from_secs(5));
+    let rule = rule("gcra 5/10s");
+    assert_eq!(limiter.acquire(&rule, "key").await.expect_err("nonsense").class(), "garbled");
+    assert!(!limiter.acquire(&rule, "key").await.expect("a decision").allowed, "another call's answer");
+}

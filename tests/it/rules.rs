@@ -8,10 +8,7 @@ mod reload;
 
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Limiter, Redis};
-
-fn set(text: &str) -> RuleSet {
-    text.parse().unwrap_or_else(|error| panic!("{error}: {text}"))
-}
+use tollgate_testing::rules::rule_set;
 
 fn limiter(url: &str) -> Limiter {
     Limiter::new(Redis::open(url).expect("a good address"))

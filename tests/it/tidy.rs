@@ -60,6 +60,40 @@ fn engines_know_neither_rules_nor_each_other() {
     }
 }
 
+/// Otherwise the time of a simulation would be mixed with the machine's, and no seed would repeat its run.
+#[test]
+fn what_decides_reads_clocks_that_a_simulation_sets() {
+    let elsewhere = ["middleware", "rules", "simulation", "telemetry", "wall_clock"].map(|name| format!("src/{name}"));
+    let files: Vec<_> =
+        rust_files("src").into_iter().filter(|file| !elsewhere.iter().any(|at| file.starts_with(at))).collect();
+    assert!(files.len() > 50);
+    for file in files {
+        let text = read(&file);
+        let machine = |line: &str| line.starts_with("use std::time") && line.contains("Instant");
+        assert!(!text.contains("SystemTime::now") && !text.lines().any(machine), "{file}");
+    }
+}
+
+/// The list in the crate's documentation.
+#[test]
+fn the_road_of_an_acquire_has_at_most_fifteen_stops_each_where_the_documentation_says() {
+    let documented = read("src/lib.rs");
+    let (_, road) = documented.split_once("//! # The road of an acquire").expect("a road");
+    let (road, _) = road.split_once("//! # ").expect("what follows it");
+    let stops =
+        road.lines().filter(|line| line.trim_start_matches("//! ").starts_with(|first: char| first.is_ascii_digit()));
+    let stops: Vec<_> = stops.map(|line| line.split('`').collect::<Vec<_>>()).collect();
+    assert!((1..=15).contains(&stops.len()), "{}", stops.len());
+    for stop in stops {
+        let [_, function, _, file, ..] = stop[..] else { panic!("{stop:?}: expected a function and its file") };
+        let code = read(&format!("src/{file}"));
+        assert!(
+            code.contains(&format!("fn {function}(")) || code.contains(&format!("fn {function}<")),
+            "{function} in {file}"
+        );
+    }
+}
+
 #[test]
 fn default_features_bring_neither_the_tool_nor_a_c_compiler() {
     let manifest = read("Cargo.toml");
@@ -79,7 +113,15 @@ fn each_documented_fault_names_an_existing_test() {
     for test in rows.split('`').filter(|word| word.contains("::") && !word.contains(' ') && word.contains('_')) {
         let (module, name) = test.rsplit_once("::").expect("a module");
         if module == module.to_lowercase() && !module.starts_with("crate") {
-            let found = ["tests/it", "crates/cli/tests/it", "crates/record/tests/it"].iter().any(|tests| {
+            let folders = [
+                "tests/it/on_servers",
+                "tests/it",
+                "crates/cli/tests/it/on_servers",
+                "crates/cli/tests/it",
+                "crates/record/tests/it",
+                "examples/services/tests/it",
+            ];
+            let found = folders.iter().any(|tests| {
                 let file = root().join(tests).join(module.replace("::", "/")).with_extension("rs");
                 std::fs::read_to_string(file).is_ok_and(|text| text.contains(&format!("fn {name}(")))
             });
@@ -90,26 +132,23 @@ fn each_documented_fault_names_an_existing_test() {
     assert!(named > 30, "{named} tests");
 }
 
-/// A new module of tests is put into one of the lists by choice: on each server only the first one runs.
+/// A new module of tests is put into one of the lists by choice: on each PostgreSQL only the first one runs.
 #[test]
-fn each_module_of_tests_is_said_to_depend_on_the_server_or_not() {
-    for (parents, script) in [
-        (["tests/it/main.rs", "crates/cli/tests/it/main.rs"], "tests/servers.sh"),
-        (["crates/record/tests/it/main.rs", "crates/cli/tests/it/database.rs"], "tests/postgres.sh"),
-    ] {
-        let (parents, text) = (parents.map(read).concat(), read(script));
-        let modules = parents.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
-        // Two crates may have modules of the same name.
-        let names: BTreeSet<_> = modules.map(str::to_owned).collect();
-        let list = |name: &str| {
-            let (_, rest) = text.split_once(&format!("\n{name}='")).unwrap_or_else(|| panic!("{script}: {name}"));
-            let (list, _) = rest.split_once('\'').expect("an end");
-            list.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-        };
-        let mut listed = [list("depends"), list("alike")].concat();
-        listed.sort();
-        assert_eq!(listed, names.into_iter().collect::<Vec<_>>(), "{script}");
-    }
+fn each_module_of_tests_is_said_to_depend_on_postgresql_or_not() {
+    let parents = ["crates/record/tests/it/main.rs", "crates/cli/tests/it/database.rs"].map(read).concat();
+    let script = "tests/postgres.sh";
+    let text = read(script);
+    let modules = parents.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    // Two crates may have modules of the same name.
+    let names: BTreeSet<_> = modules.map(str::to_owned).collect();
+    let list = |name: &str| {
+        let (_, rest) = text.split_once(&format!("\n{name}='")).unwrap_or_else(|| panic!("{script}: {name}"));
+        let (list, _) = rest.split_once('\'').expect("an end");
+        list.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut listed = [list("depends"), list("alike")].concat();
+    listed.sort();
+    assert_eq!(listed, names.into_iter().collect::<Vec<_>>(), "{script}");
 }
 
 /// Whole files: a module of tests within one counts too.

@@ -114,7 +114,7 @@ fn histories() -> impl Strategy<Value = Case> {
 #[test]
 fn what_two_versions_admit_together_stays_within_the_larger() {
     let engine = Engine::embedded();
-    let config = Config { cases: cases(250), failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(125), failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&histories(), |Case { versions, together, calls }| {
         let first = engine.subject(versions[0].clone());
         let others: Vec<_> = versions[1..].iter().map(|version| first.changed(version.clone())).collect();
@@ -250,6 +250,20 @@ fn a_cancelled_call_gives_another_version_no_more_than_it_took_of_it() {
         assert!(!versions.acquire(&smaller, MICRO, 10, None), "{text}");
         assert!(versions.acquire(&larger, MICRO, 95, None), "{text}");
     }
+}
+
+/// Charged under windows that start at the first hit, its own start anywhere until it is unused.
+#[test]
+fn a_version_that_was_given_back_in_full_is_free_wherever_its_windows_start() {
+    let versions = Versions::new();
+    let (aligned, first_hit) = ("fixed-window 1/10s", "fixed-window 3/10s start first-hit");
+    // After the first window of the aligned one.
+    let later = 7 * SECOND;
+    assert!(versions.acquire(aligned, NOW, 1, None) && versions.acquire(first_hit, later, 2, None));
+    let own = rule(first_hit);
+    let given = versions.limiter.refund(&own, Versions::request(later, 1, None));
+    versions.runtime.block_on(given).expect("an answer");
+    assert!(versions.acquire(aligned, later, 1, None));
 }
 
 #[test]

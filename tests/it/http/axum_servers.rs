@@ -16,7 +16,7 @@ use tollgate::{Limiter, Redis};
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::redis_server::Server;
 
-use super::{serve, set};
+use super::{rule_set, serve};
 
 fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(2))
@@ -37,7 +37,8 @@ async fn call(address: SocketAddr, method: &str, target: &str, headers: &str) ->
 #[tokio::test]
 async fn addresses_routes_and_nested_paths_are_known() {
     let server = Server::start();
-    let rules = set("
+    let rules = rule_set(
+        "
         [[rule]]
         name = \"users\"
         match = { route = \"/users/{id}\" }
@@ -48,7 +49,8 @@ async fn addresses_routes_and_nested_paths_are_known() {
         match = { path = \"/api/*\" }
         key = \"ip\"
         limits = [\"fixed-window 1/1h\"]
-    ");
+    ",
+    );
     let layer = RateLimitLayer::new(limiter(&server), rules);
     let inner = Router::new().route("/items", get(|| async { "items" })).layer(layer.clone());
     let app = Router::new()

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tollgate::middleware::{Permits, RateLimitLayer};
 use tollgate_testing::redis_server::Server;
 
-use super::{PERMITS, left, redis_limiter, serve, set, until_left};
+use super::{PERMITS, left, redis_limiter, rule_set, serve, until_left};
 
 const MEGABYTES: usize = 32;
 
@@ -46,7 +46,7 @@ async fn a_slow_reader_holds_its_permit_until_the_end_and_a_closed_connection_ho
     let limiter = redis_limiter(&server);
     let hangs = get(std::future::pending::<&'static str>);
     let app = Router::new().route("/long", get(long)).route("/hangs", hangs);
-    let address = serve(app.layer(RateLimitLayer::new(limiter.clone(), set(PERMITS)))).await;
+    let address = serve(app.layer(RateLimitLayer::new(limiter.clone(), rule_set(PERMITS)))).await;
 
     let mut slow = asked(address, "/long", "Connection: close\r\n").await;
     let mut leaves = asked(address, "/long", "").await;
@@ -90,7 +90,7 @@ async fn an_upgraded_connection_holds_a_permit_if_its_handler_does() {
     let server = Server::start();
     let limiter = redis_limiter(&server);
     let app = Router::new().route("/held", get(doubled)).route("/free", get(doubled));
-    let address = serve(app.layer(RateLimitLayer::new(limiter.clone(), set(PERMITS)))).await;
+    let address = serve(app.layer(RateLimitLayer::new(limiter.clone(), rule_set(PERMITS)))).await;
     for (path, held) in [("/held", true), ("/free", false)] {
         let mut stream = asked(address, path, "Connection: upgrade\r\nUpgrade: doubled\r\n").await;
         let text = head(&mut stream).await;
@@ -113,13 +113,15 @@ async fn an_upgraded_connection_holds_a_permit_if_its_handler_does() {
 #[tokio::test]
 async fn over_http2_the_path_counts_whatever_its_other_pseudo_headers_say() {
     let server = Server::start();
-    let rules = set("
+    let rules = rule_set(
+        "
         [[rule]]
         name = \"api\"
         match = { path = \"/api/*\" }
         key = \"ip\"
         limits = [\"fixed-window 4/1h start first-hit\"]
-    ");
+    ",
+    );
     let app = Router::new().fallback(async || "hello");
     let address = serve(app.layer(RateLimitLayer::new(redis_limiter(&server), rules))).await;
     let stream = TcpStream::connect(address).await.expect("connected");
@@ -153,7 +155,7 @@ async fn over_http2_the_path_counts_whatever_its_other_pseudo_headers_say() {
 #[tokio::test]
 async fn a_rule_without_permits_has_none_to_hold() {
     let server = Server::start();
-    let free = set("[[rule]]\nname = \"free\"\nkey = \"global\"\nlimits = [\"gcra 9/1s\"]");
+    let free = rule_set("[[rule]]\nname = \"free\"\nkey = \"global\"\nlimits = [\"gcra 9/1s\"]");
     let handler = get(async |Extension(permits): Extension<Permits>| format!("{}", permits.hold().is_none()));
     let app = Router::new().route("/", handler).layer(RateLimitLayer::new(redis_limiter(&server), free));
     let mut stream = asked(serve(app).await, "/", "Connection: close\r\n").await;

@@ -12,12 +12,13 @@ use tollgate::rules::RuleSet;
 use tollgate::{Embedded, Limiter};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{get, set};
+use super::{get, rule_set};
 
 #[tokio::test]
 async fn calls_wait_in_order_up_to_a_bound() {
-    let rules =
-        set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"token-bucket 1/200ms burst 1 max-debt 100\"]");
+    let rules = rule_set(
+        "[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"token-bucket 1/200ms burst 1 max-debt 100\"]",
+    );
     let layer = RateLimitLayer::new(Limiter::new(Embedded::new()), rules).wait(Duration::from_millis(1300));
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut calls = Vec::new();
@@ -58,9 +59,9 @@ async fn retry_after_holds_back_all_callers_of_the_key() {
         (429, &[], None),
         (200, &[], None),
     ] {
-        let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 100/1s burst 100\"]");
+        let rules = rule_set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 100/1s burst 100\"]");
         let limiter = Limiter::new(Embedded::new());
-        let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).heed(Duration::from_secs(8));
+        let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).upstream_backoff(Duration::from_secs(8));
         let calls = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&calls);
         let service = service_fn(move |_: Request<Body>| {
@@ -84,17 +85,19 @@ async fn retry_after_holds_back_all_callers_of_the_key() {
 
 /// A longer block, such as an operator's, is kept whatever the server's Retry-After says.
 #[tokio::test]
-async fn a_heeded_retry_after_never_shortens_a_block() {
+async fn an_upstream_backoff_never_shortens_a_block() {
     // Of the second, no cost but what is owed can ever be had.
     for limit in ["gcra 100/1s burst 100", "token-bucket 5/1s burst 0 max-debt 100"] {
-        let rules = set(&format!("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"{limit}\"]"));
+        let rules = rule_set(&format!("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"{limit}\"]"));
         never_shortened(rules).await;
     }
 }
 
 async fn never_shortened(rules: RuleSet) {
     let limiter = Limiter::new(Embedded::new());
-    let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).wait(Duration::from_secs(1)).heed(Duration::MAX);
+    let layer = RateLimitLayer::new(limiter.clone(), rules.clone())
+        .wait(Duration::from_secs(1))
+        .upstream_backoff(Duration::MAX);
     let blocking = (limiter.clone(), rules.clone());
     let service = service_fn(move |_: Request<Body>| {
         let (limiter, rules) = blocking.clone();
@@ -139,19 +142,19 @@ async fn outgoing_calls_are_counted_by_their_destination() {
     };
     assert_eq!(statuses(super::embedded(rules), &elsewhere).await, [200, 429, 200]);
     assert_eq!(statuses(super::embedded(rules), &here).await, [200, 429, 429, 429, 200]);
-    // A layer that heeds or waits is for outgoing calls, wherever they go.
-    let outgoing = || super::embedded(rules).heed(Duration::from_secs(1));
+    // A layer that backs off or waits is for outgoing calls, wherever they go.
+    let outgoing = || super::embedded(rules).upstream_backoff(Duration::from_secs(1));
     assert_eq!(statuses(outgoing(), &elsewhere).await, [200, 429, 200]);
     assert_eq!(statuses(outgoing(), &here).await, [200, 200, 200, 200, 200]);
 }
 
 /// Fields that a layer of our own within has added, and its denials, are no word of the other side.
 #[tokio::test]
-async fn only_the_other_side_is_heeded() {
+async fn only_what_the_other_side_says_causes_a_backoff() {
     let limiter = Limiter::new(Embedded::new());
-    let all = set("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1000/1s burst 1000\"]");
-    let users = set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"fixed-window 1/1h\"]");
-    let outer = RateLimitLayer::new(limiter.clone(), all.clone()).heed(Duration::from_secs(600));
+    let all = rule_set("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1000/1s burst 1000\"]");
+    let users = rule_set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"fixed-window 1/1h\"]");
+    let outer = RateLimitLayer::new(limiter.clone(), all.clone()).upstream_backoff(Duration::from_secs(600));
     let user = axum::http::HeaderName::from_static("x-user");
     let inner = RateLimitLayer::new(limiter.clone(), users).header("user", user).header_style(HeaderStyle::Both);
     let told = Arc::new(std::sync::Mutex::new(Response::new(Body::empty())));
@@ -169,18 +172,19 @@ async fn only_the_other_side_is_heeded() {
     told.lock().expect("it").headers_mut().insert("ratelimit", "\"theirs\";r=0;t=60".parse().expect("a value"));
     assert_eq!((ask("dave").await, ask("erin").await), (200, 429));
     let then = limiter.peek(all.rule("all").expect("a rule"), "global").await.expect("an answer");
-    assert!(then.blocked, "what they say is heeded beside our own");
+    assert!(then.blocked, "what they say counts beside our own");
 }
 
 /// Calls waiting in order when a Retry-After arrives wait for that too.
 #[tokio::test]
 async fn a_waiting_call_keeps_waiting_while_its_key_is_blocked() {
-    let rules = set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 1/50ms burst 0 max-debt 100\"]");
+    let rules =
+        rule_set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 1/50ms burst 0 max-debt 100\"]");
     for (bound, expected) in
         [(Duration::from_secs(9), [200, 429, 200, 200]), (Duration::from_millis(900), [200, 429, 429, 429])]
     {
         let layer = RateLimitLayer::new(Limiter::new(Embedded::new()), rules.clone());
-        let layer = layer.wait(bound).heed(Duration::from_secs(1));
+        let layer = layer.wait(bound).upstream_backoff(Duration::from_secs(1));
         let calls = Arc::new(AtomicU64::new(0));
         let sent = Arc::new(std::sync::Mutex::new(Vec::new()));
         let began = Instant::now();

@@ -17,13 +17,13 @@ use tollgate_testing::polling::{wait_for_value, wait_until};
 use tollgate_testing::redis_server::Server;
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::{PERMITS, answer, get, left, redis_limiter, set, until_left};
+use super::{PERMITS, answer, get, left, redis_limiter, rule_set, until_left};
 
 #[tokio::test]
 async fn a_permit_is_held_until_the_body_has_ended_or_is_dropped() {
     let server = Server::start();
     let limiter = redis_limiter(&server);
-    let layer = RateLimitLayer::new(limiter.clone(), set(PERMITS));
+    let layer = RateLimitLayer::new(limiter.clone(), rule_set(PERMITS));
     // A body that ends when its sender is dropped.
     let (senders, mut opened) = mpsc::unbounded_channel();
     let service = service_fn(move |_: Request<Body>| {
@@ -61,7 +61,7 @@ async fn a_permit_is_held_until_the_body_has_ended_or_is_dropped() {
 async fn clients_that_hang_up_time_out_or_fail_keep_no_permit() {
     let server = Server::start();
     let limiter = redis_limiter(&server);
-    let layer = RateLimitLayer::new(limiter.clone(), set(PERMITS));
+    let layer = RateLimitLayer::new(limiter.clone(), rule_set(PERMITS));
     let begun = Arc::new(Notify::new());
     let told = Arc::clone(&begun);
     let hangs = service_fn(move |_: Request<Body>| {
@@ -118,7 +118,7 @@ const TOKENS: &str = "[[rule]]\nname = \"tokens\"\nkey = \"global\"\nlimits = [\
 async fn a_cost_that_is_known_late_is_settled_when_the_response_has_ended() {
     let server = Server::start();
     let limiter = redis_limiter(&server);
-    let rules = set(TOKENS);
+    let rules = rule_set(TOKENS);
     let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).settle();
     for (said, expected) in [(Some(40), 960), (Some(250), 710), (None, 610), (Some(0), 610)] {
         let service = service_fn(move |request: Request<Body>| async move {
@@ -148,7 +148,7 @@ async fn a_cost_that_is_known_late_is_settled_when_the_response_has_ended() {
 async fn a_cost_that_the_handler_never_reports_stays_as_charged() {
     let server = Server::start();
     let limiter = redis_limiter(&server);
-    let rules = set(TOKENS);
+    let rules = rule_set(TOKENS);
     let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).settle();
     let service = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::from("hello"))) });
     let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
@@ -166,7 +166,7 @@ async fn of_a_rule_with_permits_the_other_limits_are_settled() {
     let server = Server::start();
     let limiter = redis_limiter(&server);
     let text = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\", \"fixed-window 1000/1h start first-hit\"]";
-    let layer = RateLimitLayer::new(limiter.clone(), set(text)).settle();
+    let layer = RateLimitLayer::new(limiter.clone(), rule_set(text)).settle();
     let service = service_fn(|request: Request<Body>| async move {
         request.extensions().get::<Usage>().expect("it").set(250);
         Ok::<_, Infallible>(Response::new(Body::from("hello")))
@@ -176,7 +176,7 @@ async fn of_a_rule_with_permits_the_other_limits_are_settled() {
         assert_eq!(left(&limiter, text).await, 1);
         assert_eq!(&answer(response).await.body[..], b"hello");
         limiter.finish().await;
-        let now = limiter.peek(set(text).rule("jobs").expect("a rule"), "global").await.expect("an answer");
+        let now = limiter.peek(rule_set(text).rule("jobs").expect("a rule"), "global").await.expect("an answer");
         assert_eq!([0, 1].map(|at| now.limits[at].remaining), [2, expected]);
     }
     // What is remembered of a call stays for a minute, in case that an answer was lost.
@@ -266,7 +266,7 @@ async fn the_cost_that_a_body_reports_when_dropped_is_charged_however_it_ends() 
         }
     }
     let limiter = Limiter::new(tollgate::Embedded::new());
-    let rules = set("[[rule]]\nname = \"tokens\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h\"]");
+    let rules = rule_set("[[rule]]\nname = \"tokens\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h\"]");
     let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).settle();
     let service = service_fn(move |request: Request<Body>| async move {
         let meter = Meter(request.extensions().get::<Usage>().expect("it").clone());
@@ -302,7 +302,7 @@ async fn the_cost_that_a_body_reports_when_dropped_is_charged_however_it_ends() 
 async fn attempts_of_one_request_are_settled_each_by_itself() {
     let limiter = Limiter::new(tollgate::Embedded::new());
     let rule = |name: &str| {
-        set(&format!("[[rule]]\nname = \"{name}\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h\"]"))
+        rule_set(&format!("[[rule]]\nname = \"{name}\"\nkey = \"global\"\nlimits = [\"fixed-window 1000/1h\"]"))
     };
     let (around, each) = (rule("around"), rule("each"));
     let outer = RateLimitLayer::new(limiter.clone(), around.clone()).settle();
@@ -342,7 +342,7 @@ async fn attempts_of_one_request_are_settled_each_by_itself() {
 #[tokio::test(start_paused = true)]
 async fn a_permit_is_given_back_after_the_longest_hold_of_its_rule() {
     let text = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\"]\nmax_hold = \"10m\"";
-    for rules in [set(text), RuleSet::of(set(text).rule("jobs").expect("a rule"), "global").expect("a set")] {
+    for rules in [rule_set(text), RuleSet::of(rule_set(text).rule("jobs").expect("a rule"), "global").expect("a set")] {
         let clock = Clock::set_to(UNIX_EPOCH);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let layer = RateLimitLayer::new(limiter.clone(), rules.clone());
@@ -408,7 +408,7 @@ fn a_response_body_can_be_empty_by_default() {
 async fn requests_refused_while_redis_is_away_leave_no_task() {
     let limiter = Limiter::new(Redis::open("redis://127.0.0.1:1").expect("a good address"));
     for settles in [false, true] {
-        let layer = RateLimitLayer::new(limiter.clone(), set(PERMITS));
+        let layer = RateLimitLayer::new(limiter.clone(), rule_set(PERMITS));
         let layer = if settles { layer.settle() } else { layer };
         let service = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
         for _ in 0..1_000 {

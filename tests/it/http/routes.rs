@@ -14,7 +14,7 @@ use proptest::sample::select;
 use tollgate::rules::Attributes;
 use tower::{ServiceExt, service_fn};
 
-use super::{embedded, set};
+use super::{embedded, rule_set};
 
 const ROUTES: [&str; 7] =
     ["/", "/api/health", "/api/{name}", "/api/{name}/items", "/api/%20", "/files/{*rest}", "/login/"];
@@ -48,7 +48,7 @@ proptest! {
             static ROUTER: Router = ROUTES.into_iter().fold(Router::new(), |router, route| {
                 router.route(route, get(|path: MatchedPath| async move { path.as_str().to_owned() }))
             });
-            static RULE_SET: tollgate::rules::RuleSet = set(&RULES.iter().enumerate().fold(
+            static RULE_SET: tollgate::rules::RuleSet = rule_set(&RULES.iter().enumerate().fold(
                 "paths = \"segments\"\n".to_owned(),
                 |text, (at, (_, path))| text + &format!("[[rule]]\nname = \"r{at}\"\nmatch = {{ path = \"{path}\" }}\naction = \"block\"\n"),
             ));

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use tollgate::rules::{Attributes, Effect, RuleSet};
 
-use super::{applies, set};
+use super::{applies, rule_set};
 
 const LOGIN: &str = r#"
     [[rule]]
@@ -17,7 +17,7 @@ const LOGIN: &str = r#"
 /// Spellings of one path, all of which some server takes for it.
 #[test]
 fn no_spelling_of_a_path_leads_around_its_rule() {
-    let rules = set(LOGIN);
+    let rules = rule_set(LOGIN);
     for target in [
         "/api/v1/login",
         "/api/v1/login/",
@@ -54,7 +54,7 @@ fn no_spelling_of_a_path_leads_around_its_rule() {
 #[test]
 fn a_router_that_splits_first_has_rules_that_do() {
     let text = |top: &str| {
-        set(&format!(
+        rule_set(&format!(
             "{top}\n[[rule]]\nname = \"items\"\nmatch = {{ path = \"/users/*/items\" }}\naction = \"block\"\n\
              [[rule]]\nname = \"x\"\nmatch = {{ path = \"/x/*\" }}\naction = \"allow\"\n"
         ))
@@ -82,20 +82,20 @@ fn a_router_that_splits_first_has_rules_that_do() {
     assert_eq!(of(&segments, "/users/7%2Fitems"), None);
     assert_eq!(of(&decoded, "/users/7%2Fitems").as_deref(), Some("items"));
     // A list of keys by path reads as the requests do.
-    let rules = set(
+    let rules = rule_set(
         "paths = \"segments\"\nignore_case = true\n[[rule]]\nname = \"r\"\nkey = \"path\"\nlimits = [\"gcra 5/1s\"]\n\
          block = [\"path:/A%2fb\"]",
     );
     let effect = rules.applies(&Attributes::new().path("/a%2FB")).expect("a rule").effect;
     assert!(matches!(effect, Effect::Block), "{effect:?}");
     // Whatever spelling of a parameter its handler is given, a key by path counts them as one.
-    let rules = set("paths = \"segments\"\n[[rule]]\nname = \"r\"\nkey = \"path\"\nlimits = [\"gcra 5/1s\"]");
+    let rules = rule_set("paths = \"segments\"\n[[rule]]\nname = \"r\"\nkey = \"path\"\nlimits = [\"gcra 5/1s\"]");
     assert_eq!(key(&rules, &Attributes::new().path("/users/%37")), key(&rules, &Attributes::new().path("/users/7")));
 }
 
 #[test]
 fn an_empty_path_is_the_root() {
-    let rules = set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*\" }\naction = \"block\"");
+    let rules = rule_set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*\" }\naction = \"block\"");
     for request in [Attributes::new().path(""), Attributes::new().set("path", "")] {
         assert_eq!(applies(&rules, &request).as_deref(), Some("all"));
     }
@@ -104,29 +104,29 @@ fn an_empty_path_is_the_root() {
 
 #[test]
 fn case_counts_unless_it_is_said_not_to() {
-    let rules = set(&format!("ignore_case = true\n{}", LOGIN.replace("/login", "/Login")));
+    let rules = rule_set(&format!("ignore_case = true\n{}", LOGIN.replace("/login", "/Login")));
     for target in ["/API/V1/LOGIN", "/api/v1/login", "/Api/v1/%4Cogin/"] {
         let request = Attributes::new().method("POST").path(target);
         assert_eq!(applies(&rules, &request).as_deref(), Some("login"), "{target}");
     }
     // Counted by path, too, they are one.
-    let rules = set("ignore_case = true\n[[rule]]\nname = \"paths\"\nkey = \"path\"\nlimits = [\"gcra 5/1s\"]");
+    let rules = rule_set("ignore_case = true\n[[rule]]\nname = \"paths\"\nkey = \"path\"\nlimits = [\"gcra 5/1s\"]");
     assert_eq!(key(&rules, &Attributes::new().path("/A/b")), key(&rules, &Attributes::new().path("/a/B/")));
 }
 
 #[test]
 fn a_method_in_another_case_and_head_in_place_of_get_are_limited_alike() {
-    let rules = set(LOGIN);
+    let rules = rule_set(LOGIN);
     for method in ["POST", "post", "Post"] {
         let request = Attributes::new().method(method).path("/api/v1/login");
         assert_eq!(applies(&rules, &request).as_deref(), Some("login"), "{method}");
     }
-    let rules = set(&LOGIN.replace("POST", "get"));
+    let rules = rule_set(&LOGIN.replace("POST", "get"));
     for (method, name) in [("GET", Some("login")), ("HEAD", Some("login")), ("POST", None)] {
         let request = Attributes::new().method(method).path("/api/v1/login");
         assert_eq!(applies(&rules, &request).as_deref(), name, "{method}");
     }
-    let rules = set(&LOGIN.replace("POST", "HEAD"));
+    let rules = rule_set(&LOGIN.replace("POST", "HEAD"));
     let request = Attributes::new().method("GET").path("/api/v1/login");
     assert_eq!(applies(&rules, &request), None);
 }
@@ -134,10 +134,12 @@ fn a_method_in_another_case_and_head_in_place_of_get_are_limited_alike() {
 /// A client may invent as many methods as it likes.
 #[test]
 fn methods_that_are_not_standard_count_as_one() {
-    let rules = set("[[rule]]\nname = \"purge\"\nmatch = { method = \"PURGE\" }\naction = \"block\"\n\
+    let rules = rule_set(
+        "[[rule]]\nname = \"purge\"\nmatch = { method = \"PURGE\" }\naction = \"block\"\n\
          [[rule]]\nname = \"others\"\nmatch = { method = \"other\", tier = \"x\" }\naction = \"block\"\n\
          [[rule]]\nname = \"all\"\nkey = [\"user\", \"method\"]\nlimits = [\"gcra 5/1s\"]\n\
-         block = [\"user:7|method:OTHER\"]");
+         block = [\"user:7|method:OTHER\"]",
+    );
     let request = |method| Attributes::new().user("8").method(method);
     let counted = |method| match rules.applies(&request(method)).expect("a rule").effect {
         Effect::Limit(charge) => String::from_utf8(charge.key().to_vec()).expect("text"),
@@ -173,7 +175,7 @@ fn key(rules: &RuleSet, request: &Attributes<'_>) -> String {
 
 #[test]
 fn an_address_counts_once_however_it_is_written() {
-    let rules = set(LOGIN);
+    let rules = rule_set(LOGIN);
     let of = |address: &str| {
         let request = Attributes::new().method("POST").path("/api/v1/login");
         key(&rules, &request.ip(address.parse::<IpAddr>().expect("an address")))
@@ -184,7 +186,7 @@ fn an_address_counts_once_however_it_is_written() {
     // A client with one IPv6 address has 2^64.
     assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::1"));
     assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
-    let rules = set(&LOGIN.replace("key = ", "ipv6_prefix = 48\nkey = "));
+    let rules = rule_set(&LOGIN.replace("key = ", "ipv6_prefix = 48\nkey = "));
     let of = |address: &str| {
         let request = Attributes::new().method("POST").path("/api/v1/login");
         key(&rules, &request.ip(address.parse::<IpAddr>().expect("an address")))
@@ -196,7 +198,7 @@ fn an_address_counts_once_however_it_is_written() {
 #[test]
 fn a_network_covers_its_addresses_within_ipv6_too() {
     let office = |network: &str| {
-        set(&format!("[[rule]]\nname = \"office\"\nmatch = {{ ip = \"{network}\" }}\naction = \"allow\""))
+        rule_set(&format!("[[rule]]\nname = \"office\"\nmatch = {{ ip = \"{network}\" }}\naction = \"allow\""))
     };
     for network in ["10.0.0.0/8", "::ffff:10.0.0.0/104"] {
         let rules = office(network);
@@ -210,7 +212,7 @@ fn a_network_covers_its_addresses_within_ipv6_too() {
 /// Keys of several attributes can't be made to collide by what stands in them.
 #[test]
 fn no_value_reaches_into_the_next_attribute_of_a_key() {
-    let rules = set("[[rule]]\nname = \"pairs\"\nkey = [\"user\", \"org\"]\nlimits = [\"gcra 5/1s\"]");
+    let rules = rule_set("[[rule]]\nname = \"pairs\"\nkey = [\"user\", \"org\"]\nlimits = [\"gcra 5/1s\"]");
     let values = ["a", "a|org:b", "a\\|org:b", "b", "a\\", "\\", "|", "a|", "|org:", "org:b"];
     let mut keys = Vec::new();
     for user in values {
@@ -239,8 +241,9 @@ fn keys_of_overrides_are_read_as_those_of_requests() {
         ("[\"user\", \"path\"]", "", r"user:4\|2|path:/Api/./x/"),
         ("[\"user\", \"path\"]", "ignore_case = true", r"user:4\|2|path:/API/X"),
     ] {
-        let rules =
-            set(&format!("{top}\n[[rule]]\nname = \"r\"\nkey = {key}\nlimits = [\"gcra 5/1s\"]\nblock = ['{banned}']"));
+        let rules = rule_set(&format!(
+            "{top}\n[[rule]]\nname = \"r\"\nkey = {key}\nlimits = [\"gcra 5/1s\"]\nblock = ['{banned}']"
+        ));
         let effect = rules.applies(&request()).expect("a rule").effect;
         assert!(matches!(effect, Effect::Block), "{banned}: {effect:?}");
     }
@@ -256,7 +259,7 @@ fn keys_of_overrides_are_read_as_those_of_requests() {
 
 #[test]
 fn an_empty_attribute_is_one_that_is_missing() {
-    let rules = set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]");
+    let rules = rule_set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]");
     for request in [Attributes::new(), Attributes::new().user(""), Attributes::new().user("42").user("")] {
         let effect = rules.applies(&request).expect("a rule").effect;
         assert!(matches!(effect, Effect::Missing("user")), "{effect:?}");
@@ -265,7 +268,7 @@ fn an_empty_attribute_is_one_that_is_missing() {
 
 #[test]
 fn attributes_by_their_names_are_read_as_by_their_methods() {
-    let rules = set(LOGIN);
+    let rules = rule_set(LOGIN);
     let named = |address: &'static str| {
         Attributes::new().set("ip", address).set("method", "post").set("path", "//api/v1/login").set("org", "acme")
     };
@@ -284,7 +287,7 @@ fn attributes_by_their_names_are_read_as_by_their_methods() {
 
 #[test]
 fn long_and_deep_paths_are_read_in_time_that_grows_with_them() {
-    let rules = set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*/*/*/a/*\" }\naction = \"block\"");
+    let rules = rule_set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*/*/*/a/*\" }\naction = \"block\"");
     for path in ["/a".repeat(500_000), "/%2e%2e".repeat(200_000), "/%2F".repeat(300_000), "%".repeat(1_000_000)] {
         let request = Attributes::new().path(&path);
         applies(&rules, &request);
@@ -294,7 +297,7 @@ fn long_and_deep_paths_are_read_in_time_that_grows_with_them() {
 /// What GET is limited by, HEAD is too: by a key as by a condition.
 #[test]
 fn head_is_counted_as_get() {
-    let rules = set(
+    let rules = rule_set(
         "[[rule]]\nname = \"r\"\nmatch = { method = \"GET\" }\nkey = [\"user\", \"method\"]\nlimits = [\"gcra 5/1s\"]\n\
          block = [\"user:7|method:HEAD\"]",
     );

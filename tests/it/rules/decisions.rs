@@ -8,7 +8,7 @@ use tollgate::{By, Error, Limiter, RetryAfter, Rule};
 use tollgate_testing::polling::wait_for_value;
 use tollgate_testing::redis_server::Server;
 
-use super::{limiter, set};
+use super::{limiter, rule_set};
 
 async fn verdict(limiter: &Limiter, rules: &RuleSet, request: &Attributes<'_>) -> Verdict {
     limiter.acquire_by(rules, request).await.expect("a verdict")
@@ -69,7 +69,7 @@ const API: &str = r#"
 #[tokio::test]
 async fn one_rule_applies_and_its_limits_decide_together() {
     let server = Server::start();
-    let (limiter, rules) = (limiter(&server.tcp_url()), set(API));
+    let (limiter, rules) = (limiter(&server.tcp_url()), rule_set(API));
     let at = |user: &'static str| Attributes::new().user(user).set("org", "acme").path("/api/items");
     for (user, allowed, left) in [("a", true, 1), ("a", true, 0), ("b", true, 0)] {
         let one = verdict(&limiter, &rules, &at(user)).await;
@@ -111,7 +111,7 @@ async fn an_address_is_counted_whatever_the_account() {
     let server = Server::start();
     let limiter = limiter(&server.tcp_url());
     for (tag, allowed) in [("global", [true, true, false]), ("user", [true, true, true])] {
-        let rules = set(&format!(
+        let rules = rule_set(&format!(
             "[[rule]]\nname = \"{tag}\"\nkey = \"user\"\ntag = \"{tag}\"\n\
              limits = [\"gcra 5/1h\", {{ name = \"address\", limit = \"gcra 2/1h\", key = \"ip\" }}]"
         ));
@@ -125,7 +125,7 @@ async fn an_address_is_counted_whatever_the_account() {
 #[tokio::test]
 async fn rules_that_allow_or_block_send_no_command() {
     let limiter = limiter("redis://127.0.0.1:1");
-    let rules = set(API);
+    let rules = rule_set(API);
     let inside = Attributes::new().ip([10, 1, 2, 3].into()).set("user_agent", "evil");
     let one = verdict(&limiter, &rules, &inside).await;
     assert_eq!((one.allowed, one.rule.as_deref(), one.reason), (true, Some("office"), Reason::Allowed));
@@ -140,7 +140,7 @@ async fn rules_that_allow_or_block_send_no_command() {
 #[tokio::test]
 async fn a_request_without_the_counted_attribute_is_denied_or_skipped() {
     let server = Server::start();
-    let (limiter, rules) = (limiter(&server.tcp_url()), set(API));
+    let (limiter, rules) = (limiter(&server.tcp_url()), rule_set(API));
     let nameless = Attributes::new().set("org", "acme").path("/api/items");
     let one = verdict(&limiter, &rules, &nameless).await;
     assert_eq!((one.allowed, one.rule.as_deref()), (false, Some("orgs")));
@@ -158,7 +158,7 @@ async fn a_request_without_the_counted_attribute_is_denied_or_skipped() {
 #[tokio::test]
 async fn a_request_costs_the_value_of_its_cost_attribute() {
     let server = Server::start();
-    let (limiter, rules) = (limiter(&server.tcp_url()), set(API));
+    let (limiter, rules) = (limiter(&server.tcp_url()), rule_set(API));
     let of = |tokens: &'static str| Attributes::new().user("a").path("/completions").set("tokens", tokens);
     for (tokens, allowed, left) in [("60", true, 40), ("41", false, 40), ("40", true, 0), ("0", false, 0)] {
         let decision = verdict(&limiter, &rules, &of(tokens)).await.decision.expect("a decision");
@@ -178,8 +178,10 @@ async fn a_request_costs_the_value_of_its_cost_attribute() {
 /// The counted attribute is read first, and then the lists, which need nothing else of a request.
 #[tokio::test]
 async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
-    let rules = set("[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\n\
-         block = [\"user:13\"]\noverrides = { \"user:1\" = \"allow\", \"user:2\" = \"gcra 1/1s\" }");
+    let rules = rule_set(
+        "[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\n\
+         block = [\"user:13\"]\noverrides = { \"user:1\" = \"allow\", \"user:2\" = \"gcra 1/1s\" }",
+    );
     let limiter = limiter("redis://127.0.0.1:1");
     for (user, reason, status) in [
         ("13", Reason::Blocked, Some(403)),
@@ -191,9 +193,10 @@ async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
         assert_eq!((one.reason, one.response.map(|response| response.status.get())), (reason, status), "{user}");
     }
     // A banned client isn't let through for leaving an attribute out.
-    let rules =
-        set("[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\nmissing = \"skip\"\n\
-         block = [\"user:13\"]");
+    let rules = rule_set(
+        "[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\ncost = \"units\"\nmissing = \"skip\"\n\
+         block = [\"user:13\"]",
+    );
     for (user, reason) in [("13", Reason::Blocked), ("3", Reason::NoRule)] {
         assert_eq!(verdict(&limiter, &rules, &Attributes::new().user(user)).await.reason, reason, "{user}");
     }
@@ -202,7 +205,8 @@ async fn blocked_and_allowed_keys_are_so_whatever_else_a_request_lacks() {
 #[tokio::test]
 async fn a_shadow_rule_decides_and_reports_and_lets_through() {
     let server = Server::start();
-    let rules = set(r#"
+    let rules = rule_set(
+        r#"
         [[rule]]
         name = "strict"
         shadow = true
@@ -227,7 +231,8 @@ async fn a_shadow_rule_decides_and_reports_and_lets_through() {
         shadow = true
         match = { user = "*" }
         action = "block"
-    "#);
+    "#,
+    );
     let limiter = limiter(&server.tcp_url());
     for (allowed, strictly) in [(true, true), (true, false), (true, false), (false, false)] {
         let one = verdict(&limiter, &rules, &Attributes::new().user("mallory")).await;
@@ -244,7 +249,7 @@ async fn a_shadow_rule_decides_and_reports_and_lets_through() {
 async fn a_shadow_rule_blocks_no_key() {
     let server = Server::start();
     let text = |shadow: &str| {
-        set(&format!(
+        rule_set(&format!(
             "[[rule]]\nname = \"logins\"\nkey = \"user\"\nlimits = [\"gcra 10/1s burst 1\"]\nblock_for = \"1h\"\n\
              overrides = {{ \"user:eve\" = \"gcra 20/1s burst 1\" }}\n{shadow}"
         ))
@@ -282,7 +287,7 @@ async fn a_cost_from_a_request_is_at_least_one_unless_the_rule_says_otherwise() 
         format!("[[rule]]\nname = \"uploads\"\nkey = \"user\"\nlimits = [\"{limit}\"]\ncost = \"units\"\n{more}")
     };
     let cost = |text: &str, units: &str| {
-        let (rules, request) = (set(text), Attributes::new().user("a").set("units", units));
+        let (rules, request) = (rule_set(text), Attributes::new().user("a").set("units", units));
         match rules.applies(&request).expect("a rule").effect {
             Effect::Limit(charge) => charge.cost(),
             other => panic!("{other:?}"),
@@ -302,13 +307,15 @@ async fn a_cost_from_a_request_is_at_least_one_unless_the_rule_says_otherwise() 
     // An account's own limits count the same.
     let own = rules("match = { tier = \"free\" }", "gcra 10/1s");
     let account = Account::new("a").tier("free").limits("gcra 9/1s".parse().expect("a rule")).expect("limits");
-    let (own, request) = (set(&own), Attributes::new().account(&account).set("units", "0"));
+    let (own, request) = (rule_set(&own), Attributes::new().account(&account).set("units", "0"));
     assert!(matches!(own.applies(&request).expect("a rule").effect, Effect::Limit(charge) if charge.cost() == 1));
     // Permits, too.
     let limiter = Limiter::new(tollgate::Embedded::new());
     let (text, request) = (rules("", "concurrency 1 ttl 1m"), Attributes::new().user("a").set("units", "0"));
-    let held = limiter.hold_by(&set(&text), &request).await.expect("an answer");
-    assert!(held.verdict.allowed && !limiter.hold_by(&set(&text), &request).await.expect("an answer").verdict.allowed);
+    let held = limiter.hold_by(&rule_set(&text), &request).await.expect("an answer");
+    assert!(
+        held.verdict.allowed && !limiter.hold_by(&rule_set(&text), &request).await.expect("an answer").verdict.allowed
+    );
     for (text, expected) in [
         (
             rules("min_cost = 11", "gcra 10/1s"),
@@ -329,7 +336,8 @@ async fn a_cost_from_a_request_is_at_least_one_unless_the_rule_says_otherwise() 
 /// A failure of a shadow rule affects no other rule.
 #[tokio::test]
 async fn a_shadow_rule_without_a_decision_denies_nothing() {
-    let rules = set(r#"
+    let rules = rule_set(
+        r#"
         [[rule]]
         name = "shadow"
         shadow = true
@@ -341,7 +349,8 @@ async fn a_shadow_rule_without_a_decision_denies_nothing() {
         key = "user"
         limits = ["gcra 3/1h"]
         on_error = "open"
-    "#);
+    "#,
+    );
     let limiter = limiter("redis://127.0.0.1:1");
     let one = verdict(&limiter, &rules, &Attributes::new().user("alice")).await;
     assert_eq!((one.allowed, one.decision.expect("by policy").by), (true, By::Policy));
@@ -350,7 +359,8 @@ async fn a_shadow_rule_without_a_decision_denies_nothing() {
 
 #[tokio::test]
 async fn the_policy_for_an_outage_is_set_for_all_rules_or_one() {
-    let rules = set(r#"
+    let rules = rule_set(
+        r#"
         [defaults]
         on_error = "open"
 
@@ -365,7 +375,8 @@ async fn the_policy_for_an_outage_is_set_for_all_rules_or_one() {
         name = "others"
         key = "user"
         limits = ["gcra 3/1h"]
-    "#);
+    "#,
+    );
     let limiter = limiter("redis://127.0.0.1:1");
     let others = verdict(&limiter, &rules, &Attributes::new().user("a").path("/")).await;
     assert_eq!(others.decision.expect("by policy").by, By::Policy);
@@ -377,7 +388,7 @@ async fn the_policy_for_an_outage_is_set_for_all_rules_or_one() {
 #[tokio::test]
 async fn units_charged_by_a_rule_can_be_given_back() {
     let server = Server::start();
-    let (limiter, rules) = (limiter(&server.tcp_url()), set(API));
+    let (limiter, rules) = (limiter(&server.tcp_url()), rule_set(API));
     let request = Attributes::new().user("a").path("/completions").set("tokens", "70");
     let applies = rules.applies(&request).expect("a rule");
     let Effect::Limit(charge) = &applies.effect else { panic!("{applies:?}") };
@@ -391,7 +402,7 @@ async fn units_charged_by_a_rule_can_be_given_back() {
 
 #[test]
 fn a_set_in_code_in_a_file_and_in_json_is_the_same() {
-    let rules = set(API);
+    let rules = rule_set(API);
     let of_code = RuleSet::new(rules.definitions().iter().cloned()).expect("the same");
     assert_eq!(of_code.definitions(), rules.definitions());
     let json = serde_json::to_string(&rules).expect("JSON");

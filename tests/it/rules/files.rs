@@ -5,7 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 use tollgate::rules::{Attributes, RuleSet};
 
-use super::{applies, set};
+use super::{applies, rule_set};
 
 fn written(text: &str) -> (TempDir, std::path::PathBuf) {
     let directory = TempDir::new().expect("a directory");
@@ -317,7 +317,7 @@ fn files_include_others_by_name_or_by_directory() {
 fn the_file_in_the_documentation_does_what_it_says() {
     let format = tollgate_testing::repository::read("src/rules/format.md");
     let (_, rest) = format.split_once("```toml\n").expect("a file");
-    let rules = set(rest.split_once("```").expect("its end").0);
+    let rules = rule_set(rest.split_once("```").expect("its end").0);
     let of = |request: Attributes<'_>| applies(&rules, &request);
     let login = || Attributes::new().method("POST").path("/api/v1/login/");
     assert_eq!(of(login().ip([10, 0, 0, 1].into())).as_deref(), Some("office"));
@@ -336,7 +336,7 @@ fn the_file_in_the_documentation_does_what_it_says() {
 fn a_rule_changes_its_part_of_a_default() {
     let of = |rule: &str| {
         let good = GOOD.replace("1/1s", "9/1s");
-        set(&format!("[defaults]\non_error = \"local\"\nprocesses = 2\n{good}{rule}")).definitions()[0].clone()
+        rule_set(&format!("[defaults]\non_error = \"local\"\nprocesses = 2\n{good}{rule}")).definitions()[0].clone()
     };
     assert_eq!(of("").processes.map(u32::from), Some(2));
     assert_eq!(of("processes = 1").processes.map(u32::from), Some(1));
@@ -346,7 +346,8 @@ fn a_rule_changes_its_part_of_a_default() {
 /// The format as the design has it.
 #[test]
 fn the_documented_rule_is_read() {
-    let rules = set(r#"
+    let rules = rule_set(
+        r#"
         [[rule]]
         name = "free_tier"
         priority = 700
@@ -361,7 +362,8 @@ fn the_documented_rule_is_read() {
         on_error = "closed"
         status = 429
         message = "slow down"
-    "#);
+    "#,
+    );
     let request = Attributes::new().tier("free").path("/api/v1/x").method("POST").ip([10, 0, 0, 1].into()).user("7");
     assert_eq!(applies(&rules, &request).as_deref(), Some("free_tier"));
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tollgate::rules::{Attributes, RuleSet, WatchedRules};
 use tollgate::{Embedded, Limiter};
+use tollgate_testing::effort::cases;
 use tollgate_testing::polling::block_until;
 
 /// A hundred rules that all say of which edition they are.
@@ -67,7 +68,7 @@ fn followed(path: &Path, change: impl Fn(&str)) {
             })
             .collect();
         let ends = Over(&over);
-        for round in 1..=10 {
+        for round in 1..=u64::from(cases(10)) {
             if round % 3 == 0 {
                 let failures = rules.failures();
                 change(&edition(round).replace("gcra", "grca"));
@@ -249,7 +250,7 @@ fn half_of_a_file_that_is_being_written_is_not_taken() {
         taking.lock().expect("a list").push(reloaded.map_or(0, RuleSet::len));
     })
     .expect("rules");
-    for round in 1..=20 {
+    for round in 1..=u64::from(cases(10)) {
         let text = edition(round);
         let half = text.find("[[rule]]\nname = \"r50\"").expect("its middle");
         // The file was just read: writes at another moment between two reads each time.
@@ -286,7 +287,7 @@ fn a_file_that_is_replaced_by_an_older_one_while_it_is_read_is_found() {
         fs::File::options().write(true).open(&file).expect("it").set_modified(hour_ago).expect("its time");
         file
     };
-    for round in 0..12_u32 {
+    for round in 0..cases(6) {
         fs::rename(write("before.toml", 1), &path).expect("the first");
         let second = write("after.toml", 2);
         let swap = std::thread::spawn({

@@ -220,8 +220,8 @@ pub fn on_both_engines<S: Strategy>(of: S, property: impl Fn(&Engine, S::Value) 
 where
     S::Value: Clone,
 {
-    let embedded = (!on_redis_alone()).then(|| (Engine::embedded(), cases(300)));
-    for (engine, count) in embedded.into_iter().chain([(Engine::redis(), 150)]) {
+    let embedded = (!on_redis_alone()).then(|| (Engine::embedded(), cases(150)));
+    for (engine, count) in embedded.into_iter().chain([(Engine::redis(), cases(100))]) {
         let config =
             Config { cases: count, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
         let outcome = TestRunner::new(config).run(&of, |case| property(&engine, case));

@@ -218,7 +218,8 @@ impl Oracle {
         let mut found = self.find(now_us);
         let parts = rule.in_parts(cost).min(rule.room(&found));
         rule.charge(&mut found, parts, now_us);
-        found.moved = cost.into();
+        // Where nothing fits, neither version is charged.
+        found.moved = if parts > 0 { cost.into() } else { 0 };
         self.close(&found, true, Retry::Now, now_us)
     }
 

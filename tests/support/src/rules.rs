@@ -2,11 +2,22 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tollgate::rules::RuleSet;
 use tollgate::{Algorithm, Limit, Request, Rule};
 
 /// These limits under the name `test`.
 pub fn rule(text: &str) -> Rule {
     text.parse::<Rule>().and_then(|rule| rule.named("test")).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// A set of rules as a file has it.
+pub fn rule_set(text: &str) -> RuleSet {
+    text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// A set with the rule `all`, which puts all requests under this limit.
+pub fn rule_set_of_one(limit: &str) -> RuleSet {
+    rule_set(&format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"{limit}\"]"))
 }
 
 /// The request with a unique id if the rule has permits, which are held by ids.

@@ -42,7 +42,10 @@ impl Oracle {
         // After a penalty it may take longer.
         let before = Other { spec: written.spec, state: state.clone(), until: 0 };
         let (its, found) = before.found(state, rule, now_us);
-        let until = until.max(its.first(found.at, |t| its.used(&found.state, t) == 0));
+        let until = match its.first(found.at, |t| its.used(&found.state, t) == 0) {
+            reset if reset > found.at => until.max(reset),
+            _ => until,
+        };
         let until = ceil_div(until, SECOND) * SECOND;
         let mut before = Some(Other { spec: written.spec, state: state.clone(), until }).filter(|_| now < until);
         let returns = other.is_some_and(|other| rule.wrote(&Rule::of(other.spec), &other.state));
@@ -129,7 +132,8 @@ impl Rule {
     /// start but for its own.
     fn wrote(&self, old: &Rule, state: &State) -> bool {
         let aligned = match (self.start, state) {
-            (Start::At(_), State::Window { start, .. }) => self.window_at(*start) == *start,
+            // Where nothing is used, it may have been charged and given back under other windows.
+            (Start::At(_), State::Window { used, start, .. }) => *used == 0 || self.window_at(*start) == *start,
             _ => true,
         };
         aligned && *self == (Rule { debt: self.debt, start: self.start, ..*old })

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 
+use tollgate_testing::polling::block_until;
+
 use super::*;
 
 /// It waits for a connection that another caller makes, in vain.
@@ -81,12 +83,13 @@ impl Wake for Unparks {
 
 /// Polls it without a runtime.
 fn on_this_thread<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
+    let (mut future, began) = (pin!(future), std::time::Instant::now());
     let waker = Arc::new(Unparks(std::thread::current())).into();
     loop {
+        assert!(began.elapsed() < PATIENCE, "it isn't woken");
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(answer) => return answer,
-            Poll::Pending => std::thread::park(),
+            Poll::Pending => std::thread::park_timeout(PATIENCE),
         }
     }
 }
@@ -128,14 +131,84 @@ fn a_caller_polled_outside_a_runtime_retries() {
     let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
     let rule = rule("gcra 1000/1d", OnError::Closed);
     runtime.block_on(answered_again(&limiter, &rule, "key"));
-    let busy = "local from, now = redis.call('TIME')
-                repeat now = redis.call('TIME') until (now[1] - from[1]) * 1e6 + now[2] - from[2] > 100000";
-    let mut connection = server.connection();
-    let script = std::thread::spawn(move || redis::cmd("EVAL").arg(busy).arg(0).exec(&mut connection));
-    std::thread::sleep(Duration::from_millis(50));
+    let busy = keep_busy(&server, Duration::from_millis(100));
     let begun = begun(&runtime, limiter.acquire(&rule, "key"));
     assert!(on_this_thread(begun).expect("retried until the script has ended").allowed);
-    script.join().expect("a thread").expect("the script has ended");
+    busy.join().expect("a thread");
+}
+
+/// The runtime may end while the call waits to be retried.
+#[test]
+fn a_caller_whose_runtime_ends_before_its_retry_is_answered_or_gets_an_outage() {
+    let server = Server::with(&["--busy-reply-threshold", "5"]);
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    for driven in [20, 40, 60].map(Duration::from_millis) {
+        let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+        let (ends, other) = (single(), single());
+        ends.block_on(answered_again(&limiter, &rule, "key"));
+        let busy = keep_busy(&server, Duration::from_millis(300));
+        let call = begun(&ends, limiter.acquire(&rule, "key"));
+        let ends = std::thread::spawn(move || ends.block_on(async { tokio::time::sleep(driven).await }));
+        // Nothing reads the answers of a connection whose runtime has ended.
+        if let Err(error) = other.block_on(in_time(call)) {
+            assert!(OUTAGES.contains(&error.class()), "{error}");
+        }
+        ends.join().expect("a thread");
+        busy.join().expect("a thread");
+    }
+}
+
+/// A script that has begun, and keeps the server from answering for this long.
+fn keep_busy(server: &Server, time: Duration) -> std::thread::JoinHandle<()> {
+    let busy = "local from, now = redis.call('TIME')
+                repeat now = redis.call('TIME') until (now[1] - from[1]) * 1e6 + now[2] - from[2] > tonumber(ARGV[1])";
+    let mut connection = server.connection();
+    let micros = time.as_micros().to_string();
+    let script = std::thread::spawn(move || {
+        redis::cmd("EVAL").arg(busy).arg(0).arg(micros).exec(&mut connection).expect("the script has ended");
+    });
+    let mut other = server.connection();
+    block_until("the script runs", || redis::cmd("PING").exec(&mut other).is_err());
+    script
+}
+
+/// On a cluster, a caller may also wait for the slot map, which a caller of another runtime asks for.
+#[test]
+fn a_caller_of_a_silent_cluster_gets_its_error_wherever_it_is_polled() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("redis-cluster://{}", silent.local_addr().expect("an address"));
+    // Long enough that the calls end with the request for the slot map.
+    let limiter = Limiter::new(Cluster::open(&url).expect("an address")).deadline(Duration::from_secs(3));
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    let (ended, driven, other) = (single(), runtime(), single());
+    let moved = begun(&ended, limiter.acquire(&rule, "key"));
+    let bare = begun(&driven, limiter.acquire(&rule, "key"));
+    drop(ended);
+    std::thread::scope(|scope| {
+        scope.spawn(|| is_an_outage(on_this_thread(bare)));
+        is_an_outage(other.block_on(in_time(moved)));
+    });
+}
+
+#[test]
+fn a_caller_polled_outside_a_runtime_notices_that_its_node_is_gone() {
+    let servers = ClusterServers::of_primaries();
+    let (cluster, limiter) = cluster_limiter(&servers);
+    let limiter = limiter.deadline(PATIENCE);
+    let (runtime, rule) = (runtime(), rule("gcra 1000/1d", OnError::Closed));
+    let key = &servers.keys_of(0, 1)[0];
+    runtime.block_on(answered_again(&limiter, &rule, key));
+    servers.node(0).signal("-STOP");
+    let call = begun(&runtime, limiter.acquire(&rule, key));
+    servers.node(0).signal("-KILL");
+    let refreshes = cluster.refreshes();
+    is_an_outage(on_this_thread(call));
+    block_until("it asks for the slots", || cluster.refreshes() > refreshes);
+}
+
+fn is_an_outage(answer: Result<Decision, Error>) {
+    let error = answer.expect_err("nothing answers");
+    assert!(OUTAGES.contains(&error.class()), "{error}");
 }
 
 /// The runtime that a call was begun on may end before the call does.

@@ -27,7 +27,7 @@ const NOW: Micros = 1_700_000_040_000_000;
 const KEY: &str = "key";
 /// Longer than any wait is.
 const AGE: Micros = 1 << 53;
-const CASES: u32 = 150;
+const CASES: u32 = 60;
 
 /// What is done to the bytes of a state.
 #[derive(Clone, Debug)]
@@ -224,7 +224,7 @@ fn name(engine: &Engine, rule: &Rule) -> String {
 }
 
 fn cases() -> TestRunner {
-    TestRunner::new(Config { cases: CASES, failure_persistence: None, ..Config::default() })
+    TestRunner::new(Config { cases: effort::cases(CASES), failure_persistence: None, ..Config::default() })
 }
 
 fn poisoned_strings(now: Option<Micros>) {

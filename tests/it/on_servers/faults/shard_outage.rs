@@ -8,7 +8,6 @@ use super::*;
 
 /// Shorter than a lost shard is lost here, and longer than a busy machine keeps one waiting.
 const SOME_TIME: Duration = Duration::from_secs(1);
-const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_or_dead_shard_does_not_affect_callers_of_the_others() {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Algorithm, Calendar, Debt, Limit, Operation};
+use tollgate::{Algorithm, Calendar, Change, Debt, Limit, Operation};
 use tollgate_testing::engines::{Engine, Micros, micros, on_both_engines};
 use tollgate_testing::histories::{Compared, any_change, beginning, histories, lived, steps};
 use tollgate_testing::limits::{any_limit, two_limits};
-use tollgate_testing::oracle::{Answer, Retry};
+use tollgate_testing::oracle::{self, Answer, Retry};
 use tollgate_testing::oracle_spec::{oracle, spec};
 
 #[test]
@@ -413,4 +413,54 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
         }
         Ok(())
     });
+}
+
+/// Rules so far apart in size that what one version can count as taken exceeds the other's debt.
+#[test]
+fn law_9_two_versions_at_the_bounds_are_charged_and_forgotten_alike() {
+    use Operation::{Acquire, AtMost, Block, Penalty, Reserve};
+    let gcra = |capacity, debt| {
+        let limit = Limit::of(Algorithm::Gcra, 70_368_744_177_662, Duration::from_hours(24));
+        limit.capacity(capacity).max_debt(Debt::Units(debt)).build().expect("within the bounds")
+    };
+    let [large, small] = [gcra(137_438_953_473, 2_748_779_067), gcra(0, 207_684)];
+    let (span, most, begin) = (large.capacity() + large.max_debt(), 1 << 53, 1 << 50);
+    // Operations, or changes of the rule, with the cost and the time.
+    let long_reset = [
+        (Some(AtMost), span, begin - 1),
+        (None, 0, begin - 1),
+        (Some(Penalty), most, begin + 1_074_424_201),
+        (None, 0, begin + 1_074_424_200),
+    ];
+    let no_room = [
+        (None, 0, begin),
+        (Some(Penalty), 207_684, begin),
+        (Some(Penalty), 207_684, begin),
+        (None, 0, begin),
+        (Some(Acquire), 1, begin - 3),
+        (None, 0, begin - 3),
+        (Some(Penalty), most, begin - 260),
+        (None, 0, begin - 260),
+    ];
+    let far_ahead = [
+        (None, 0, begin),
+        (Some(Block), 2, begin),
+        (None, 0, begin),
+        (Some(Acquire), span, begin - 268_435_457),
+        (Some(Reserve), span, begin - 268_435_460),
+        (None, 0, begin - 268_435_461),
+    ];
+    for engine in [Engine::embedded(), Engine::redis()] {
+        for steps in [&long_reset[..], &no_room, &far_ahead] {
+            let (keep_used, limits) = ((Change::KeepUsed, oracle::Change::KeepUsed), (large.clone(), small.clone()));
+            let mut compared = Compared::new(&engine, limits, keep_used, false, None);
+            for (operation, cost, at) in steps {
+                match operation {
+                    Some(operation) => compared.call(*operation, *cost, *cost, *at).expect("the same answer"),
+                    None => compared.change(),
+                }
+                assert_eq!(compared.subject.peek(1, *at), compared.oracle.peek(1, *at), "{operation:?} {cost} at {at}");
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Several runtimes share a client: none delays another, however it is driven, and each batches its own callers' calls.
 
 use futures_util::future::join_all;
+use tollgate_testing::polling::block_until;
 
 use super::*;
 
@@ -16,6 +17,19 @@ fn a_runtime_for_each_call_decides_each() {
     for left in (900..1000).rev() {
         assert_eq!(runtime().block_on(acquire(&limiter, &rule, "key")).expect("a decision").remaining, left);
     }
+}
+
+/// A runtime may end before it has asked which node has the slot now.
+#[test]
+fn a_runtime_for_each_call_follows_a_cluster_through_a_failover() {
+    let mut servers = ClusterServers::start();
+    let (_, limiter) = cluster_limiter(&servers);
+    let limiter = limiter.deadline(PATIENCE);
+    let rule = rule("gcra 1000/30d", OnError::Closed);
+    let key = &servers.keys_of(0, 1)[0];
+    runtime().block_on(acquire(&limiter, &rule, key)).expect("a decision");
+    servers.kill(0);
+    block_until("the promoted node decides", || runtime().block_on(acquire(&limiter, &rule, key)).is_ok());
 }
 
 /// A runtime that sent a call, and has been neither driven nor dropped since.

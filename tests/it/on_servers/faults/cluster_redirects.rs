@@ -248,6 +248,7 @@ async fn a_slot_that_moves_under_load_admits_exactly_the_limit_without_an_error(
         servers.move_keys(slot, at, to);
         met().await;
         servers.finish_moving(slot, at, to);
+        servers.wait_until_known(to);
         (at, moves) = (to, moves + 1);
         met().await;
     }

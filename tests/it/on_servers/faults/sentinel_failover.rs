@@ -6,7 +6,6 @@ use tollgate_testing::sentinels::Sentinels;
 use super::*;
 
 const SOME_TIME: Duration = Duration::from_secs(1);
-const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];
 
 /// Waits until another server than this is the primary and has answered calls.
 async fn replaced(fleet: &Sentinels, before: usize, callers: &Callers) -> usize {

@@ -140,6 +140,22 @@ fn every_file_names_its_arguments_as_its_header_does() {
     }
 }
 
+/// What a cluster's node is sent before an algorithm's script, and says what the script may do.
+#[test]
+fn what_decides_across_slots_says_so_in_its_first_line_and_calls_what_the_scripts_do() {
+    let text = read("lua/across_slots.lua");
+    let (first, rest) = text.split_once('\n').expect("lines");
+    assert_eq!(first, "#!lua flags=allow-cross-slot-keys");
+    let (header, body) = rest.split_at(rest.find("\n\n").expect("a body"));
+    assert!(header.lines().all(|line| line.starts_with("--")), "{header}");
+    let titles: Vec<_> = header.split("\n--\n-- ").skip(1).filter_map(|section| section.lines().next()).collect();
+    assert_eq!(titles, ["KEYS", "ARGV", "Reply", "Commands"]);
+    let called = body.split('\'').skip(1).step_by(2).filter(|word| is_upper(word));
+    assert!(called.map(str::to_owned).collect::<BTreeSet<_>>().is_subset(&may_call()));
+    assert!(body.contains("return call('TIME')"), "an error names the command");
+    assert!(read("lua/README.md").contains("across_slots"), "lua/README.md");
+}
+
 /// Redis 7.0 says on which line of a script it refused a command, not which command that was.
 #[test]
 fn every_line_of_a_script_names_the_one_command_that_it_calls() {
@@ -261,7 +277,7 @@ fn only_algorithms_have_a_script_and_a_vectors_file_and_each_has_both() {
     assert_eq!(stems("tests/vectors", "json"), expected);
     expected.extend(COMPOSED.map(str::to_owned));
     assert_eq!(Script::all().map(|script| script.name().to_owned()).collect::<BTreeSet<_>>(), expected);
-    expected.extend(["arguments", "frame", "composed"].map(str::to_owned));
+    expected.extend(["across_slots", "arguments", "frame", "composed"].map(str::to_owned));
     assert_eq!(stems("lua", "lua"), expected);
     for algorithm in Algorithm::all() {
         let script = algorithm.script();

@@ -25,6 +25,8 @@ use tollgate_testing::polling::{PATIENCE, in_time, is_pending, wait_for_value, w
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::Server;
 
+/// The classes of errors that a call may end with while its server is away.
+const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];
 const DEADLINE: Duration = Duration::from_millis(150);
 const LOCAL: OnError = OnError::Local { processes: NonZeroU32::new(2).unwrap() };
 
