@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let rule = "token-bucket 5/1s burst 1 max-debt 100".parse::<Rule>()?.named("their-api")?;
     let layer = RateLimitLayer::new(Limiter::new(engine()?), RuleSet::of(&rule, "global")?)
         .wait(Duration::from_secs(30))
-        .heed(Duration::from_secs(600));
+        .upstream_backoff(Duration::from_secs(600));
 
     let http = reqwest::Client::new();
     let mut client = layer.layer(tower::service_fn(move |request: Request<Body>| {

@@ -1,5 +1,6 @@
 //! The example services against servers of their own. A missing server is a failure, never a skip.
 
+mod behind_nginx;
 mod database;
 mod example_service;
 mod examples;
