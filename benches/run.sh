@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures decisions end to end, with much concurrency and on the server, finding rules, and the HTTP layer, with
-# variants in turn, and prints every target with its measurement: about ten minutes by default. Needs cargo and
-# redis-server; starts its own servers on loopback.
+# variants in turn, and prints what is promised and what is wanted, with the measurements: about ten minutes by
+# default. Needs cargo and redis-server; starts its own servers on loopback.
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
 set -euo pipefail

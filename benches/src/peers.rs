@@ -7,6 +7,9 @@ use throttled::{Quota, RedisRateLimiter};
 use tollgate::redis::Client;
 use tollgate::redis::aio::ConnectionManager;
 
+/// Names redis-cell's module (`libredis_cell.so`), which `cargo build --release` of the crate `redis-cell` makes.
+pub const CELL: &str = "TOLLGATE_REDIS_CELL";
+
 /// A token bucket as commonly published: two fields of a hash, written even on denial. ARGV: capacity, units per
 /// second, cost. Rewritten for this comparison, in server time as tollgate's scripts are.
 pub const PUBLISHED_BUCKET: &str = "\

@@ -71,7 +71,7 @@ impl Server {
         Self::with(&[])
     }
 
-    fn with(options: &[&str]) -> Self {
+    pub fn with(options: &[&str]) -> Self {
         let port = free_port();
         let directory = std::env::temp_dir().join(format!("tollgate-benches-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a folder for redis-server");
