@@ -287,7 +287,12 @@ async fn a_change_that_is_written_late_replaces_no_later_one() {
     server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'cut'").await;
     wait_until("it is cut off", async || !cut.status().is_connected).await;
     tool.revoke_key(&stored.id, "").await.expect("revoked");
-    wait_until("the revocation is cached", async || is_cached("\"revoked\":true")).await;
+    // A table that was read just before the revocation holds the head back until it is read again.
+    let version = format!("\"version\":{},", configuration(&server, "version").await);
+    wait_until("the revocation and its version are cached", async || {
+        is_cached("\"revoked\":true") && String::from_utf8_lossy(&entry(&redis, ":head")).contains(&version)
+    })
+    .await;
     let head = entry(&redis, ":head");
     to_redis.swallow(false);
     // It writes all that it has, keys last, and leaves what is newer.
@@ -299,8 +304,7 @@ async fn a_change_that_is_written_late_replaces_no_later_one() {
     wait_until("what is there is prolonged", async || written() != before).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(is_cached("\"revoked\":true"), "{}", String::from_utf8_lossy(&entry(&redis, &end)));
-    let (after, head) = (entry(&redis, ":head"), head);
-    assert_eq!(String::from_utf8_lossy(&after), String::from_utf8_lossy(&head));
+    assert_eq!(String::from_utf8_lossy(&entry(&redis, ":head")), String::from_utf8_lossy(&head));
 }
 
 #[tokio::test]
