@@ -9,7 +9,6 @@ use futures_util::future::BoxFuture;
 
 use super::Limiter;
 use super::counted::{counted, ended};
-use super::sharded::ShardChoice;
 use crate::call::Reply;
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
@@ -28,7 +27,8 @@ pub struct Acquire<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
     request: PlainRequest<'a>,
-    shard: Option<u32>,
+    /// The limit that decides, alone.
+    target: Target<'a>,
     /// Whether its decision is counted, or a part of a call that is.
     is_counted: bool,
     observed: Option<Observed>,
@@ -44,21 +44,11 @@ enum State<'a> {
 
 impl<'a> Acquire<'a> {
     pub(super) fn new(limiter: &'a Limiter, rule: &'a Rule, request: Request<'a>, is_counted: bool) -> Self {
-        let mut shard = None;
-        let is_plain = !request.has_id()
-            && rule.options().is_empty()
-            && match rule.scoped_limits() {
-                [scoped] if scoped.limit.shards() > 1 => {
-                    match limiter.choose_shard(rule, scoped, &request, Operation::Acquire) {
-                        ShardChoice::One(number) => shard.insert(number) == &number,
-                        ShardChoice::OneOf(..) | ShardChoice::All => false,
-                    }
-                }
-                [_] => true,
-                _ => false,
-            };
-        let state = if is_plain { State::New } else { State::in_full(limiter, rule, request) };
-        Self { limiter, rule, request: *request.plain(), shard, is_counted, observed: None, state }
+        let (target, state) = match limiter.target_of_ask(rule, &request) {
+            Some(target) => (target, State::New),
+            None => (rule.scoped_limits()[0].whole(), State::in_full(limiter, rule, request)),
+        };
+        Self { limiter, rule, request: *request.plain(), target, is_counted, observed: None, state }
     }
 
     fn poll_decided(&mut self, context: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
@@ -92,7 +82,7 @@ impl<'a> Acquire<'a> {
             }
             sighting = Some(Box::new(sighted));
         }
-        let Some(ask) = limiter.ask(rule, self.target(), request)? else {
+        let Some(ask) = limiter.ask(rule, self.target, request)? else {
             self.state = State::in_full(limiter, rule, (*request).into());
             return Ok(None);
         };
@@ -103,7 +93,7 @@ impl<'a> Acquire<'a> {
 
     /// The decision in the engine's reply, remembered if it is a denial.
     fn decision(&mut self, reply: &Reply) -> Result<Decision, Error> {
-        let decision = self.limiter.decision_of_ask(self.rule, self.target(), &self.request, reply)?;
+        let decision = self.limiter.decision_of_ask(self.rule, self.target, &self.request, reply)?;
         if let (State::Asked(_, sighting), Some(cache)) = (&mut self.state, &self.limiter.denials)
             && let Some(sighting) = sighting.take()
         {
@@ -114,7 +104,7 @@ impl<'a> Acquire<'a> {
 
     /// What comes after this error: the same is asked again for other windows, or the rule's policy answers.
     fn after(&mut self, error: Error) -> State<'a> {
-        let (limiter, rule, request, target) = (self.limiter, self.rule, self.request, self.target());
+        let (limiter, rule, request, target) = (self.limiter, self.rule, self.request, self.target);
         let (until, sighting) = match std::mem::replace(&mut self.state, State::Ended) {
             State::Asked(acquiring, sighting) => (Some(acquiring.until()), sighting),
             _ => (None, None),
@@ -136,11 +126,6 @@ impl<'a> Acquire<'a> {
             };
             decided.map(|decision| decision.jittered(request.wait_jitter()))
         }))
-    }
-
-    fn target(&self) -> Target<'a> {
-        let scoped = &self.rule.scoped_limits()[0];
-        self.shard.map_or_else(|| scoped.whole(), |number| scoped.shard(number))
     }
 }
 

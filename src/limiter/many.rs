@@ -5,7 +5,6 @@ use tokio::time::Instant;
 
 use super::decide::garbled;
 use super::run::left_of;
-use super::sharded::ShardChoice;
 use super::{Limiter, counted};
 use crate::batch::Ask;
 use crate::call::Reply;
@@ -15,7 +14,7 @@ use crate::engine::AcquiringAll;
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::request::Request;
-use crate::rule::{Rule, Target};
+use crate::rule::Rule;
 
 /// How many requests are prepared before the first of them are sent.
 const STEP: usize = 4096;
@@ -168,7 +167,7 @@ impl Limiter {
         let ask = |at: usize| {
             let request = &requests[at];
             let left = left_of(request.deadline_or(self.deadline), began)?;
-            let (Some(target), Err(refused)) = (self.together(rule, request), &decisions[at]) else {
+            let (Some(target), Err(refused)) = (self.target_of_ask(rule, request), &decisions[at]) else {
                 return Err(garbled());
             };
             let ask = self.ask_again(rule, target, request.plain(), refused)?.ok_or_else(garbled)?;
@@ -206,24 +205,9 @@ impl Limiter {
         Ok(decision)
     }
 
-    /// The limit, or the shard of one, by which such a request is decided together with others, if it can be.
-    fn together<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
-        let [scoped] = rule.scoped_limits() else { return None };
-        if request.has_id() || !rule.options().is_empty() {
-            return None;
-        }
-        match scoped.limit.shards() {
-            1 => Some(scoped.whole()),
-            _ => match self.choose_shard(rule, scoped, request, Operation::Acquire) {
-                ShardChoice::One(number) => Some(scoped.shard(number)),
-                ShardChoice::OneOf(..) | ShardChoice::All => None,
-            },
-        }
-    }
-
     /// How this request is decided, and its ask if it is decided together with others.
     fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Plan, Option<Ask<'r>>), Error> {
-        let Some(target) = self.together(rule, request) else { return Ok((Plan::Alone, None)) };
+        let Some(target) = self.target_of_ask(rule, request) else { return Ok((Plan::Alone, None)) };
         let Some(ask) = self.ask(rule, target, request.plain())? else { return Ok((Plan::Alone, None)) };
         let sighting = match &self.denials {
             Some(cache) => self.sight(cache, rule, request)?.map(|sighting| (cache, sighting)),

@@ -15,7 +15,7 @@ use crate::key;
 use crate::operation::Operation;
 use crate::random::random;
 use crate::request::Request;
-use crate::rule::{Rule, ScopedLimit};
+use crate::rule::{Rule, ScopedLimit, Target};
 
 /// The shards that a call applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,22 @@ impl Limiter {
             (_, Some(id)) => ShardChoice::One(key::shard_of(id, shards)),
             _ if self.engine.has_one_node() => two_of(shards),
             _ => ShardChoice::One(one_of(shards)),
+        }
+    }
+
+    /// The limit, or the shard of one, that decides this acquire by itself, if the [ask](Self::ask) can be all that is
+    /// sent.
+    pub(super) fn target_of_ask<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
+        let [scoped] = rule.scoped_limits() else { return None };
+        if request.has_id() || !rule.options().is_empty() {
+            return None;
+        }
+        if scoped.limit.shards() == 1 {
+            return Some(scoped.whole());
+        }
+        match self.choose_shard(rule, scoped, request, Operation::Acquire) {
+            ShardChoice::One(number) => Some(scoped.shard(number)),
+            ShardChoice::OneOf(..) | ShardChoice::All => None,
         }
     }
 
