@@ -73,7 +73,7 @@ impl Bound {
             Self::AtMost => "at most",
             Self::Exactly => "exactly",
         };
-        format!("{word} {bound}")
+        format!("{word} {}", (bound * 100.0).round() / 100.0)
     }
 }
 
