@@ -1,4 +1,4 @@
-//! Recorded traffic as a stream of [`Record`]s: JSON lines, CSV, or a web server's access log.
+//! Recorded traffic as a stream of [`Record`]s: JSON lines, CSV, or a web server's access log; compressed or not.
 //!
 //! A line that can't be read is an item like any other ([`Unreadable`]), so that one bad line neither stops a replay
 //! nor goes uncounted. Memory is bounded by one line of at most 16 MiB: enough for a key of a megabyte with every byte
@@ -8,7 +8,10 @@ use std::fmt;
 use std::io::{self, BufRead};
 use std::time::Duration;
 
+mod access;
+mod access_json;
 mod combined;
+mod compression;
 mod csv_table;
 pub(crate) mod field;
 mod jsonl;
@@ -17,6 +20,7 @@ mod looks;
 
 use crate::attributes::Pairs;
 use clap::ValueEnum;
+pub(crate) use compression::decompressed;
 use csv_table::Columns;
 use lines::Lines;
 pub(crate) use looks::{Looks, look};
@@ -82,6 +86,8 @@ pub(crate) enum Format {
     Csv,
     /// A web server's Combined (or Common) Log Format, of nginx also with $request_time after it.
     Combined,
+    /// A web server's access log with a JSON object per line, as nginx, Caddy and Envoy write it.
+    AccessJson,
 }
 
 impl fmt::Display for Format {
@@ -90,6 +96,7 @@ impl fmt::Display for Format {
             Self::Jsonl => "jsonl",
             Self::Csv => "csv",
             Self::Combined => "combined",
+            Self::AccessJson => "access-json",
         })
     }
 }
@@ -144,6 +151,7 @@ pub(crate) fn read(
         Format::Jsonl => Shape::Jsonl,
         Format::Csv => Shape::Csv(None),
         Format::Combined => Shape::Combined,
+        Format::AccessJson => Shape::AccessJson,
     };
     Records { lines: Lines::new(input), shape, about, ended: false }
 }
@@ -160,6 +168,7 @@ enum Shape {
     /// `None` until the header has been read.
     Csv(Option<Columns>),
     Combined,
+    AccessJson,
 }
 
 impl<R: BufRead> Iterator for Records<R> {
@@ -172,7 +181,10 @@ impl<R: BufRead> Iterator for Records<R> {
         let item = match &mut self.shape {
             Shape::Jsonl => self.lines.next_record(|line, text| jsonl::parse(line, text, self.about)),
             Shape::Csv(columns) => csv_table::next_record(&mut self.lines, columns, self.about),
-            Shape::Combined => self.lines.next_record(|line, text| combined::parse(line, text, self.about)),
+            Shape::Combined => self.lines.next_record(|line, text| combined::parse(text)?.record(line, self.about)),
+            Shape::AccessJson => {
+                self.lines.next_record(|line, text| access_json::parse(text)?.record(line, self.about))
+            }
         };
         // A stream that failed once may fail for ever, and a caller that only counts errors would never end.
         self.ended = !matches!(item, Ok(Some(_)));

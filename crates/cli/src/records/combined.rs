@@ -3,32 +3,27 @@
 //!
 //! The text after the request is ignored, apart from nginx's `$request_time`: real logs truncate or extend it.
 
-use jiff::fmt::strtime;
+use std::borrow::Cow;
 
-use tollgate::Operation;
+use super::access::{self, Access, Time};
+use super::field::{self, quoted, unexpected};
 
-use super::field::{self, unexpected};
-use super::{Identity, KeyField, Permits, Record};
-use crate::attributes::Pairs;
-use crate::records::field::quoted;
-
-pub(super) fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, String> {
+pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
     let (host, user, rest) = who(text)
         .ok_or_else(|| unexpected("line", "host ident user [time] \"request\" status bytes", &quoted(text)))?;
     let (t_us, rest) = time(rest)?;
     let (request, after) =
         request(rest).ok_or_else(|| unexpected("request", "text between quotes", &quoted(rest.trim_ascii())))?;
-    let user = Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\""));
-    let (key, attributes) = match about {
-        Identity::Key(by) => (key(by, host, user, request)?, Vec::new()),
-        Identity::Attributes => (Vec::new(), attributes(host, user, request)?),
-    };
-    // nginx writes a line, and its time, when the request has ended.
-    let (t_us, permits) = match took(after) {
-        Some(took) => (t_us.saturating_sub(took), Permits::Until(t_us)),
-        None => (t_us, Permits::Unknown),
-    };
-    Ok(Record { line, t_us, op: Operation::Acquire, key, cost: None, id: None, length: None, permits, attributes })
+    Ok(Access {
+        // nginx writes a line, and its time, when the request has ended.
+        time: Time::Ended(t_us),
+        took: took(after),
+        host: unescape(host),
+        user: Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\"")).map(unescape),
+        method: access::method(request).map(Cow::Borrowed),
+        path: access::path(request).map(unescape),
+        request: Cow::Borrowed(request),
+    })
 }
 
 /// `$request_time`, in microseconds: what `request_time=` or `rt=` names, or else the first number with three decimals.
@@ -65,47 +60,6 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
     end.map_or((text, &[]), |end| (&text[..end], &text[end + 1..]))
 }
 
-fn key(by: KeyField, host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Vec<u8>, String> {
-    let key = match by {
-        KeyField::Ip => Some(host),
-        KeyField::User => user,
-        KeyField::Method => method(request),
-        KeyField::Path => path(request),
-    };
-    let key = key.filter(|key| !key.is_empty()).ok_or_else(|| match by {
-        KeyField::Ip => "no host on this line".to_owned(),
-        KeyField::User => "no user on this line".to_owned(),
-        KeyField::Method => format!("no method on this line: the request is {}", quoted(request)),
-        KeyField::Path => format!("no path on this line: the request is {}", quoted(request)),
-    })?;
-    Ok(unescape(key))
-}
-
-/// All attributes in the line; a request that isn't HTTP has neither method nor path.
-fn attributes(host: &[u8], user: Option<&[u8]>, request: &[u8]) -> Result<Pairs, String> {
-    let target = path(request).map(|path| in_utf8(&unescape(path)));
-    let found = [
-        ("ip", Some(host.to_vec())),
-        ("method", method(request).map(<[u8]>::to_vec)),
-        ("path", target),
-        ("user", user.map(unescape)),
-    ];
-    let found = found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    let attributes = found.filter(|(_, value)| !value.is_empty()).collect();
-    crate::attributes::check(&attributes)?;
-    Ok(attributes)
-}
-
-/// The path in UTF-8: other bytes are percent-encoded, as the client should have sent them.
-fn in_utf8(path: &[u8]) -> Vec<u8> {
-    let mut text = Vec::with_capacity(path.len());
-    for chunk in path.utf8_chunks() {
-        text.extend_from_slice(chunk.valid().as_bytes());
-        text.extend(chunk.invalid().iter().flat_map(|byte| format!("%{byte:02X}").into_bytes()));
-    }
-    text
-}
-
 /// Host and user, and the text after them.
 fn who(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (host, rest) = split(text, b' ')?;
@@ -121,14 +75,8 @@ fn time(text: &[u8]) -> Result<(u64, &[u8]), String> {
         .strip_prefix(b"[")
         .and_then(|rest| split(rest, b']'))
         .ok_or_else(|| unexpected("time", EXPECTED, &quoted(text)))?;
-    let at = str::from_utf8(time)
-        .ok()
-        .and_then(|time| strtime::parse("%d/%b/%Y:%H:%M:%S %z", time).ok()?.to_timestamp().ok())
-        .ok_or_else(|| unexpected("time", EXPECTED, &quoted(time)))?;
-    let t_us = u64::try_from(at.as_microsecond())
-        .ok()
-        .filter(|t_us| *t_us <= field::MAX_T_US)
-        .ok_or_else(|| unexpected("time", "a time from 1970 to 2112", &quoted(time)))?;
+    let t_us = str::from_utf8(time).ok().and_then(access::common_time);
+    let t_us = t_us.ok_or_else(|| unexpected("time", EXPECTED, &quoted(time)))??;
     Ok((t_us, rest))
 }
 
@@ -145,20 +93,6 @@ fn request(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((text.get(..end)?, text.get(end + 1..)?))
 }
 
-fn method(request: &[u8]) -> Option<&[u8]> {
-    let word = request.split(|byte| *byte == b' ').next()?;
-    // Otherwise a TLS client or a port scanner sent it; some servers log only a "-" for that.
-    let plausible = word.first()?.is_ascii_alphabetic()
-        && word.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte));
-    plausible.then_some(word)
-}
-
-fn path(request: &[u8]) -> Option<&[u8]> {
-    method(request)?;
-    let target = request.split(|byte| *byte == b' ').nth(1)?;
-    target.split(|byte| *byte == b'?').next()
-}
-
 /// The bytes before the first `at`, and those after it.
 fn split(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     let (before, from) = text.split_at(text.iter().position(|byte| *byte == at)?);
@@ -166,7 +100,10 @@ fn split(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
 }
 
 /// The bytes that were sent: Apache writes a quote as `\"` and nginx as `\x22`, and both must be one key.
-fn unescape(text: &[u8]) -> Vec<u8> {
+fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.contains(&b'\\') {
+        return Cow::Borrowed(text);
+    }
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let [byte, tail @ ..] = rest {
@@ -180,7 +117,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
         out.push(byte);
         rest = tail;
     }
-    out
+    out.into()
 }
 
 /// The value of a hexadecimal digit.
@@ -193,11 +130,16 @@ fn hex(digit: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::records::{Identity, KeyField, Permits, Record};
+    use tollgate::Operation;
 
     /// 17 May 2015, 10:05:03 UTC.
     const T_US: u64 = 1_431_857_103_000_000;
     const COMBINED: &str = r#"1.2.3.4 - ann [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 203 "http://x/" "Mozilla/5.0 (\"x\")""#;
+
+    fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, String> {
+        super::parse(text)?.record(line, about)
+    }
 
     fn key(text: &str, by: KeyField) -> Result<String, String> {
         parse(1, text.as_bytes(), Identity::Key(by)).map(|record| String::from_utf8_lossy(&record.key).into_owned())

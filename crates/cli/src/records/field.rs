@@ -47,7 +47,7 @@ pub(super) fn length(text: &str) -> Result<Duration, String> {
 }
 
 /// The longest that a request can have taken: a day, in seconds.
-const MAX_SECONDS: u32 = 86_400;
+pub(super) const MAX_SECONDS: u32 = 86_400;
 
 /// When a request has ended that arrived at this time and took these seconds: `0.123`, as nginx writes them.
 pub(super) fn ends_us(t_us: u64, seconds: &str) -> Result<u64, String> {

@@ -16,15 +16,7 @@ use crate::operation;
 use crate::records::field::quoted;
 
 pub(super) fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, String> {
-    // Checks the whole line, because serde_json doesn't validate strings that it skips.
-    let text = str::from_utf8(text).map_err(|e| {
-        let (_, rest) = text.split_at(e.valid_up_to());
-        format!("line: expected UTF-8, got {} at column {}", quoted(rest), e.valid_up_to() + 1)
-    })?;
-    if !text.trim_ascii_start().starts_with('{') {
-        return Err(unexpected("line", "a JSON object", &quoted(text.as_bytes())));
-    }
-    let fields: Fields = serde_json::from_str(text).map_err(|e| broken(&e))?;
+    let fields: Fields = serde_json::from_str(object(text)?).map_err(|e| broken(&e))?;
     if let Some(reason) = fields.refused {
         return Err(reason);
     }
@@ -89,6 +81,19 @@ pub(super) fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, S
     Ok(Record { line, t_us, op, key, cost, id, length, permits, attributes })
 }
 
+/// The line, if it is text that begins as an object does.
+pub(super) fn object(text: &[u8]) -> Result<&str, String> {
+    // Checks the whole line, because serde_json doesn't validate strings that it skips.
+    let text = str::from_utf8(text).map_err(|e| {
+        let (_, rest) = text.split_at(e.valid_up_to());
+        format!("line: expected UTF-8, got {} at column {}", quoted(rest), e.valid_up_to() + 1)
+    })?;
+    if !text.trim_ascii_start().starts_with('{') {
+        return Err(unexpected("line", "a JSON object", &quoted(text.as_bytes())));
+    }
+    Ok(text)
+}
+
 fn got(value: &Value) -> String {
     match value {
         Value::String(text) if text.is_empty() => field::EMPTY.into(),
@@ -97,7 +102,8 @@ fn got(value: &Value) -> String {
     }
 }
 
-fn broken(e: &serde_json::Error) -> String {
+/// The message about text that isn't JSON.
+pub(super) fn broken(e: &serde_json::Error) -> String {
     let text = e.to_string();
     // serde_json's "line 1" would contradict the line number in the file.
     let place = format!(" at line {} column {}", e.line(), e.column());

@@ -2,9 +2,8 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::{Format, Identity, KeyField, combined};
-
-use crate::records::field::quoted;
+use super::field::quoted;
+use super::{Format, access_json, combined};
 
 /// The most lines examined.
 const LINES: usize = 10;
@@ -47,8 +46,8 @@ pub(crate) fn look<R: BufRead>(mut input: R, matters: bool) -> io::Result<(Looks
 fn of_line(line: &[u8], first: bool) -> Option<Format> {
     let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
     if line.starts_with(b"{") {
-        Some(Format::Jsonl)
-    } else if combined::parse(1, line, Identity::Key(KeyField::Ip)).is_ok() {
+        Some(if access_json::is_likely(line) { Format::AccessJson } else { Format::Jsonl })
+    } else if combined::parse(line).is_ok_and(|access| !access.host.is_empty()) {
         Some(Format::Combined)
     } else if first && names().any(|name| matches!(name, b"t_us" | b"key") || name.starts_with(b"attr.")) {
         Some(Format::Csv)
@@ -73,6 +72,7 @@ mod tests {
             ("{\"t_us\":1,\"key\":\"a\"}\n".to_owned(), Some(Format::Jsonl)),
             ("\u{feff}\n \n{".into(), Some(Format::Jsonl)),
             ("# a note\n{}\n".into(), Some(Format::Jsonl)),
+            ("{\"ts\":1,\"request\":{\"remote_ip\":\"a\"}}\n".into(), Some(Format::AccessJson)),
             (LOG.into(), Some(Format::Combined)),
             (format!("-- log of May --\r\n{LOG}"), Some(Format::Combined)),
             ("t_us,key\n1,a\n".into(), Some(Format::Csv)),

@@ -32,7 +32,8 @@ impl Source<'_> {
     pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Warnings)> {
         let named = || self.path.display().to_string();
         let file = File::open(self.path).with_context(named)?;
-        let (looks, file) = records::look(BufReader::new(file), self.format.is_none()).with_context(named)?;
+        let file = records::decompressed(BufReader::new(file)).with_context(named)?;
+        let (looks, file) = records::look(file, self.format.is_none()).with_context(named)?;
         let format = self.settled(&looks)?;
         let warnings = Warnings::new(&self.shown(), format, &looks, self.strict);
         Ok((records::read(format, self.about, file), warnings))
@@ -45,7 +46,8 @@ impl Source<'_> {
         let (sender, records) = mpsc::channel(1024);
         let (about, unsure) = (self.about, self.format.is_none());
         std::thread::spawn(move || {
-            let input = match records::look(io::stdin().lock(), unsure) {
+            let looked = records::decompressed(BufReader::new(io::stdin()));
+            let input = match looked.and_then(|input| records::look(input, unsure)) {
                 Ok((looks, input)) => {
                     // The receiver is gone only if the tool is ending.
                     let _ = tell_looks.send(Ok(looks));
@@ -78,14 +80,14 @@ impl Source<'_> {
                 let what = match format {
                     Format::Jsonl => "JSON lines",
                     Format::Csv => "CSV",
-                    Format::Combined => "an access log",
+                    Format::Combined | Format::AccessJson => "an access log",
                 };
                 messages::note(format!("{shown} looks like {what}: read as --input {format}"));
                 Ok(format)
             }
             (None, None, None) => Ok(Format::Jsonl),
             (None, None, Some(begins)) => {
-                let why = "expected --input jsonl, csv or combined, since it looks like none of them";
+                let why = "expected --input jsonl, csv, combined or access-json, since it looks like none of them";
                 bail!("{shown}: {why}, got what begins with {begins}")
             }
         }

@@ -56,6 +56,19 @@ fn hostile(format: &str) -> Vec<(Vec<u8>, Option<&'static str>)> {
             (long("1,"), Some("row: expected at most 16777216 bytes")),
             (text("4503599627370496,a,9007199254740991"), None),
         ],
+        "access-json" => vec![
+            (text(r#"{"ts":1431857103.25,"remote_addr":"1.2.3.4","request":"GET / HTTP/1.1"}"#), None),
+            (text(r#"{"ts":1e400,"remote_addr":"a"}"#), Some("json: ")),
+            (text(r#"{"ts":-1,"remote_addr":"a"}"#), Some("ts: expected a time such as")),
+            (text(r#"{"ts":[[[]]],"remote_addr":"a"}"#), Some("ts: expected a time such as")),
+            (text(r#"{"ts":1,"duration":1e300,"remote_addr":"\u0000\u001b[2J"}"#), None),
+            (text(r#"{"ts":1,"request":[],"remote_addr":7}"#), Some("no host on this line")),
+            (text(r#"{"remote_addr":"a"}"#), Some("time: expected one of start_time, ")),
+            (deep("ts"), Some("json: recursion limit")),
+            (b"{\"ts\":1,\"remote_addr\":\"\xff\"}".to_vec(), Some("line: expected UTF-8")),
+            (b"\0\0\0\0".to_vec(), Some("line: expected a JSON object")),
+            (long("{\"ts\":1,\"remote_addr\":\""), Some("line: expected at most 16777216 bytes")),
+        ],
         _ => vec![
             (text("1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"GET /\" 200 1"), None),
             (text("1.2.3.4 - - [17/May/99999999999:10:05:03 +0000] \"-\" 200 1"), Some("time: expected")),
@@ -70,7 +83,7 @@ fn hostile(format: &str) -> Vec<(Vec<u8>, Option<&'static str>)> {
 
 #[test]
 fn each_unreadable_line_is_reported_and_counted_and_all_others_are_replayed() {
-    for format in ["jsonl", "csv", "combined"] {
+    for format in ["jsonl", "csv", "combined", "access-json"] {
         let written = hostile(format);
         let input = written.iter().map(|(line, _)| line.as_slice()).collect::<Vec<_>>().join(&b'\n');
         let arguments = ["--rule", "gcra 5/1s", "--input", format];
@@ -100,7 +113,7 @@ fn arbitrary_bytes_end_a_replay_as_documented() {
         1 => Just(b"1,\"a".to_vec()),
         1 => Just(b"h - - [17/May/2015:10:05:03 +0000] \"-\" 408 0".to_vec()),
     ];
-    let format = proptest::sample::select(vec!["jsonl", "csv", "combined"]);
+    let format = proptest::sample::select(vec!["jsonl", "csv", "combined", "access-json"]);
     let cases = (proptest::collection::vec(line, 0..=12), format, any::<bool>());
     let config = Config { cases: 60, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&cases, |(written, format, strict)| {

@@ -7,18 +7,18 @@ use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
 
 const JSONL: &str = "{\"t_us\":1,\"key\":\"a\"}\n";
 const CSV: &str = "t_us,key\n1,a\n";
+const ACCESS_JSON: &str =
+    "{\"ts\":1431857103.25,\"request\":{\"client_ip\":\"1.2.3.4\",\"method\":\"GET\",\"uri\":\"/\"}}\n";
 const COMBINED: &str = "1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1\n";
 
 /// Of a file, and of standard input.
-fn replays(options: &[&str], input: &str) -> [(String, Output); 2] {
+fn replays(options: &[&str], input: impl AsRef<[u8]>) -> [(String, Output); 2] {
+    let input = input.as_ref();
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&file, input).expect("written");
     let path = file.path().to_str().expect("UTF-8");
     let arguments = |from| [&["replay", "--rule", "gcra 5/1s", "--summary", from][..], options].concat();
-    [
-        (path.to_owned(), tollgate(&arguments(path))),
-        ("standard input".to_owned(), with_input(&arguments("-"), input.as_bytes())),
-    ]
+    [(path.to_owned(), tollgate(&arguments(path))), ("standard input".to_owned(), with_input(&arguments("-"), input))]
 }
 
 #[test]
@@ -29,6 +29,7 @@ fn the_format_is_taken_from_the_beginning_and_said_and_nothing_is_lost() {
         (CSV.to_owned(), "CSV", "csv"),
         (COMBINED.to_owned(), "an access log", "combined"),
         (COMBINED.trim_end().to_owned(), "an access log", "combined"),
+        (ACCESS_JSON.to_owned(), "an access log", "access-json"),
     ] {
         for (name, output) in replays(&[], &input) {
             assert_eq!(code(&output), 0, "{}", stderr(&output));
@@ -44,10 +45,31 @@ fn the_format_is_taken_from_the_beginning_and_said_and_nothing_is_lost() {
     }
 }
 
+/// As logs are after they were rotated: compressed, and with others appended.
+#[test]
+fn compressed_records_are_read_and_those_that_are_cut_off_are_an_error() {
+    let log = COMBINED.repeat(5_000);
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    gzip.write_all(log.as_bytes()).expect("written");
+    let (gzip, zstd) = (gzip.finish().expect("written"), zstd::encode_all(log.as_bytes(), 3).expect("written"));
+    for (name, compressed) in [("gzip", gzip), ("zstd", zstd)] {
+        for (_, output) in replays(&[], [&compressed[..], &compressed].concat()) {
+            assert_eq!(code(&output), 0, "{}", stderr(&output));
+            assert!(stderr(&output).contains("read as --input combined"), "{}", stderr(&output));
+            assert_eq!(lines(&output)[0]["records"], json!(10_000), "{name}");
+        }
+        for (from, output) in replays(&["--input", "combined"], &compressed[..compressed.len() - 1]) {
+            let told = stderr(&output);
+            assert_eq!((code(&output), stdout(&output).as_str()), (2, ""), "{told}");
+            assert_eq!(told.lines().last(), Some(format!("error: {from}: the {name} data is cut off").as_str()));
+        }
+    }
+}
+
 #[test]
 fn an_unknown_format_is_reported_with_the_known_ones_and_empty_input_is_no_records() {
     for (name, output) in replays(&[], "# a list\n1 2 3\n") {
-        let expected = "expected --input jsonl, csv or combined, since it looks like none of them";
+        let expected = "expected --input jsonl, csv, combined or access-json, since it looks like none of them";
         assert_eq!(stderr(&output), format!("error: {name}: {expected}, got what begins with \"# a list\"\n"));
         assert_eq!((code(&output), stdout(&output).as_str()), (2, ""));
     }
@@ -74,6 +96,8 @@ fn a_file_of_which_nothing_can_be_read_ends_the_replay_with_the_input_to_give() 
         ("combined", CSV, "; it looks like csv: give --input csv"),
         ("csv", COMBINED, "; it looks like combined: give --input combined"),
         ("csv", JSONL, "; it looks like jsonl: give --input jsonl"),
+        ("jsonl", ACCESS_JSON, "; it looks like access-json: give --input access-json"),
+        ("access-json", JSONL, "; it looks like jsonl: give --input jsonl"),
         ("jsonl", "{\"key\":\"a\"}\n", "its first line can't be read as jsonl: line 1: t_us: missing\n"),
         ("csv", "t_us,key\n1\n", "its first line can't be read as csv: line 2: row: expected 2 fields, got 1\n"),
     ] {

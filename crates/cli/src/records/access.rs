@@ -1,0 +1,124 @@
+//! A line of a web server's access log, whatever its format: who asked for what, and when.
+
+use std::borrow::Cow;
+
+use jiff::Timestamp;
+use jiff::fmt::strtime;
+use tollgate::Operation;
+
+use super::field::{MAX_T_US, quoted, unexpected};
+use super::{Identity, KeyField, Permits, Record};
+use crate::attributes::{self, Pairs};
+
+/// What a line says, as the bytes that were sent.
+#[derive(Debug)]
+pub(super) struct Access<'a> {
+    pub(super) time: Time,
+    /// How long the request took, in microseconds, if the line says so.
+    pub(super) took: Option<u64>,
+    /// Empty if the line has none.
+    pub(super) host: Cow<'a, [u8]>,
+    pub(super) user: Option<Cow<'a, [u8]>>,
+    /// A request that isn't HTTP has neither method nor path.
+    pub(super) method: Option<Cow<'a, [u8]>>,
+    /// Without the query string.
+    pub(super) path: Option<Cow<'a, [u8]>>,
+    /// The request as written, for messages.
+    pub(super) request: Cow<'a, [u8]>,
+}
+
+/// The time on a line, in microseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Time {
+    /// When the request had arrived.
+    Began(u64),
+    /// When it was answered, which is when most servers write the line.
+    Ended(u64),
+}
+
+impl Access<'_> {
+    pub(super) fn record(self, line: u64, about: Identity) -> Result<Record, String> {
+        let (t_us, permits) = match (self.time, self.took) {
+            (Time::Ended(at), Some(took)) => (at.saturating_sub(took), Permits::Until(at)),
+            (Time::Began(at), Some(took)) => (at, Permits::Until((at + took).min(MAX_T_US))),
+            (Time::Ended(at) | Time::Began(at), None) => (at, Permits::Unknown),
+        };
+        let (key, attributes) = match about {
+            Identity::Key(by) => (self.key(by)?, Vec::new()),
+            Identity::Attributes => (Vec::new(), self.attributes()?),
+        };
+        Ok(Record { line, t_us, op: Operation::Acquire, key, cost: None, id: None, length: None, permits, attributes })
+    }
+
+    fn key(self, by: KeyField) -> Result<Vec<u8>, String> {
+        let request = self.request;
+        let key = match by {
+            KeyField::Ip => Some(self.host),
+            KeyField::User => self.user,
+            KeyField::Method => self.method,
+            KeyField::Path => self.path,
+        };
+        key.filter(|key| !key.is_empty()).map(Cow::into_owned).ok_or_else(|| match by {
+            KeyField::Ip => "no host on this line".to_owned(),
+            KeyField::User => "no user on this line".to_owned(),
+            KeyField::Method => format!("no method on this line: the request is {}", quoted(&request)),
+            KeyField::Path => format!("no path on this line: the request is {}", quoted(&request)),
+        })
+    }
+
+    /// All attributes on the line.
+    fn attributes(self) -> Result<Pairs, String> {
+        let path = self.path.map(|path| in_utf8(&path));
+        let found = [
+            ("ip", Some(self.host.into_owned())),
+            ("method", self.method.map(Cow::into_owned)),
+            ("path", path),
+            ("user", self.user.map(Cow::into_owned)),
+        ];
+        let found = found.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        let attributes = found.filter(|(_, value)| !value.is_empty()).collect();
+        attributes::check(&attributes)?;
+        Ok(attributes)
+    }
+}
+
+/// The path in UTF-8: other bytes are percent-encoded, as the client should have sent them.
+fn in_utf8(path: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(path.len());
+    for chunk in path.utf8_chunks() {
+        text.extend_from_slice(chunk.valid().as_bytes());
+        text.extend(chunk.invalid().iter().flat_map(|byte| format!("%{byte:02X}").into_bytes()));
+    }
+    text
+}
+
+/// The method in a request line such as `GET /a?b HTTP/1.1`.
+pub(super) fn method(request: &[u8]) -> Option<&[u8]> {
+    let word = request.split(|byte| *byte == b' ').next()?;
+    // Otherwise a TLS client or a port scanner sent it; some servers log only a "-" for that.
+    let plausible = word.first()?.is_ascii_alphabetic()
+        && word.iter().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte));
+    plausible.then_some(word)
+}
+
+/// The path in a request line.
+pub(super) fn path(request: &[u8]) -> Option<&[u8]> {
+    method(request)?;
+    Some(without_query(request.split(|byte| *byte == b' ').nth(1)?))
+}
+
+pub(super) fn without_query(target: &[u8]) -> &[u8] {
+    target.split(|byte| *byte == b'?').next().unwrap_or_default()
+}
+
+/// `17/May/2015:10:05:03 +0000` in microseconds since 1970; none if it isn't such a time.
+pub(super) fn common_time(text: &str) -> Option<Result<u64, String>> {
+    let at = strtime::parse("%d/%b/%Y:%H:%M:%S %z", text).ok()?.to_timestamp().ok()?;
+    Some(in_range(at, text))
+}
+
+/// The time in microseconds since 1970.
+pub(super) fn in_range(at: Timestamp, text: &str) -> Result<u64, String> {
+    let t_us = u64::try_from(at.as_microsecond()).ok().filter(|t_us| *t_us <= MAX_T_US);
+    t_us.ok_or_else(|| unexpected("time", "a time from 1970 to 2112", &quoted(text.as_bytes())))
+}
