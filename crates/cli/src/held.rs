@@ -1,7 +1,7 @@
 //! The permits that recorded requests hold: each until its request ended, as far as the records say when.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 use std::time::{Duration, UNIX_EPOCH};
 
 use tollgate::{Error, Limiter, Operation, OwnedRequest, Request, Rule};
@@ -15,8 +15,9 @@ use crate::records::{Permits, Record};
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// By the time at which something is due, and the order in which they were taken.
-    due: BinaryHeap<Reverse<(u64, usize)>>,
-    holders: Vec<Option<Holder>>,
+    due: BinaryHeap<Reverse<(u64, u64)>>,
+    holders: HashMap<u64, Holder>,
+    taken: u64,
     /// Given back at once, since it isn't known for how long they were held.
     unknown: u64,
     /// Left to later records to give back, and whether any of these did.
@@ -43,7 +44,7 @@ impl Held {
     pub(crate) async fn until(&mut self, limiter: &Limiter, now_us: u64) -> Result<(), Error> {
         while let Some(&Reverse((at, place))) = self.due.peek().filter(|Reverse((at, _))| *at <= now_us) {
             self.due.pop();
-            let Some(holder) = self.holders.get_mut(place).and_then(Option::take) else { continue };
+            let Some(holder) = self.holders.remove(&place) else { continue };
             let request = Request::from(&holder.request).at(UNIX_EPOCH + Duration::from_micros(at));
             if at >= holder.ends_us {
                 limiter.release(&holder.rule, request).await?;
@@ -88,8 +89,8 @@ impl Held {
         let ends_us = ends_us.min(longest);
         let ttl = rule.limits().filter(|limit| limit.algorithm().holds()).map(|limit| micros(limit.period())).min();
         let renewed_every_us = (ttl.unwrap_or_default() / 3).max(1);
-        let place = self.holders.len();
-        self.holders.push(None);
+        let place = self.taken;
+        self.taken += 1;
         self.hold(
             record.t_us,
             place,
@@ -98,10 +99,10 @@ impl Held {
         self.until(limiter, record.t_us).await
     }
 
-    fn hold(&mut self, now_us: u64, place: usize, holder: Holder) {
+    fn hold(&mut self, now_us: u64, place: u64, holder: Holder) {
         let next = now_us.saturating_add(holder.renewed_every_us).min(holder.ends_us);
         self.due.push(Reverse((next, place)));
-        self.holders[place] = Some(holder);
+        self.holders.insert(place, holder);
     }
 
     /// How many permits were not held for as long as they were in truth.

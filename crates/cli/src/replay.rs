@@ -2,6 +2,7 @@
 
 mod by_rules;
 mod player;
+mod recording;
 mod source;
 mod summary;
 mod unreadable;
@@ -27,6 +28,7 @@ use crate::{messages, reader_is_gone};
 use by_rules::ByRules;
 pub(crate) use player::unplayable;
 use player::{Player, Plays};
+pub(crate) use recording::{Recording, Records};
 pub(crate) use source::Source;
 use summary::Order;
 pub(crate) use summary::is_zero;
@@ -66,7 +68,7 @@ pub(crate) struct Replay {
 }
 
 /// From this many records, a progress bar is worthwhile.
-const LONG: usize = 2000;
+const LONG: u64 = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Result<ExitCode> {
@@ -143,8 +145,13 @@ impl Replay {
             warnings.sum_up();
             return played;
         }
-        let (records, mut warnings) = source.open()?;
-        let played = self.play_file(player, records, &mut warnings).await;
+        let recording = Recording::read(&source, !self.unsorted).await?;
+        player.summary.read_through(recording.unreadable, recording.out_of_order);
+        self.options.say_who_decides();
+        let progress = self.progress(recording.records);
+        let (records, mut warnings) = recording.in_order()?;
+        let played = play_all(player, records, &progress, &mut warnings).await;
+        progress.finish_and_clear();
         warnings.sum_up();
         played
     }
@@ -172,45 +179,6 @@ impl Replay {
         warnings.end()
     }
 
-    async fn play_file(
-        &self,
-        player: &mut Player<'_, impl Write>,
-        records: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
-        warnings: &mut Warnings,
-    ) -> Result<()> {
-        let records = self.in_order_of_play(player, records, warnings)?;
-        self.options.say_who_decides();
-        let progress = self.progress(records.len());
-        for record in &records {
-            play_one(player, record, warnings).await?;
-            progress.inc(1);
-        }
-        progress.finish_and_clear();
-        Ok(())
-    }
-
-    fn in_order_of_play(
-        &self,
-        player: &mut Player<'_, impl Write>,
-        items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
-        warnings: &mut Warnings,
-    ) -> Result<Vec<Record>> {
-        let mut records = Vec::new();
-        let mut latest = 0;
-        for item in items {
-            let item = item.map_err(|error| warnings.broken(&error))?;
-            let Some(record) = readable(item, player, warnings)? else { continue };
-            player.summary.in_order(record.t_us, latest);
-            latest = latest.max(record.t_us);
-            records.push(record);
-        }
-        warnings.end()?;
-        if !self.unsorted {
-            records.sort_by_key(|record| record.t_us);
-        }
-        Ok(records)
-    }
-
     fn order(&self) -> Order {
         match (self.file.as_os_str() == "-", self.unsorted) {
             (true, _) => Order::Clamped,
@@ -220,14 +188,26 @@ impl Replay {
     }
 
     /// A bar on standard error, unless decisions scroll by on the same terminal.
-    fn progress(&self, records: usize) -> ProgressBar {
+    fn progress(&self, records: u64) -> ProgressBar {
         if records < LONG || (io::stdout().is_terminal() && !self.summary) {
             return ProgressBar::hidden();
         }
         let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} records, {eta} left");
-        let bar = ProgressBar::new(records.try_into().unwrap_or(u64::MAX));
-        bar.with_style(style.expect("a well-formed template"))
+        ProgressBar::new(records).with_style(style.expect("a well-formed template"))
     }
+}
+
+async fn play_all(
+    player: &mut Player<'_, impl Write>,
+    records: impl Iterator<Item = Result<Record>>,
+    progress: &ProgressBar,
+    warnings: &mut Warnings,
+) -> Result<()> {
+    for record in records {
+        play_one(player, &record?, warnings).await?;
+        progress.inc(1);
+    }
+    Ok(())
 }
 
 async fn play_one(player: &mut Player<'_, impl Write>, record: &Record, warnings: &mut Warnings) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Where records come from, and in which format.
 
 use std::fs::File;
-use std::io::{self, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -28,15 +28,28 @@ impl Source<'_> {
         self.path.as_os_str() == "-"
     }
 
-    /// The file's records.
-    pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Warnings)> {
-        let named = || self.path.display().to_string();
-        let file = File::open(self.path).with_context(named)?;
-        let file = records::decompressed(BufReader::new(file)).with_context(named)?;
-        let (looks, file) = records::look(file, self.format.is_none()).with_context(named)?;
+    /// Whether it can be read twice: a pipe can't.
+    pub(crate) fn is_plain_file(&self) -> bool {
+        self.path.metadata().is_ok_and(|metadata| metadata.is_file())
+    }
+
+    /// The file's records, and their format.
+    pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Format, Warnings)> {
+        let file = self.text()?;
+        let (looks, file) = records::look(file, self.format.is_none()).with_context(|| self.shown())?;
         let format = self.settled(&looks)?;
         let warnings = Warnings::new(&self.shown(), format, &looks, self.strict);
-        Ok((records::read(format, self.about, file), warnings))
+        Ok((records::read(format, self.about, file), format, warnings))
+    }
+
+    /// The same once more, of a [plain file](Self::is_plain_file).
+    pub(crate) fn again(&self, format: Format) -> Result<impl Iterator<Item = Item> + use<>> {
+        Ok(records::read(format, self.about, self.text()?))
+    }
+
+    fn text(&self) -> Result<impl BufRead + use<>> {
+        let file = File::open(self.path).with_context(|| self.shown())?;
+        records::decompressed(BufReader::new(file)).with_context(|| self.shown())
     }
 
     /// Standard input's records. Reading it blocks a thread, which ends with the process.
@@ -93,7 +106,7 @@ impl Source<'_> {
         }
     }
 
-    fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         if self.is_standard_input() { "standard input".to_owned() } else { self.path.display().to_string() }
     }
 }

@@ -83,6 +83,11 @@ impl Summary {
         self.unreadable += 1;
     }
 
+    /// Notes what was found as the records were read through.
+    pub(super) fn read_through(&mut self, unreadable: u64, out_of_order: u64) {
+        (self.unreadable, self.out_of_order) = (unreadable, out_of_order);
+    }
+
     /// Notes a record at this time after others, the latest of which was at `latest`.
     pub(super) fn in_order(&mut self, t_us: u64, latest: u64) {
         self.out_of_order += u64::from(t_us < latest);

@@ -23,7 +23,7 @@ use crate::held::Held;
 use crate::options::from_zero;
 use crate::output::{QUIET, Shape, counted, facts, json, shape};
 use crate::records::{Format, Identity, Record};
-use crate::replay::{Source, Warnings, is_zero, unplayable};
+use crate::replay::{Recording, Records, Source, Warnings, is_zero, unplayable};
 use crate::rules_file::RulesFile;
 use crate::verdict::{Judged, MISSING};
 
@@ -149,16 +149,14 @@ impl Diff {
         let players = [one?, other?];
         let source = Source { path: log, format: self.input, about: Identity::Attributes, strict: self.strict };
         let mut totals = Totals { before, after, ..Totals::default() };
-        let (mut records, mut warnings) = self.records(&source, &mut totals).await?;
-        if !self.unsorted {
-            records.sort_by_key(|record| record.t_us);
-        }
+        let (records, mut warnings) = self.records(&source, &mut totals).await?;
         let shape = shape(self.format);
         let mut out = BufWriter::new(anstream::stdout());
         let lines = shape == Shape::Jsonl && !self.summary;
         let (mut counts, mut held) = (Counts::default(), [Held::default(), Held::default()]);
         let mut printed = Ok(());
-        for record in &records {
+        for record in records {
+            let record = &record?;
             let [before, after] = match Player::both(&players, &mut held, record).await {
                 [Ok(before), Ok(after)] => [before, after],
                 [before, after] => {
@@ -196,9 +194,16 @@ impl Diff {
         found(ExitCode::from(u8::from(differ)), printed.and_then(|()| out.flush()))
     }
 
-    async fn records(&self, source: &Source<'_>, totals: &mut Totals) -> Result<(Vec<Record>, Warnings)> {
+    /// The records in the order in which they are played.
+    async fn records<'s>(&self, source: &'s Source<'s>, totals: &mut Totals) -> Result<(Records<'s>, Warnings)> {
+        if !source.is_standard_input() {
+            let recording = Recording::read(source, !self.unsorted).await?;
+            totals.unreadable = recording.unreadable;
+            return recording.in_order();
+        }
+        let (mut items, mut warnings) = source.stream().await?;
         let mut records = Vec::new();
-        let mut keep = |item: io::Result<Result<Record, _>>, warnings: &mut Warnings| {
+        while let Some(item) = items.recv().await {
             match item.map_err(|error| warnings.broken(&error))? {
                 Ok(record) => {
                     warnings.read();
@@ -209,23 +214,12 @@ impl Diff {
                     totals.unreadable += 1;
                 }
             }
-            anyhow::Ok(())
-        };
-        let warnings = if source.is_standard_input() {
-            let (mut items, mut warnings) = source.stream().await?;
-            while let Some(item) = items.recv().await {
-                keep(item, &mut warnings)?;
-            }
-            warnings
-        } else {
-            let (items, mut warnings) = source.open()?;
-            for item in items {
-                keep(item, &mut warnings)?;
-            }
-            warnings
-        };
+        }
         warnings.end()?;
-        Ok((records, warnings))
+        if !self.unsorted {
+            records.sort_by_key(|record| record.t_us);
+        }
+        Ok((Box::new(records.into_iter().map(Ok)), warnings))
     }
 }
 

@@ -45,6 +45,31 @@ fn the_format_is_taken_from_the_beginning_and_said_and_nothing_is_lost() {
     }
 }
 
+/// A pipe, such as a shell's `<(...)`, can be read only once; a file is read twice.
+#[test]
+fn a_named_pipe_is_replayed_as_a_file_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, pipe) = (folder.path().join("file"), folder.path().join("pipe"));
+    let lines: String = (0..10_000)
+        .map(|at: u64| format!("{{\"t_us\":{},\"key\":\"{}\"}}\n", at * 1000 % 7_000_000, at % 7))
+        .chain(["no record\n".to_owned()])
+        .collect();
+    std::fs::write(&file, &lines).expect("written");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let written = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::write(pipe, lines).expect("written")
+    });
+    let [of_pipe, of_file] = [&pipe, &file].map(|path| {
+        let output = tollgate(&["replay", "--rule", "gcra 5/1s", path.to_str().expect("UTF-8")]);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert!(stderr(&output).contains("line 10001: "), "{}", stderr(&output));
+        stdout(&output)
+    });
+    written.join().expect("written");
+    assert!(of_pipe == of_file && of_file.lines().count() == 10_000);
+}
+
 /// As logs are after they were rotated: compressed, and with others appended.
 #[test]
 fn compressed_records_are_read_and_those_that_are_cut_off_are_an_error() {
