@@ -16,11 +16,14 @@
 -- Commands
 --   those of the script, but no MGET: a command must not span slots
 
-local count = ARGV[1] + 0
+local count = tonumber(ARGV[1]) or 0
+if count % 1 ~= 0 or count < 2 or count > 7999 or #ARGV <= count then
+  return redis.error_reply('BADARG across_slots: expected a count of 2 to 7999 keys, then the keys and the arguments')
+end
 local KEYS, ARGV = { unpack(ARGV, 2, count + 1) }, { unpack(ARGV, count + 2) }
 
 -- The keys that a command failed on. To the script each of them is missing, and nothing is written to it any more. Of
--- a key's writes only the last can take units, or all are of one command, so that the first is the one that fails.
+-- a key's writes only the last can take units, or all that can are of one command, so that the first of them fails.
 local refused, call, pcall, concat, type = {}, redis.call, redis.pcall, table.concat, type
 local redis, table = { error_reply = redis.error_reply }, {}
 

@@ -36,7 +36,7 @@
 --   Two-phase commit, within one script.
 --
 -- Commands
---   TIME, and those of the scripts; with an id GET, SET; reset, release and cancel: DEL
+--   TIME, and those of the scripts; with an id GET, SET, SETRANGE; reset, release and cancel: DEL
 --
 -- Expiry
 --   as the scripts', except that a key left untouched by another limit's denial isn't kept longer after a change of
@@ -149,7 +149,12 @@ if remembered then
       if reply.err then remembered = nil end
     end
   end
-  if remembered then return write_all() or remembered end
+  if remembered then
+    -- WAIT waits for what its own connection has written, on some servers (Valkey 9) for nothing else. The first call may
+    -- have come by another one, so that this one writes something too: the same again.
+    redis.pcall('SETRANGE', marker, '0', string.sub(memory, 1, 1))
+    return write_all() or remembered
+  end
   for _, limit in ipairs(limits) do limit.writes = {} end
 end
 

@@ -43,7 +43,8 @@
 --   numbers.
 --
 -- A deny writes
---   nothing, except in four cases: the state's time lay too far ahead and is brought back to now; the numbers have
+--   nothing, except in four cases: the state's time lay too far ahead and is brought back to now, or the
+--   key is forgotten if nothing is used of it; the numbers have
 --   changed so that the key, or what it holds of the call's version, would expire before it resets under these, and
 --   that expiry alone is extended;
 --   +overage counts it, and the expiry is extended where it would end before the count does; or +block blocks the key,
@@ -441,9 +442,11 @@ for index = 1, key_count do
         if returns then redis.call('SETRANGE', key, string.format('%d', returns_at - 1), returns) end
         if (changed or counted) and not covered and server_time then
           -- Denied, and the key would expire before it resets under the new numbers, or before its denials are
-          -- forgotten. In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
-          redis.call('SETRANGE', key, string.format('%d', #front), struct.pack('<I5', armed_until))
+          -- forgotten. Until that is extended the state doesn't say when it expires, so that the next call tries again if
+          -- it is refused. And out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
+          redis.call('SETRANGE', key, string.format('%d', #front), '\0\0\0\0\0')
           redis.call('PEXPIREAT', key, expires)
+          redis.call('SETRANGE', key, string.format('%d', #front), struct.pack('<I5', armed_until))
         end
       end
     end

@@ -389,9 +389,11 @@ function save(alters, counted, covered, armed_until, last, option, expires, tail
     end
     if (counted or (changed and server_time)) and not covered then
       -- Denied, and the key would expire before it resets under the new numbers, or before its denials are forgotten.
-      -- In this order: out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
-      redis.call('SETRANGE', key, string.format('%d', EXPIRY_AT - 1), struct.pack('<I5', armed_until))
+      -- Until that is extended the state doesn't say when it expires, so that the next call tries again if it is
+      -- refused. And out of memory, Redis refuses a SETRANGE, but no PEXPIREAT.
+      redis.call('SETRANGE', key, string.format('%d', EXPIRY_AT - 1), '\0\0\0\0\0')
       arm(expires, server_time)
+      redis.call('SETRANGE', key, string.format('%d', EXPIRY_AT - 1), struct.pack('<I5', armed_until))
     end
     return true
   end

@@ -91,7 +91,8 @@ pub(super) struct Expected {
 
 /// How soon after a connection falls silent another one is used.
 pub(super) const RECONNECTED: Duration = Duration::from_secs(1);
-/// The breaker's, with its jitter.
+/// The breaker's, with their jitter.
+const FIRST_PAUSE: Duration = Duration::from_millis(125);
 const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
 
 const BOTH: &[Direction] = &[ToServer, ToClient];
@@ -131,8 +132,8 @@ pub(super) fn outage(chance: &mut Chance) -> Injection {
 
 pub(super) fn expected(faults: &[Injection], end: Duration, confirmed: bool) -> Expected {
     let first = faults.iter().map(|fault| fault.at).min().unwrap_or_default();
-    // The breaker's pause is about as long as the outage was.
-    let pauses = (end - first).min(LONGEST_PAUSE);
+    // The breaker's pause is about as long as the outage was, but no shorter than its first.
+    let pauses = (end - first).clamp(FIRST_PAUSE, LONGEST_PAUSE);
     let (well_from, only_connections_fail_from) = match faults {
         [Injection { at, what: What::BlackHole { new: false, everywhere: false, .. }, .. }] => {
             (end + RECONNECTED, Some(*at))

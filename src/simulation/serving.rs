@@ -302,11 +302,16 @@ impl Server {
             })
         });
         let before: Vec<_> = used.iter().map(|key| state.store.shown(key)).collect();
-        let run = |runner: &mut Runner| runner.run(&digest, &mut state.store, (keys, arguments), refusal, serves);
-        let answer = RUNNER.with_borrow_mut(run);
+        let run = |runner: &mut Runner| {
+            let answer = runner.run(&digest, &mut state.store, (keys, arguments), refusal, serves);
+            (answer, runner.wrote())
+        };
+        let (answer, wrote) = RUNNER.with_borrow_mut(run);
         let changed = used.iter().zip(before).any(|(key, before)| state.store.shown(key) != before);
         if changed {
             state.unsynced.extend_from_slice(used);
+        }
+        if wrote {
             session.wrote_at = Some(Instant::now());
         }
         drop(state);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlua::{Function, Lua, Table, Value};
 
@@ -22,6 +23,8 @@ pub(crate) struct Runner {
     refusal: Arc<Lock<Option<String>>>,
     /// Whether the server has these keys, of which so many are missing. Asked of what a script doesn't declare.
     serves: Arc<Lock<Option<Serves>>>,
+    /// Whether the last script wrote anything, even what was there before.
+    wrote: Arc<AtomicBool>,
     /// By digest.
     compiled: BTreeMap<String, Compiled>,
 }
@@ -86,8 +89,10 @@ impl Runner {
         let refusal: Arc<Lock<Option<String>>> = Arc::default();
         let redis = lua.create_table().expect("a table");
         let serves: Arc<Lock<Option<Serves>>> = Arc::default();
+        let wrote: Arc<AtomicBool> = Arc::default();
         let called = |lua: &Lua, throws: bool| {
             let (store, refusal, serves) = (Arc::clone(&keyspace), Arc::clone(&refusal), Arc::clone(&serves));
+            let wrote = Arc::clone(&wrote);
             lua.create_function(move |lua, words: mlua::MultiValue| {
                 let reads = matches!(words.front(), Some(Value::String(name)) if READS.contains(&&*name.as_bytes()));
                 let refused = refusal.lock().clone().filter(|_| !reads);
@@ -96,7 +101,10 @@ impl Runner {
                 let away = serves.lock().as_ref().is_some_and(|serves| !keys.is_empty() && !serves(&keys, missing));
                 let refused = if away { Some(NON_LOCAL.to_owned()) } else { refused };
                 match refused.map_or_else(|| run(lua, &store, &words), |why| Ok(Err(ServerError(why))))? {
-                    Ok(value) => Ok(value),
+                    Ok(value) => {
+                        wrote.fetch_or(!reads, Ordering::Relaxed);
+                        Ok(value)
+                    }
                     Err(error) if throws => Err(mlua::Error::external(error)),
                     Err(ServerError(message)) => lua.create_table_from([("err", message)]).map(Value::Table),
                 }
@@ -109,7 +117,7 @@ impl Runner {
             redis.set("error_reply", lua.create_function(reply)?)
         };
         install().expect("a table takes a few functions");
-        Self { lua, redis, keyspace, refusal, serves, compiled: BTreeMap::new() }
+        Self { lua, redis, keyspace, refusal, serves, wrote, compiled: BTreeMap::new() }
     }
 
     /// The digest by which this text is called from here on, or what is wrong with it.
@@ -138,6 +146,7 @@ impl Runner {
         refusal: Option<&str>,
         serves: Option<Serves>,
     ) -> Answer {
+        self.wrote.store(false, Ordering::Relaxed);
         if let Some(refusal) = refusal.filter(|_| self.compiled.get(digest).is_some_and(|script| script.declares)) {
             return Answer::Error(refusal.to_owned());
         }
@@ -150,6 +159,11 @@ impl Runner {
         let answer = self.call(digest, keys, arguments);
         swap(store);
         answer.unwrap_or_else(|error| Answer::Error(thrown(&error, digest)))
+    }
+
+    /// Whether the script that was run last wrote anything, even what was there before.
+    pub(crate) fn wrote(&self) -> bool {
+        self.wrote.load(Ordering::Relaxed)
     }
 
     fn call(&self, digest: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> mlua::Result<Answer> {
