@@ -40,9 +40,9 @@ pub(crate) struct Ask<'a> {
     pub(crate) now_us: Option<u64>,
     /// Keys in one call of the script; bounded so that it doesn't hold up Redis for long.
     pub(crate) most_keys: usize,
-    /// Only asks of one partition share a call,
+    /// The slot of a cluster. Asks of several partitions share a call only if all of them are `across_partitions`.
     pub(crate) partition: u16,
-    /// unless they may share it with others: a partition is a slot of a cluster, and the node takes such calls.
+    /// Whether the node takes calls with keys of several slots.
     pub(crate) across_partitions: bool,
 }
 

@@ -14,7 +14,7 @@ use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 
 use self::deadline::Deadline;
-use self::redis::address;
+use self::redis::{Asking, address};
 use crate::batch::Ask;
 use crate::call::{Call, Reply};
 use crate::decision::By;
@@ -133,8 +133,19 @@ impl Engine {
         Ok(Acquiring::Otherwise(otherwise, until))
     }
 
+    /// Decides this ask in a call of its own.
+    pub(crate) async fn acquire_by_itself(&self, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
+        match self {
+            Self::Redis(redis) => redis.acquire_by_itself(Asking::No, ask, until).await,
+            // Which sees to that itself.
+            Self::Cluster(cluster) => cluster.acquire(ask.clone(), until).await,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(embedded) => embedded.acquire(ask),
+        }
+    }
+
     /// Begins to decide all of these, each independently and by its own deadline. On one Redis they are queued at once.
-    pub(crate) fn acquire_all<'r>(&'r self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> AcquiringAll<'r> {
+    pub(crate) fn acquire_all<'r>(&'r self, asks: impl Iterator<Item = (Ask<'r>, Deadline)>) -> AcquiringAll<'r> {
         match self {
             Self::Redis(redis) => AcquiringAll::Queued(redis.acquire_all(asks)),
             Self::Cluster(cluster) => AcquiringAll::Asked(Box::pin(cluster.acquire_all(asks.collect()))),

@@ -51,28 +51,31 @@
 //! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use what
 //! everybody may use of this one, which knows neither.
 //!
-//! # The road of an acquire
+//! # The path of an acquire
 //!
 //! What an acquire of one limit on one Redis passes through, by the function that is called and its file in `src/`:
 //!
-//! 1. `acquire` in `limiter.rs` makes the future, an [`Acquire`].
+//! 1. `acquire` in `limiter.rs` makes the future, an [`Acquire`], unless several limits decide
+//!    (`target_of_ask` in `limiter/sharded.rs`).
 //! 2. `poll` in `limiter/acquire.rs` asks once, and waits.
 //! 3. `ask` in `limiter/prepare.rs` takes the limit's numbers and the request's cost,
 //! 4. `state_key` in `key.rs` spells the key.
 //! 5. `acquire` in `engine.rs` chooses the engine;
-//! 6. `acquire` in `engine/redis/dispatch.rs` finds the runtime's connection, whose breaker may refuse.
-//! 7. `enter` in `engine/redis/queue.rs` lets a lone call go by itself, and others
-//! 8. `add` in `batch.rs` join the batch that is being filled, under the one lock of this road.
-//! 9. `run` in `engine/redis/dispatch.rs` takes the batch, in a task of its own,
-//! 10. `exchange` in `engine/redis/exchange.rs` sends it, and again what certainly didn't run,
+//! 6. `acquire` in `engine/redis/dispatch.rs` finds the runtime's queue, whose breaker may refuse.
+//! 7. `enter` in `engine/redis/queue.rs` lets a lone call go by itself (`by_itself` in `dispatch.rs`, then 10), and others
+//! 8. `add` in `batch.rs` join the batch that is being filled, under the one lock that a caller takes.
+//! 9. `run` in `engine/redis/dispatch.rs` takes the batch and a connection, in a task of its own; its `send` sends again
+//!    what certainly didn't run.
+//! 10. `exchange` in `engine/redis/exchange.rs` sends the calls, and by their text those that the server doesn't know,
 //! 11. `packed_command` in `engine/redis/pipeline.rs` writes each EVALSHA.
-//! 12. `read` in `batch.rs` reads what the script answers: a record of each key. The callers are woken.
+//! 12. `read` in `batch.rs` reads what the script answers: a record of each key. `queue/in_flight.rs` wakes the callers.
 //! 13. `poll` in `engine/redis/queue.rs` finds the caller's record,
 //! 14. `reply` in `batch/records.rs` its own answer in that,
 //! 15. `decision_of_ask` in `limiter/decide.rs` the [`Decision`].
 //!
 //! Whatever few calls need is behind one boxed call, from `limiter/acquire.rs` or from the limiter's other methods to
-//! `decide_or_fall_back` in `limiter/decide.rs`: several limits, ids, two shards, and what the rule's policy answers.
+//! `decide_or_fall_back` in `limiter/decide.rs`: several limits, ids, two shards, and rules that count denials, block or
+//! say what a change does. What the rule's policy answers comes from `limiter/fallback.rs`.
 //!
 //! # Invariants
 //!

@@ -7,14 +7,16 @@ use crate::call::Reply;
 use crate::error::{Error, Kind};
 use crate::script::Script;
 
-/// Noted in the error of an ask that shared a call with others of several slots of a cluster, and got no decision from
-/// it. Nothing was taken, and it can be asked again.
+/// Noted in the error of an ask that shared a call with others, and got no decision from it. Nothing was taken, and it
+/// can be asked again by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AskApart {
     /// The node can't read or write this key now, or its user may not: asked alone, it says why.
     Key,
-    /// The node refused the whole call.
+    /// The node refused the whole call, whose keys are of several slots of a cluster.
     Call,
+    /// The user may not use one of the keys that the call declares, and so the whole call was refused.
+    Others,
 }
 
 /// A call's answer: one record for each group.

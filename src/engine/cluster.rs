@@ -166,7 +166,7 @@ impl Cluster {
         self.ask(NodeCall::Call(call), slot, Deadline::after(deadline)).await
     }
 
-    /// Decides this ask, alone or with others of its slot.
+    /// Decides this ask, alone or with others of its node.
     pub(crate) async fn acquire(&self, ask: Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         let slot = slot_of(&ask.key);
         let ask = Ask { partition: slot, ..ask };
@@ -174,11 +174,10 @@ impl Cluster {
     }
 
     /// Decides all of these at the same time, each independently and by its own deadline.
-    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask<'_>, Duration)>) -> Vec<Result<Reply, Error>> {
-        let began = Instant::now();
-        let asks = asks.into_iter().map(|(ask, deadline)| {
+    pub(crate) async fn acquire_all(&self, asks: Vec<(Ask<'_>, Deadline)>) -> Vec<Result<Reply, Error>> {
+        let asks = asks.into_iter().map(|(ask, until)| {
             let slot = slot_of(&ask.key);
-            (Ask { partition: slot, ..ask }, slot, Deadline::counted_from(began, deadline))
+            (Ask { partition: slot, ..ask }, slot, until)
         });
         let asks: Vec<_> = asks.collect();
         let mut of_nodes: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
@@ -199,7 +198,7 @@ impl Cluster {
             let across_partitions = node.across_slots.are_allowed();
             let asked = of_node.iter().map(|at| {
                 let (ask, _, until) = &asks[*at];
-                (Ask { across_partitions, ..ask.clone() }, until.length)
+                (Ask { across_partitions, ..ask.clone() }, *until)
             });
             let mut many = node.redis.acquire_all(asked);
             let mut answers = Vec::with_capacity(of_node.len());
@@ -286,6 +285,7 @@ impl Cluster {
                 }
                 answer
             }
+            AskApart::Others => call.put_to(node, Routing::Alone, until).await,
         }
     }
 
@@ -299,7 +299,7 @@ impl Cluster {
         slot: u16,
         until: Deadline,
     ) -> Result<Reply, Error> {
-        if let Some(apart) = error.note().copied() {
+        while let Some(apart) = error.note().copied() {
             match self.ask_apart(apart, &node, call, until).await {
                 Err(another) => error = another,
                 answer => return answer,
@@ -357,16 +357,15 @@ impl Cluster {
 
 impl NodeCall<'_> {
     async fn put_to(self, node: &Node, routing: Routing, until: Deadline) -> Result<Reply, Error> {
-        let left = until.left();
         let asking = if routing == Routing::Asking { Asking::Yes } else { Asking::No };
         match self {
-            Self::Call(call) => node.redis.run_as(asking, call, left).await,
+            Self::Call(call) => node.redis.run_as(asking, call, until).await,
             Self::Ask(ask) if matches!(routing, Routing::WithNode | Routing::WithSlot) => {
                 let across_partitions = routing == Routing::WithNode && node.across_slots.are_allowed();
                 let ask = Ask { across_partitions, ..ask.clone() };
                 poll_fn(|context| Poll::Ready(node.redis.acquire(&ask, until, context.waker()))).await?.await
             }
-            Self::Ask(ask) => node.redis.acquire_by_itself(asking, ask, left).await,
+            Self::Ask(ask) => node.redis.acquire_by_itself(asking, ask, until).await,
         }
     }
 }

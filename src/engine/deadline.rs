@@ -13,7 +13,7 @@ pub(super) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(super) at: Instant,
-    pub(super) length: Duration,
+    length: Duration,
 }
 
 impl Deadline {
@@ -21,7 +21,7 @@ impl Deadline {
         Self::counted_from(Instant::now(), length)
     }
 
-    pub(super) fn counted_from(began: Instant, length: Duration) -> Self {
+    pub(crate) fn counted_from(began: Instant, length: Duration) -> Self {
         Self { at: began + length.min(LONGEST_DEADLINE), length }
     }
 

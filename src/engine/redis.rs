@@ -246,15 +246,15 @@ impl Redis {
     }
 
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        self.run_as(Asking::No, call, deadline).await
+        self.run_as(Asking::No, call, Deadline::after(deadline)).await
     }
 
     /// The same for a slot that is moving to this node, or that it has.
-    pub(super) async fn run_as(&self, asking: Asking, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
+    pub(super) async fn run_as(&self, asking: Asking, call: &Call<'_>, until: Deadline) -> Result<Reply, Error> {
         let per_runtime = self.per_runtime()?;
         let _entry = per_runtime.breaker.enter()?;
         let confirmed = call.mode.takes() && call.cost > 0;
-        self.ask_one(&per_runtime, call, asking, confirmed, Deadline::after(deadline)).await
+        self.ask_one(&per_runtime, call, asking, confirmed, until).await
     }
 }
 

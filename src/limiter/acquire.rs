@@ -1,8 +1,8 @@
-//! The road of an acquire of one limit, from the request to its decision. Whatever few calls need is behind one boxed
+//! An acquire of one limit, from the request to its decision. Whatever few calls need is behind one boxed
 //! call: an id, several limits, an answer that must be asked for again or that the rule's policy gives.
 
 use std::fmt;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker, ready};
 
 use futures_util::future::BoxFuture;
@@ -56,7 +56,10 @@ impl<'a> Acquire<'a> {
             let reply = match &mut self.state {
                 State::New => match self.begin(context.waker()) {
                     Ok(None) => continue,
-                    Ok(Some(recalled)) => return Poll::Ready(Ok(recalled)),
+                    // It is there at once, and the caller may ask again at once: others must have their turn.
+                    Ok(Some(recalled)) => {
+                        return pin!(tokio::task::consume_budget()).poll(context).map(|()| Ok(recalled));
+                    }
                     Err(error) => Err(error),
                 },
                 State::Asked(acquiring, _) => ready!(Pin::new(acquiring).poll(context)),
@@ -111,7 +114,7 @@ impl<'a> Acquire<'a> {
         };
         State::Elsewhere(Box::pin(async move {
             let request = Request::from(request);
-            let decided = match until.filter(|_| error.stale_at().is_some()) {
+            let decided = match until.filter(|_| Limiter::is_asked_again_after(&error)) {
                 Some(until) => limiter.acquire_again(rule, target, request.plain(), error, until).await,
                 None => Err(error),
             };
@@ -141,6 +144,9 @@ impl Future for Acquire<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        if matches!(this.state, State::Ended) {
+            return Poll::Pending;
+        }
         let begin = || Observed::begin(this.rule.name(), Operation::Acquire.name(), true);
         let observed = this.observed.take().unwrap_or_else(begin);
         match observed.within(|| this.poll_decided(context)) {

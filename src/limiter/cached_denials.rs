@@ -30,6 +30,8 @@ impl Limiter {
             return self.decide_by_engine(rule, request, operation).await;
         };
         if let Some(denial) = cache.recall(&sighting, request.units(rule)) {
+            // It is there at once, and the caller may ask again at once: others must have their turn.
+            tokio::task::consume_budget().await;
             return Ok(denial);
         }
         let decision = self.decide_by_engine(rule, request, operation).await?;

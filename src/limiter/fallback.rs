@@ -21,6 +21,8 @@ impl Limiter {
         request: &Request<'_>,
         operation: Operation,
     ) -> Result<Decision, Error> {
+        // An open breaker refuses at once, and the caller may ask again at once: others must have their turn.
+        tokio::task::consume_budget().await;
         let asks = matches!(operation, Operation::Acquire | Operation::Peek | Operation::Reserve | Operation::AtMost);
         let gives_back = matches!(
             operation,

@@ -11,6 +11,7 @@ use crate::call::Reply;
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
 use crate::engine::AcquiringAll;
+use crate::engine::deadline::Deadline;
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::request::Request;
@@ -76,26 +77,29 @@ impl Limiter {
                 // Lets what is already prepared be sent while the rest is being prepared.
                 tokio::task::yield_now().await;
             }
-            let spent = began.elapsed();
             let asks = step.iter().filter_map(|request| {
-                if request.deadline_or(self.deadline) <= spent {
+                let until = Deadline::counted_from(began, request.deadline_or(self.deadline));
+                if until.check().is_err() {
                     ways.push(Plan::Late);
                     return None;
                 }
                 let (way, ask) = self.way(rule, request).unwrap_or_else(|error| (Plan::Refused(error), None));
                 ways.push(way);
-                Some((ask?, request.deadline_or(self.deadline).saturating_sub(spent)))
+                Some((ask?, until))
             });
             steps.push(self.engine.acquire_all(asks));
         }
         let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Plan::Alone));
-        let alone = alone.map(|(request, _)| self.acquire(rule, *request));
+        let alone = alone.map(async |(request, _)| match left_of(request.deadline_or(self.deadline), began) {
+            Ok(left) => self.acquire(rule, request.deadline(left)).await,
+            Err(late) => self.or_instead(rule, request, Err(late)).await,
+        });
         let begun = join_all(steps.iter_mut().map(AcquiringAll::begin));
         let mut alone = join(begun, join_all(alone)).await.1.into_iter();
         let mut steps = steps.into_iter();
         let mut together = steps.next();
         let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());
-        let mut stale = Vec::new();
+        let (mut stale, mut apart) = (Vec::new(), Vec::new());
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
                 Plan::Together(sighting) => {
@@ -109,6 +113,11 @@ impl Limiter {
                     match reply {
                         Err(refused) if refused.stale_at().is_some() => {
                             stale.push((decisions.len(), sighting));
+                            decisions.push(Err(refused));
+                            continue;
+                        }
+                        Err(refused) if Self::is_asked_again_after(&refused) => {
+                            apart.push((decisions.len(), sighting, refused.clone()));
                             decisions.push(Err(refused));
                             continue;
                         }
@@ -129,6 +138,23 @@ impl Limiter {
             };
             decisions.push(self.or_instead(rule, request, decided).await);
         }
+        if !apart.is_empty() {
+            let again = apart.into_iter().map(async |(at, sighting, refused)| {
+                let request = &requests[at];
+                let until = Deadline::counted_from(began, request.deadline_or(self.deadline));
+                let decided = match self.target_of_ask(rule, request) {
+                    Some(target) => self.acquire_again(rule, target, request.plain(), refused, until).await,
+                    None => Err(refused),
+                };
+                if let (Ok(decision), Some(cache), Some(sighting)) = (&decided, &self.denials, sighting) {
+                    cache.remember(*sighting, request.units(rule), decision);
+                }
+                (at, self.or_instead(rule, request, decided).await)
+            });
+            for (at, decided) in Box::pin(join_all(again)).await {
+                decisions[at] = decided;
+            }
+        }
         if !stale.is_empty() {
             Box::pin(self.acquire_stale_again(rule, &requests, stale, &mut decisions, began)).await;
         }
@@ -144,11 +170,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let decided = match decided {
             Ok(decision) => Ok(decision),
-            Err(error) => {
-                // Deciding in this process never yields by itself.
-                tokio::task::consume_budget().await;
-                Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await
-            }
+            Err(error) => Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await,
         };
         counted(rule, decided.as_ref());
         decided.map(|decision| decision.jittered(request.wait_jitter()))
@@ -166,12 +188,13 @@ impl Limiter {
     ) {
         let ask = |at: usize| {
             let request = &requests[at];
-            let left = left_of(request.deadline_or(self.deadline), began)?;
+            let until = Deadline::counted_from(began, request.deadline_or(self.deadline));
+            until.check()?;
             let (Some(target), Err(refused)) = (self.target_of_ask(rule, request), &decisions[at]) else {
                 return Err(garbled());
             };
             let ask = self.ask_again(rule, target, request.plain(), refused)?.ok_or_else(garbled)?;
-            Ok((ask, left))
+            Ok((ask, until))
         };
         let mut unsent = Vec::with_capacity(stale.len());
         let mut again = self.engine.acquire_all(stale.iter().filter_map(|(at, _)| {

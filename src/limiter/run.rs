@@ -1,5 +1,5 @@
-//! Script calls: in the packed form if it can express the request, otherwise in full. A call whose calendar windows
-//! don't contain the server's time has charged nothing, and is made once more.
+//! Script calls in full, and what is asked once more: a call whose calendar windows don't contain the server's time, or
+//! one that shared a script call with a key that its user may not use. Neither has charged anything.
 
 use std::borrow::Cow;
 use std::future::poll_fn;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Limiter;
-use crate::batch::Ask;
+use crate::batch::{Ask, AskApart};
 use crate::call::{Call, LimitInput, Marker, Mode, Reply};
 use crate::decision::Decision;
 use crate::engine::deadline::Deadline;
@@ -21,17 +21,22 @@ use crate::rule::{Rule, Target};
 use crate::script::Script;
 
 impl Limiter {
-    /// Asks once more for an acquire whose windows were refused with this error.
+    /// Asks once more for an acquire that was refused with this error.
     pub(super) async fn acquire_again(
         &self,
         rule: &Rule,
         target: Target<'_>,
         request: &PlainRequest<'_>,
-        stale: Error,
+        refused: Error,
         until: Deadline,
     ) -> Result<Decision, Error> {
         until.check()?;
-        let Some(ask) = self.ask_again(rule, target, request, &stale)? else { return Err(stale) };
+        if refused.note::<AskApart>().is_some() {
+            let Some(ask) = self.ask(rule, target, request)? else { return Err(refused) };
+            let reply = Box::pin(self.engine.acquire_by_itself(&ask, until)).await?;
+            return self.decision_of_ask(rule, target, request, &reply);
+        }
+        let Some(ask) = self.ask_again(rule, target, request, &refused)? else { return Err(refused) };
         let begun = poll_fn(|context| Poll::Ready(self.engine.acquire(&ask, until, context.waker()))).await?;
         self.decision_of_ask(rule, target, request, &begun.await?)
     }
@@ -48,6 +53,11 @@ impl Limiter {
         self.server_clock.heard(server_us);
         let numbers = Arc::clone(&windows.around_server_time(server_us).packed);
         Ok(self.ask(rule, target, request)?.map(|ask| Ask { numbers: Cow::Owned(numbers), ..ask }))
+    }
+
+    /// Whether an acquire that was refused with this error is [asked for again](Self::acquire_again).
+    pub(super) fn is_asked_again_after(error: &Error) -> bool {
+        error.stale_at().is_some() || error.note::<AskApart>().is_some()
     }
 
     /// Calls a script in full.

@@ -52,8 +52,8 @@ impl Limiter {
         }
     }
 
-    /// The limit, or the shard of one, that decides this acquire by itself, if the [ask](Self::ask) can be all that is
-    /// sent.
+    /// The one limit, or the one shard of it, that decides this acquire. None if there are several, or if the acquire has
+    /// an id or its rule [options](Rule::options), which an [ask](Self::ask) can't express.
     pub(super) fn target_of_ask<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
         let [scoped] = rule.scoped_limits() else { return None };
         if request.has_id() || !rule.options().is_empty() {

@@ -252,3 +252,32 @@ proptest! {
         });
     }
 }
+
+/// Nothing waits for a denial that is remembered, so only the caller can let others have their turn.
+#[tokio::test]
+async fn a_caller_who_asks_again_and_again_lets_others_have_their_turn() {
+    let limiter = Limiter::new(Embedded::new()).denial_cache(DenialCache::of_keys(10));
+    let rule = rule("gcra 1/1d");
+    let turns = std::cell::Cell::new(0);
+    let others = async {
+        loop {
+            turns.set(turns.get() + 1);
+            tokio::task::yield_now().await;
+        }
+    };
+    let asks = async {
+        for _ in 0..10_000 {
+            limiter.acquire(&rule, "key").await.expect("a decision");
+        }
+    };
+    tokio::task::LocalSet::new()
+        .run_until(async {
+            tokio::select! {
+                biased;
+                () = asks => {}
+                () = others => {}
+            }
+        })
+        .await;
+    assert!(turns.get() > 10, "{} turns", turns.get());
+}

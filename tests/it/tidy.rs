@@ -76,12 +76,12 @@ fn what_decides_reads_clocks_that_a_simulation_sets() {
 
 /// The list in the crate's documentation.
 #[test]
-fn the_road_of_an_acquire_has_at_most_fifteen_stops_each_where_the_documentation_says() {
+fn the_path_of_an_acquire_has_at_most_fifteen_stops_each_where_the_documentation_says() {
     let documented = read("src/lib.rs");
-    let (_, road) = documented.split_once("//! # The road of an acquire").expect("a road");
-    let (road, _) = road.split_once("//! # ").expect("what follows it");
+    let (_, path) = documented.split_once("//! # The path of an acquire").expect("a path");
+    let (path, _) = path.split_once("//! # ").expect("what follows it");
     let stops =
-        road.lines().filter(|line| line.trim_start_matches("//! ").starts_with(|first: char| first.is_ascii_digit()));
+        path.lines().filter(|line| line.trim_start_matches("//! ").starts_with(|first: char| first.is_ascii_digit()));
     let stops: Vec<_> = stops.map(|line| line.split('`').collect::<Vec<_>>()).collect();
     assert!((1..=15).contains(&stops.len()), "{}", stops.len());
     for stop in stops {

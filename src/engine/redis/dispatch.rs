@@ -4,7 +4,6 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use super::Redis;
 use super::breaker::Admission;
@@ -85,11 +84,11 @@ impl Redis {
         &self,
         asking: Asking,
         ask: &Ask<'_>,
-        deadline: Duration,
+        until: Deadline,
     ) -> Result<Reply, Error> {
         let per_runtime = self.per_runtime()?;
         let _entry = per_runtime.breaker.enter()?;
-        self.by_itself(&per_runtime, asking, ask, Deadline::after(deadline)).await
+        self.by_itself(&per_runtime, asking, ask, until).await
     }
 
     async fn by_itself(
@@ -106,7 +105,7 @@ impl Redis {
     }
 
     /// Decides all of these together, each independently and by its own deadline. They are queued at once.
-    pub(in crate::engine) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Duration)>) -> Many {
+    pub(in crate::engine) fn acquire_all<'r>(&self, asks: impl Iterator<Item = (Ask<'r>, Deadline)>) -> Many {
         match self.per_runtime().and_then(|per_runtime| Ok((per_runtime.breaker.enter()?, per_runtime))) {
             Ok((entry, per_runtime)) => {
                 let (waiting, begin) = per_runtime.queue.enter_all(asks);

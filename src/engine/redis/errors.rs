@@ -125,6 +125,8 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         Some(redirect) => told.redirected(redirect),
         None => told,
     };
+    // Out of memory, Redis refuses a script's first write, and lets one that has written go on.
+    let is_first_write = error.code() == Some("OOM");
     let begun = error.detail().is_some_and(|detail| detail.contains(" script: ") || detail.contains(" command: "));
     // A script reads all it needs, and finds what it can't read, before it writes.
     let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
@@ -134,7 +136,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         let after_charging = |command: &String| called.script.runs_after_charging(command);
         command.as_deref() != Some("time") && (called.writes_several || command.as_ref().is_some_and(after_charging))
     };
-    if begun && writing && called.is_some_and(charged) { told.half_way() } else { told }
+    if begun && writing && !is_first_write && called.is_some_and(charged) { told.half_way() } else { told }
 }
 
 /// How Redis 7.0, and newer versions and Valkey, begin the error that a user may not run a command that a script calls.
@@ -166,7 +168,7 @@ fn says(error: &RedisError, beginnings: &[&str]) -> bool {
 }
 
 /// Whether the refusal is about a key rather than a command.
-fn is_of_a_key(error: &RedisError) -> bool {
+pub(super) fn is_of_a_key(error: &RedisError) -> bool {
     let refused = ["access a key", "access one of the keys", "access at least one of the keys"];
     error.detail().is_some_and(|detail| refused.iter().any(|refused| detail.contains(refused)))
 }

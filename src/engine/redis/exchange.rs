@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Redis;
 use super::connection::Connection;
-use super::errors::Called;
+use super::errors::{Called, is_of_a_key};
 use super::per_runtime::PerRuntime;
 use super::pipeline::{Asking, Eval, call_command, packed_command, send};
 use super::queue::Stage;
@@ -109,6 +109,8 @@ impl Redis {
             let mut retries = Retries::new();
             let mut connection = self.connection(per_runtime).await?;
             loop {
+                // Also where the caller comes back late to a future that it had left alone.
+                until.check()?;
                 stage = Stage::Sent;
                 let calls = std::slice::from_ref(call);
                 let mut outcomes = self.exchange(per_runtime, &connection, calls, options, &retries).await;
@@ -240,14 +242,17 @@ impl ScriptCall for PackedCall<'_> {
     }
 
     /// A node may refuse a call across slots where it takes one that declares its keys; or, being a replica, redirect
-    /// that. But one that runs no script for now refuses both.
+    /// that. But one that runs no script for now refuses both. And one key that the user may not use must not fail
+    /// those of others.
     fn refused(&self, error: Error, said: &RedisError) -> Error {
         let for_now = error.is_not_now() && said.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly);
         let refused =
             error.is_permission() || error.is_unsupported() || error.is_refused() && error.stale_at().is_none();
-        match self.is_across_slots() && refused && !for_now && error.charged() == Charged::No {
-            true => error.redirected(AskApart::Call),
-            false => error,
+        match self.is_across_slots() {
+            _ if for_now || error.charged() != Charged::No => error,
+            true if refused => error.redirected(AskApart::Call),
+            false if self.key_count() > 1 && is_of_a_key(said) => error.redirected(AskApart::Others),
+            _ => error,
         }
     }
 

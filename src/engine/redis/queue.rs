@@ -7,14 +7,13 @@
 
 mod in_flight;
 mod machine;
+mod watch;
 
 use std::collections::VecDeque;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, MutexGuard, Weak};
+use std::pin::Pin;
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
-use futures_util::future::{Either, select};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -28,13 +27,10 @@ use crate::runtime::{self, Timer};
 use in_flight::{BatchState, Sent, Waiter};
 pub(super) use in_flight::{InFlight, Stage};
 use machine::{Action, Event, Machine};
+use watch::WatchEnds;
 
 /// Callers in one batch; bounded so that a batch whose callers have all given up is soon freed.
 const MOST_WAITERS: usize = 16_384;
-/// How late a caller may be woken after its deadline. Callers with deadlines this close are woken together: checking
-/// for each by itself would take quadratic time.
-const GRAIN: Duration = Duration::from_millis(1);
-
 /// The calls of one runtime to one Redis.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -47,8 +43,11 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Batches waiting to be sent. The last one takes new callers.
+    /// Batches waiting to be sent: first those of single callers, then those of callers with many asks. The last one of
+    /// each kind takes new ones.
     filling: VecDeque<Filling>,
+    /// Whether the next batch is one of many asks, if any waits: the last one wasn't.
+    many_are_next: bool,
     /// Batches awaiting answers, including those given up.
     in_flight: Vec<Arc<BatchState>>,
     /// Who sends them.
@@ -65,6 +64,8 @@ struct Filling {
     /// Callers that haven't given up.
     waiting: usize,
     shared: Arc<BatchState>,
+    /// Whether its asks were queued by callers with many, whom a single caller doesn't wait for.
+    is_of_many: bool,
 }
 
 /// Waits for the answer of a batch.
@@ -111,7 +112,8 @@ impl Queue {
         if let Action::SendOwn(generation) = state.machine.on(Event::Entered) {
             return Entered::Alone(generation);
         }
-        let (shared, index) = state.add(self, ask, hash, until.at, Some(waker));
+        let waiter = Waiter { waker: Some(waker), until: until.at, group: None };
+        let (shared, index) = state.add(self, ask, hash, waiter, false);
         let begin = ToBegin { watch: self.claim_watch(&mut state, until.at), dispatch: state.dispatch(Event::Queued) };
         drop(state);
         Entered::Queued(Waiting::new(shared, index, until, true), begin)
@@ -120,14 +122,13 @@ impl Queue {
     /// Enters with many asks, whose caller waits for one after another.
     pub(super) fn enter_all<'r>(
         self: &Arc<Self>,
-        asks: impl Iterator<Item = (Ask<'r>, Duration)>,
+        asks: impl Iterator<Item = (Ask<'r>, Deadline)>,
     ) -> (Vec<Waiting>, ToBegin) {
-        let now = Instant::now();
         let mut waiting = Vec::with_capacity(asks.size_hint().1.unwrap_or_default());
-        for (ask, deadline) in asks {
-            let (hash, until) = (ask.hash(), Deadline::counted_from(now, deadline));
+        for (ask, until) in asks {
+            let (hash, waiter) = (ask.hash(), Waiter { waker: None, until: until.at, group: None });
             // Releases the lock in between, so that others get their turn.
-            let (shared, index) = self.state().add(self, &ask, hash, until.at, None);
+            let (shared, index) = self.state().add(self, &ask, hash, waiter, true);
             waiting.push(Waiting::new(shared, index, until, false));
         }
         let mut state = self.state();
@@ -143,7 +144,7 @@ impl Queue {
         if state.machine.on(Event::Connected { generation, waits }) != Action::SendNext {
             return None;
         }
-        let Filling { mut batch, waiters, shared, .. } = state.filling.pop_front()?;
+        let Filling { mut batch, waiters, shared, .. } = state.take_next()?;
         // From now on the batch is found in `in_flight`.
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
@@ -233,10 +234,10 @@ impl Drop for Queue {
 impl ToBegin {
     pub(super) fn begin_watch(&self, queue: &Arc<Queue>) {
         if self.watch {
-            let mut ends = WatchEnds { queue: Arc::downgrade(queue), over: false };
+            let mut ends = WatchEnds::of(queue);
             let earlier = Arc::clone(&queue.earlier);
             // The caller may be polled on another runtime.
-            queue.runtime.spawn(async move { watch(&mut ends, &earlier).await });
+            queue.runtime.spawn(async move { ends.watch(&earlier).await });
         }
     }
 }
@@ -247,20 +248,39 @@ impl State {
         queue: &Arc<Queue>,
         ask: &Ask<'_>,
         hash: u64,
-        until: Instant,
-        waker: Option<Waker>,
+        waiter: Waiter,
+        is_of_many: bool,
     ) -> (Arc<BatchState>, usize) {
         let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(ask, hash);
-        if self.filling.back().is_none_or(is_full) {
+        let end = if is_of_many { self.filling.len() } else { self.singles() };
+        let last = end.checked_sub(1).filter(|last| {
+            let last = &self.filling[*last];
+            last.is_of_many == is_of_many && !is_full(last)
+        });
+        let at = last.unwrap_or(end);
+        if last.is_none() {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
-            self.filling.push_back(Filling { batch, waiters, waiting: 0, shared: BatchState::of(queue) });
+            self.filling.insert(at, Filling { batch, waiters, waiting: 0, shared: BatchState::of(queue), is_of_many });
         }
-        let last = self.filling.len() - 1;
-        let Filling { batch, waiters, waiting, shared } = &mut self.filling[last];
+        let Filling { batch, waiters, waiting, shared, .. } = &mut self.filling[at];
         let group = batch.add(ask, hash);
         *waiting += 1;
-        waiters.push(Waiter { waker, until, group: Some(group) });
+        waiters.push(Waiter { group: Some(group), ..waiter });
         (Arc::clone(shared), waiters.len() - 1)
+    }
+
+    /// How many of the batches that wait are single callers'.
+    fn singles(&self) -> usize {
+        self.filling.iter().take_while(|filling| !filling.is_of_many).count()
+    }
+
+    /// The batch to send next: single callers' and those of many asks in turn.
+    fn take_next(&mut self) -> Option<Filling> {
+        let singles = self.singles();
+        let at = if self.many_are_next && singles < self.filling.len() { singles } else { 0 };
+        let next = self.filling.remove(at)?;
+        self.many_are_next = !next.is_of_many;
+        Some(next)
     }
 
     /// The generation in which to start a dispatch after this event, if one is needed.
@@ -282,56 +302,6 @@ impl State {
         let filling = std::mem::take(&mut self.filling);
         filling.iter().for_each(|filling| _ = filling.shared.failed.set(error.clone()));
         filling
-    }
-}
-
-/// Wakes callers whose deadline passes, which then find no answer. One timer serves all: a timer each would cost more
-/// than the rest of a caller's work.
-async fn watch(ends: &mut WatchEnds, earlier: &Notify) {
-    loop {
-        let at = ends.queue.upgrade().and_then(|queue| queue.state().machine.next_check());
-        let Some(at) = at else { return };
-        if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await {
-            continue;
-        }
-        let Some(queue) = ends.queue.upgrade() else { return };
-        let (mut late, mut next) = (Vec::new(), None::<Instant>);
-        let over = {
-            let (mut state, now) = (queue.state(), Instant::now());
-            let mut look = |waiters: &mut Vec<Waiter>| {
-                for waiter in waiters.iter_mut().filter(|waiter| waiter.waker.is_some()) {
-                    if waiter.until <= now {
-                        late.extend(waiter.waker.take());
-                    } else {
-                        next = Some(next.map_or(waiter.until, |next| next.min(waiter.until)));
-                    }
-                }
-            };
-            state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
-            state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
-            // The next caller starts another watch.
-            ends.over = state.machine.on(Event::Checked(next)) == Action::End;
-            ends.over
-        };
-        late.into_iter().for_each(Waker::wake);
-        if over {
-            return;
-        }
-    }
-}
-
-/// Lets another watch begin if this one ends early, with the runtime it runs on.
-#[derive(Debug)]
-struct WatchEnds {
-    queue: Weak<Queue>,
-    over: bool,
-}
-
-impl Drop for WatchEnds {
-    fn drop(&mut self) {
-        if let Some(queue) = self.queue.upgrade().filter(|_| !self.over) {
-            queue.state().machine.on(Event::WatchLost);
-        }
     }
 }
 
@@ -440,6 +410,8 @@ impl Filling {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::Redis;
     use super::*;
     use crate::script::Script;
@@ -468,7 +440,7 @@ mod tests {
         };
         let alone = per_runtime.queue.enter(&ask("a"), Deadline::after(Duration::from_secs(9)), &waker);
         assert!(matches!(alone, Entered::Alone(0)));
-        let asks = [(ask("b"), Duration::from_millis(5))];
+        let asks = [(ask("b"), Deadline::after(Duration::from_millis(5)))];
         let (mut waiting, begin) = per_runtime.queue.enter_all(asks.into_iter());
         let waiting = waiting.pop().unwrap();
         assert!(waiting.shared.answer(waiting.index).is_none());

@@ -242,3 +242,54 @@ async fn a_missing_right_to_read_closes_the_gate_for_many_keys_at_once_too() {
         }
     }
 }
+
+/// Redis refuses a call if one of the keys that it declares is forbidden, and callers share calls.
+#[tokio::test]
+async fn a_key_that_the_user_may_not_use_fails_no_other_of_its_batch() {
+    let server = Server::start();
+    let rights: Vec<_> = least().into_iter().filter(|right| !right.starts_with('~')).collect();
+    let url = server.user("limiter", &[&rights[..], &["~*:allowed*"]].concat().join(" "));
+    let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(PATIENCE);
+    let [allowed, forbidden] = ["allowed", "forbidden"].map(|name| rule("gcra 900/30d").named(name).expect("a name"));
+    let of = async |rule: &Rule, keys: std::ops::Range<u32>| {
+        let keys: Vec<_> = keys.map(|key| format!("user:{key}")).collect();
+        limiter.acquire_many(rule, keys.iter().map(String::as_str)).await
+    };
+    // Scripts are known from now on, so that callers wait for one another.
+    limiter.acquire(&allowed, "first").await.expect("a decision");
+    for turn in 1..=3 {
+        let one_by_one = futures_util::future::join_all((0..8).map(|_| limiter.acquire(&allowed, "user:0")));
+        let (singles, many, refused) =
+            futures_util::future::join3(one_by_one, of(&allowed, 1..9), of(&forbidden, 0..4)).await;
+        assert!(singles.iter().chain(&many).all(Result::is_ok), "{singles:?} {many:?}");
+        for error in refused {
+            let error = error.expect_err("a refusal");
+            assert!(error.is_permission() && error.charged() == Charged::No, "{error}");
+        }
+        assert_eq!(limiter.peek(&allowed, "user:0").await.expect("a decision").remaining, 900 - 8 * turn);
+        assert_eq!(limiter.peek(&allowed, "user:8").await.expect("a decision").remaining, 900 - turn);
+    }
+}
+
+/// Otherwise a denial would take the key for armed, and forget it early.
+#[tokio::test]
+async fn a_denial_that_may_not_extend_the_expiry_says_so_each_time() {
+    for text in ["gcra", "token-bucket"] {
+        let server = Server::start();
+        let rights = least().join(" ") + " -pexpireat";
+        let url = server.user("limiter", &rights);
+        let all = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+        let less = Limiter::new(Redis::open(&url).expect("a good address"));
+        let versions = ["30/1m burst 1", "1/1m burst 1"].map(|numbers| rule(&format!("{text} {numbers}")));
+        assert!(all.acquire(&versions[0], "key").await.expect("a decision").allowed);
+        for _ in 0..2 {
+            let error = less.acquire(&versions[1], "key").await.expect_err("a refusal");
+            assert!(error.is_permission(), "{text}: {error}");
+        }
+        let denied = all.acquire(&versions[1], "key").await.expect("a decision");
+        let name = &all.inspect(&versions[1], "key").await.expect("a state")[0].key;
+        let left: u64 = cmd("PTTL").arg(name).query(&mut server.connection()).expect("a time");
+        let reset = denied.reset_after.as_millis();
+        assert!(!denied.allowed && u128::from(left) >= reset, "{text}: {left} ms of {reset}");
+    }
+}

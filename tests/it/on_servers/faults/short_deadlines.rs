@@ -177,3 +177,30 @@ async fn an_empty_or_dropped_call_leaves_the_breakers_probe_to_others() {
         assert_eq!(redis.breaker(), Breaker::Closed);
     }
 }
+
+/// A caller without time is sent neither alone nor with others, also one that comes back late to its future.
+#[tokio::test]
+async fn a_call_whose_deadline_has_passed_is_not_sent() {
+    let server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url()));
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    acquire(&limiter, &rule, "other").await.expect("a decision");
+    for _ in 0..20 {
+        let none = limiter.acquire(&rule, Request::new("key").deadline(Duration::ZERO)).await;
+        assert_eq!(none.expect_err("no time").charged(), Charged::No);
+    }
+    // Requests with an id are decided alone, and prepared with thousands of others.
+    let keys: Vec<_> = (0..5_000).map(|key| format!("user:{key}")).collect();
+    let requests = keys.iter().enumerate().map(|(at, key)| {
+        let request = Request::new(key).deadline(Duration::from_millis(30));
+        if at == 0 { request.id("id") } else { request }
+    });
+    let blocked = async {
+        // The first 4,096 are prepared and the caller has let others have their turn.
+        std::thread::sleep(Duration::from_millis(60));
+    };
+    let (answers, ()) = futures_util::future::join(limiter.acquire_many(&rule, requests), blocked).await;
+    assert!(answers[0].as_ref().is_err_and(|error| error.charged() == Charged::No), "{:?}", answers[0]);
+    assert_eq!(limiter.peek(&rule, "user:0").await.expect("a decision").remaining, 1000);
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 1000);
+}

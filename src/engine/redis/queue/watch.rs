@@ -1,0 +1,75 @@
+//! Wakes callers whose deadline passes, which then find no answer. One timer serves all: a timer each would cost more
+//! than the rest of a caller's work.
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::Queue;
+use super::in_flight::Waiter;
+use super::machine::{Action, Event};
+
+/// How late a caller may be woken after its deadline. Callers with deadlines this close are woken together: checking
+/// for each by itself would take quadratic time.
+const GRAIN: Duration = Duration::from_millis(1);
+
+/// Lets another watch begin if this one ends early, with the runtime it runs on.
+#[derive(Debug)]
+pub(super) struct WatchEnds {
+    queue: Weak<Queue>,
+    over: bool,
+}
+
+impl WatchEnds {
+    pub(super) fn of(queue: &Arc<Queue>) -> Self {
+        Self { queue: Arc::downgrade(queue), over: false }
+    }
+
+    /// Until nobody waits. `earlier` tells it of an earlier deadline, or that the queue is being dropped.
+    pub(super) async fn watch(&mut self, earlier: &Notify) {
+        loop {
+            let at = self.queue.upgrade().and_then(|queue| queue.state().machine.next_check());
+            let Some(at) = at else { return };
+            if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await
+            {
+                continue;
+            }
+            let Some(queue) = self.queue.upgrade() else { return };
+            let (mut late, mut next) = (Vec::new(), None::<Instant>);
+            let over = {
+                let (mut state, now) = (queue.state(), Instant::now());
+                let mut look = |waiters: &mut Vec<Waiter>| {
+                    for waiter in waiters.iter_mut().filter(|waiter| waiter.waker.is_some()) {
+                        if waiter.until <= now {
+                            late.extend(waiter.waker.take());
+                        } else {
+                            next = Some(next.map_or(waiter.until, |next| next.min(waiter.until)));
+                        }
+                    }
+                };
+                state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
+                state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
+                // The next caller starts another watch.
+                self.over = state.machine.on(Event::Checked(next)) == Action::End;
+                self.over
+            };
+            late.into_iter().for_each(Waker::wake);
+            if over {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for WatchEnds {
+    fn drop(&mut self) {
+        if let Some(queue) = self.queue.upgrade().filter(|_| !self.over) {
+            queue.state().machine.on(Event::WatchLost);
+        }
+    }
+}
