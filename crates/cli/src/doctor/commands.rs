@@ -11,6 +11,9 @@ pub(super) const CALLS: [&str; 4] = ["EVALSHA", "EVAL", "EVALSHA_RO", "EVAL_RO"]
 pub(super) const EXTRAS: [(&str, &str); 3] =
     [("SCAN", "`tollgate reset`"), ("UNLINK", "`tollgate reset`"), ("DBSIZE", "`tollgate reset`")];
 
+/// What a cluster's client sends before a call on a slot that moves to this node.
+pub(super) const ASKING: &str = "ASKING";
+
 /// A command that a script calls, as listed in its algorithm's header or else in the frame's.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Called {
@@ -59,7 +62,7 @@ pub(super) fn attempt(command: &str, key: &str) -> Cmd {
     match command {
         "EVALSHA" | "EVALSHA_RO" => attempt.arg(NOBODY).arg(1).arg(key),
         "EVAL" | "EVAL_RO" => attempt.arg("return 0").arg(1).arg(key),
-        "TIME" | "DBSIZE" => &mut attempt,
+        "TIME" | "DBSIZE" | ASKING => &mut attempt,
         "SCAN" => attempt.arg(0).arg("MATCH").arg(key).arg("COUNT").arg(1),
         "SET" => attempt.arg(key).arg("").arg("XX"),
         "SETRANGE" => attempt.arg(key).arg(0).arg(""),

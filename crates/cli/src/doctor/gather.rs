@@ -97,7 +97,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
     let keys = if clustered { asked.keys_of_this_node(&scratch).await } else { vec![candidate(1)] };
     let key = keys[0].clone();
     let across_slots = if keys.len() > 1 { Some(asked.across_slots(&scratch, &keys).await) } else { None };
-    let missing = asked.missing(&name(&scratch, &key)).await;
+    let missing = asked.missing(&name(&scratch, &key), clustered).await;
     let before = asked.readings().await;
     let mut trials = trials(&limiter, &mut asked, &key).await?;
     trials.push(together(&limiter, &key).await?);
@@ -170,8 +170,9 @@ impl Asked {
     }
 
     /// Commands that can't be run on a key of this prefix.
-    async fn missing(&mut self, key: &str) -> Vec<Missing> {
-        let all = commands::all();
+    async fn missing(&mut self, key: &str, clustered: bool) -> Vec<Missing> {
+        let mut all = commands::all();
+        all.extend(clustered.then_some(commands::ASKING));
         let mut pipeline = Pipeline::with_capacity(all.len());
         for command in &all {
             pipeline.add_command(commands::attempt(command, key));
@@ -190,16 +191,24 @@ impl Asked {
             pipeline.add_command(commands::attempt("GET", &name(scratch, &candidate(number))));
         }
         let answers = self.all(&pipeline, CANDIDATES).await;
-        let elsewhere = |error: &String| error.starts_with("MOVED") || error.starts_with("CLUSTERDOWN");
+        // Also those whose slot is moving.
+        let codes = ["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"];
+        let elsewhere = |error: &String| codes.iter().any(|code| error.starts_with(code));
         let here = (1..).zip(answers).filter(|(_, answer)| !answer.as_ref().is_err_and(elsewhere));
         let here: Vec<_> = here.map(|(number, _)| candidate(number)).collect();
         if here.is_empty() { vec![candidate(1)] } else { here }
     }
 
-    /// Reads these keys, which are in different slots, as a batch of decisions would.
+    /// Reads these keys, which are in different slots, as a batch of decisions would: one that can't be read, such as one
+    /// whose slot has just begun to move, doesn't fail the others.
     async fn across_slots(&mut self, scratch: &str, keys: &[String]) -> Known<()> {
-        const TEXT: &str =
-            "#!lua flags=allow-cross-slot-keys\nfor _, key in ipairs(ARGV) do redis.call('GET', key) end return 1";
+        const TEXT: &str = "#!lua flags=allow-cross-slot-keys
+local read, error = 0, nil
+for _, key in ipairs(ARGV) do
+  local reply = redis.pcall('GET', key)
+  if type(reply) == 'table' and reply.err then error = reply else read = read + 1 end
+end
+return read > 0 and read or error";
         let mut read = cmd("EVAL");
         read.arg(TEXT).arg(0).arg(keys.iter().map(|key| name(scratch, key)).collect::<Vec<_>>());
         self.ask::<i64>(&read).await.map(drop)

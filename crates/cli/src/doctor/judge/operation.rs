@@ -127,6 +127,8 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     let found = format!(
         "a node of a cluster of {nodes}, {primaries} with slots; cluster_state {state}, {covered} of {SLOTS} slots are well"
     );
+    let moved = if facts.of_cluster { "" } else { "; by this address only its own keys are decided (others: MOVED)" };
+    let found = found + moved;
     let finding = if state != "ok" {
         let found = format!("{found}: decisions are refused (CLUSTERDOWN)");
         Finding::new("cluster", Level::Unfit, found).advise("redis-cli --cluster check, then --cluster fix")
@@ -139,11 +141,10 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     } else if facts.of_cluster {
         Finding::new("cluster", Level::Ok, found)
     } else {
-        let found = format!("{found}; what is told here is this node's, and keys of others are refused (MOVED)");
-        Finding::new("cluster", Level::Note, found).advise(format!("--url redis-cluster://{}", facts.address))
+        Finding::new("cluster", Level::Warning, found)
     };
-    let alone = finding.level > Level::Note && !facts.of_cluster;
-    let finding = if alone { finding.advise(format!("--url redis-cluster://{}", facts.address)) } else { finding };
+    let url = format!("--url redis-cluster://{}", facts.address);
+    let finding = if facts.of_cluster { finding } else { finding.advise(url) };
     Some(finding.number("state", state).number("slots_ok", covered).number("nodes", nodes))
 }
 
@@ -153,6 +154,13 @@ pub(super) fn batches(facts: &Facts) -> Option<Finding> {
         Ok(()) => {
             let found = "concurrent decisions go by node: a script may use keys of several of its slots";
             Finding::new("batches", Level::Ok, found).number("by", "node")
+        }
+        Err(why)
+            if why.starts_with("NOPERM") || why.contains("executing the script can") || why.contains("ACL failure") =>
+        {
+            let found =
+                format!("whether concurrent decisions go by node or slot by slot depends on missing rights ({why})");
+            Finding::new("batches", Level::Note, found)
         }
         Err(why) => {
             let found =

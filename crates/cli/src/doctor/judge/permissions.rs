@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tollgate::Algorithm;
 
-use super::super::commands::{CALLS, EXTRAS, called_by};
+use super::super::commands::{ASKING, CALLS, EXTRAS, called_by};
 use super::super::facts::{Facts, Finding, Level, Missing, Trial, Why};
 
 /// Whether every shipped script could really be called.
@@ -133,6 +133,7 @@ fn needed_for(command: &str) -> String {
         _ if CALLS.contains(&command) => "for every decision".into(),
         "MGET" => "for callers who ask at the same time".into(),
         "DEL" => "to reset, refund and release".into(),
+        ASKING => "for keys whose slot is moving".into(),
         _ if deciding.is_empty() => "to inspect".into(),
         _ if deciding.len() == Algorithm::all().count() => "for every algorithm".into(),
         _ => format!("for {}", deciding.join(", ")),

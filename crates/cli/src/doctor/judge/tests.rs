@@ -372,4 +372,7 @@ fn batches_of_a_cluster_go_by_node_unless_the_node_refuses() {
     assert_eq!((by_node.level, &by_node.numbers["by"]), (Level::Ok, &"node".into()));
     assert_eq!((by_slot.level, &by_slot.numbers["by"]), (Level::Note, &"slot".into()));
     assert!(by_slot.found.contains("slot by slot") && by_slot.found.contains("Unexpected flag"), "{}", by_slot.found);
+    // The user is the cause, not the node.
+    let unknown = of(Err("NOPERM this user has no permissions to run the 'eval' command".into()));
+    assert!(unknown.found.contains("missing rights") && !unknown.numbers.contains_key("by"), "{unknown:?}");
 }
