@@ -127,8 +127,9 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     let found = format!(
         "a node of a cluster of {nodes}, {primaries} with slots; cluster_state {state}, {covered} of {SLOTS} slots are well"
     );
-    let moved = if facts.of_cluster { "" } else { "; by this address only its own keys are decided (others: MOVED)" };
-    let found = found + moved;
+    let decides_few = !facts.of_cluster && primaries > 1;
+    let found =
+        if decides_few { found + "; by this address only its own keys are decided (others: MOVED)" } else { found };
     let finding = if state != "ok" {
         let found = format!("{found}: decisions are refused (CLUSTERDOWN)");
         Finding::new("cluster", Level::Unfit, found).advise("redis-cli --cluster check, then --cluster fix")
@@ -138,10 +139,10 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     } else if facts.setting("cluster-require-full-coverage") == Some("yes") {
         let found = format!("{found}; if some slots lose their nodes, all others are refused as well (CLUSTERDOWN)");
         Finding::new("cluster", Level::Warning, found).set("cluster-require-full-coverage", "no")
-    } else if facts.of_cluster {
-        Finding::new("cluster", Level::Ok, found)
-    } else {
+    } else if decides_few {
         Finding::new("cluster", Level::Warning, found)
+    } else {
+        Finding::new("cluster", if facts.of_cluster { Level::Ok } else { Level::Note }, found)
     };
     let url = format!("--url redis-cluster://{}", facts.address);
     let finding = if facts.of_cluster { finding } else { finding.advise(url) };

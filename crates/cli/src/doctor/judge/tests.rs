@@ -284,7 +284,9 @@ fn a_cluster_is_judged_by_its_state_and_its_slots() {
         facts.cluster = Ok(Fields::of_info(cluster));
         level(&facts, "cluster")
     };
-    assert_eq!(of("cluster_state:ok\ncluster_slots_ok:16384"), Level::Note);
+    assert_eq!(of("cluster_state:ok\ncluster_slots_ok:16384\ncluster_size:1"), Level::Note);
+    // A service at this address would decide a third of its keys.
+    assert_eq!(of("cluster_state:ok\ncluster_slots_ok:16384\ncluster_size:3"), Level::Warning);
     assert_eq!(of("cluster_state:ok\ncluster_slots_ok:16000"), Level::Warning);
     assert_eq!(of("cluster_state:fail\ncluster_slots_ok:5461"), Level::Unfit);
     let mut facts = with("cluster_enabled:1", "");
