@@ -119,7 +119,12 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         let plain = PlainRequest { key: key.as_ref(), parts: Parts::Borrowed(&[]), terms: Terms::default() };
-        plain.into()
+        Self::of_plain(plain)
+    }
+
+    /// The request with nothing else: no id, and none of what few have.
+    pub(crate) fn of_plain(plain: PlainRequest<'a>) -> Self {
+        Self { plain, id: None, rare: Rare { id_ttl: ID_TTL, after: None, within: None, block: None } }
     }
 
     /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a block.
@@ -368,12 +373,6 @@ impl<'a> PlainRequest<'a> {
             let rule = rule.name().unwrap_or_default();
             Error::new(Kind::Input, format!("request: expected the part {name:?} that rule {rule} counts, got none"))
         })
-    }
-}
-
-impl<'a> From<PlainRequest<'a>> for Request<'a> {
-    fn from(plain: PlainRequest<'a>) -> Self {
-        Self { plain, id: None, rare: Rare { id_ttl: ID_TTL, after: None, within: None, block: None } }
     }
 }
 

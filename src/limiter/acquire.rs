@@ -20,8 +20,27 @@ use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, Target};
 use crate::telemetry::Observed;
 
-/// An acquire in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled. Dropping it gives the
-/// call up: what isn't sent yet is never sent, and what was sent may be charged.
+/// An acquire in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled, and its deadline counts
+/// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. Polled
+/// after its decision, it stays pending.
+///
+/// It borrows the limiter, the rule and the request's key, which a task of its own must have:
+///
+/// ```
+/// # #[cfg(feature = "embedded")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tollgate::{Embedded, Limiter, Rule};
+///
+/// let limiter = Limiter::new(Embedded::new());
+/// let rule = "gcra 10/1m".parse::<Rule>()?.named("api")?;
+/// let decided = tokio::spawn(async move { limiter.acquire(&rule, "user:42").await });
+/// assert!(decided.await??.allowed);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "embedded"))]
+/// # fn main() {}
+/// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct Acquire<'a> {
     limiter: &'a Limiter,
@@ -78,7 +97,7 @@ impl<'a> Acquire<'a> {
         let Self { limiter, rule, ref request, .. } = *self;
         let mut sighting = None;
         if let Some(cache) = &limiter.denials
-            && let Some(sighted) = limiter.sight(cache, rule, &(*request).into())?
+            && let Some(sighted) = limiter.sight(cache, rule, &Request::of_plain(*request))?
         {
             if let Some(denial) = cache.recall(&sighted, request.units(rule)) {
                 return Ok(Some(denial.jittered(request.wait_jitter())));
@@ -86,7 +105,7 @@ impl<'a> Acquire<'a> {
             sighting = Some(Box::new(sighted));
         }
         let Some(ask) = limiter.ask(rule, self.target, request)? else {
-            self.state = State::in_full(limiter, rule, (*request).into());
+            self.state = State::in_full(limiter, rule, Request::of_plain(*request));
             return Ok(None);
         };
         let until = Deadline::after(request.deadline_or(limiter.deadline));
@@ -113,7 +132,7 @@ impl<'a> Acquire<'a> {
             _ => (None, None),
         };
         State::Elsewhere(Box::pin(async move {
-            let request = Request::from(request);
+            let request = Request::of_plain(request);
             let decided = match until.filter(|_| Limiter::is_asked_again_after(&error)) {
                 Some(until) => limiter.acquire_again(rule, target, request.plain(), error, until).await,
                 None => Err(error),
