@@ -196,7 +196,7 @@ fn a_redis_that_loses_its_keys_is_found_to_over_admit() {
     let server = Server::start();
     let mut redis = server.connection();
     let arguments =
-        ["load", "gcra 10/1s", "--keys", "hot", "--warmup", "0s", "--count", "1000", "--url", &server.url()];
+        ["load", "gcra 10/1s", "--keys", "hot", "--warmup", "0s", "--count", "3000", "--url", &server.url()];
     let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
     // Once the key has been used up for some time.
     let used_up = |redis: &mut Connection| {
