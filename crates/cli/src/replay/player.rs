@@ -66,7 +66,7 @@ impl<'s, W: Write> Player<'s, W> {
                 };
                 let whom = judged.whom(&record.attributes);
                 self.summary.touched(&whom);
-                self.summary.decided(&whom, judged.allowed);
+                self.summary.decided(&whom, record.t_us, judged.allowed);
                 match judged.is_refused() {
                     true => self.summary.refused(),
                     false => self.summary.decided_by(judged.rule(), judged.allowed),
@@ -100,7 +100,7 @@ impl<'s, W: Write> Player<'s, W> {
             Err(error) => return unplayable(record, error).map(Some),
         };
         self.held.note(&self.limiter, &subject.rule, &request.into_owned(), record, decision.allowed).await?;
-        self.summary.decided(key, decision.allowed);
+        self.summary.decided(key, t_us, decision.allowed);
         if !self.quiet {
             let line = Line::new(subject, op, key, cost, &decision).at(t_us).named(id).lasting(length);
             let request_time = if subject.holds() { record.request_time() } else { None };

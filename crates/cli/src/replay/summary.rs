@@ -6,6 +6,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use super::over_time::{Counted, OverTime, percent};
 use crate::escape::shown;
 use crate::output::{QUIET, Shape, facts, json};
 
@@ -23,6 +24,7 @@ pub(super) struct Summary {
     /// For a set: the decisions of each rule, and what each shadow rule would have decided.
     rules: BTreeMap<Option<String>, Counts>,
     shadows: BTreeMap<Option<String>, Counts>,
+    over_time: OverTime,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -54,6 +56,9 @@ struct Totals {
     /// For a set: what shadow rules would have allowed and denied.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shadows: Vec<Counts>,
+    /// In equal intervals, if there was any record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    over_time: Option<Counted>,
 }
 
 #[derive(Debug, Serialize)]
@@ -100,7 +105,8 @@ impl Summary {
         }
     }
 
-    pub(super) fn decided(&mut self, key: &[u8], allowed: bool) {
+    pub(super) fn decided(&mut self, key: &[u8], t_us: u64, allowed: bool) {
+        self.over_time.note(t_us, allowed);
         if allowed {
             self.allowed += 1;
             return;
@@ -160,6 +166,7 @@ impl Summary {
             permits_not_replayed,
             rules: most_denied_first(&self.rules),
             shadows: most_denied_first(&self.shadows),
+            over_time: self.over_time.counted(),
         }
     }
 }
@@ -199,6 +206,13 @@ impl Totals {
         table(&mut out, ["would allow", "would deny", "shadow rule"], &self.shadows)
     }
 
+    fn denied_in_full(&self) -> String {
+        match self.denied {
+            0 => "0".into(),
+            denied => format!("{denied}, {}", percent(denied as f64 / self.records as f64)),
+        }
+    }
+
     fn as_facts(&self, order: Order) -> Vec<(&'static str, String)> {
         let why = match order {
             _ if self.out_of_order == 0 => "",
@@ -209,7 +223,7 @@ impl Totals {
         let mut lines = vec![
             ("records", self.records.to_string()),
             ("allowed", self.allowed.to_string()),
-            ("denied", self.denied.to_string()),
+            ("denied", self.denied_in_full()),
             ("unreadable", self.unreadable.to_string()),
             ("out of order", format!("{}{why}", self.out_of_order)),
             ("keys", self.keys.to_string()),
@@ -219,6 +233,9 @@ impl Totals {
         }
         if self.permits_not_replayed > 0 {
             lines.push(("permits", format!("{} not replayed", self.permits_not_replayed)));
+        }
+        if let Some(drawn) = self.over_time.as_ref().and_then(Counted::drawn) {
+            lines.push(("over time", drawn));
         }
         for (place, Busiest { key, denied }) in self.busiest_denied.iter().enumerate() {
             let name = if place == 0 { "busiest denied" } else { "" };

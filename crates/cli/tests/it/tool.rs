@@ -191,10 +191,25 @@ fn a_replayed_access_log_gives_the_oracles_counts_on_both_engines() {
 #[test]
 fn replaying_the_log_by_address_denies_87_requests() {
     let output = tollgate(&["replay", "--rule", "sliding-log 60/1m", "--input", "combined", LOG, "--summary"]);
+    let printed = stdout(&output);
+    let (totals, over_time) = printed.split_once(",\"over_time\":").expect("denials over time");
     assert_eq!(
-        stdout(&output),
+        totals,
         "{\"records\":10000,\"allowed\":9913,\"denied\":87,\"unreadable\":0,\"out_of_order\":9448,\"keys\":1753,\
-         \"busiest_denied\":[{\"key\":\"75.97.9.59\",\"denied\":72},{\"key\":\"130.237.218.86\",\"denied\":15}]}\n"
+         \"busiest_denied\":[{\"key\":\"75.97.9.59\",\"denied\":72},{\"key\":\"130.237.218.86\",\"denied\":15}]"
+    );
+    let over_time: Value =
+        serde_json::from_str(over_time.trim_end().strip_suffix('}').expect("the end")).expect("JSON");
+    let hour = 3_600_000_000_u64;
+    assert_eq!((&over_time["each_us"], &over_time["from_us"]), (&json!(3 * hour), &json!(1_431_853_200_000_000_u64)));
+    let denied: Vec<_> = over_time["denied"].as_array().expect("counts").iter().filter_map(Value::as_u64).collect();
+    assert_eq!(denied.iter().copied().filter(|denied| *denied > 0).collect::<Vec<_>>(), [48, 24, 15]);
+    let table = tollgate(&["replay", "--rule", "sliding-log 60/1m", LOG, "--summary", "--format", "table"]);
+    assert!(stdout(&table).contains("denied          87, 0.87 %\n"), "{}", stdout(&table));
+    assert!(
+        stdout(&table).contains("denied in each 3h from 2015-05-17T09:00:00Z, 13.52 % at most"),
+        "{}",
+        stdout(&table)
     );
 }
 

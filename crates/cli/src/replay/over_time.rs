@@ -1,0 +1,179 @@
+//! Decisions over time: in a few equal intervals, however long the traffic is.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::output::{human, timestamp};
+
+/// The most intervals.
+const MOST: u64 = 48;
+
+/// The lengths of intervals, in seconds, each a multiple of the one before; then twice as long each time.
+const SECONDS: [u64; 11] = [1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 43_200, 86_400];
+
+/// Counts by interval, from the first that has a record to the last.
+#[derive(Debug, Default)]
+pub(super) struct OverTime {
+    each_us: u64,
+    /// The number of the first interval, counted from 1970.
+    first: u64,
+    intervals: Vec<Interval>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Interval {
+    allowed: u64,
+    denied: u64,
+}
+
+/// The counts as other programs read them.
+#[derive(Debug, Serialize)]
+pub(super) struct Counted {
+    each_us: u64,
+    from_us: u64,
+    allowed: Vec<u64>,
+    denied: Vec<u64>,
+}
+
+impl OverTime {
+    pub(super) fn note(&mut self, t_us: u64, allowed: bool) {
+        if self.intervals.is_empty() {
+            self.each_us = SECONDS[0] * 1_000_000;
+            self.first = t_us / self.each_us;
+            self.intervals.push(Interval::default());
+        }
+        while !self.covers(t_us) {
+            self.merge();
+        }
+        let number = t_us / self.each_us;
+        // A clock that steps back begins earlier.
+        let missing = usize::try_from(self.first.saturating_sub(number)).unwrap_or(0);
+        self.intervals.splice(0..0, std::iter::repeat_n(Interval::default(), missing));
+        self.first = self.first.min(number);
+        let at = usize::try_from(number - self.first).unwrap_or(usize::MAX);
+        if self.intervals.len() <= at {
+            self.intervals.resize(at + 1, Interval::default());
+        }
+        let interval = &mut self.intervals[at];
+        if allowed { interval.allowed += 1 } else { interval.denied += 1 }
+    }
+
+    /// Whether the intervals from the first to the last are still few with one for this time.
+    fn covers(&self, t_us: u64) -> bool {
+        let (number, last) = (t_us / self.each_us, self.first + self.intervals.len() as u64 - 1);
+        last.max(number) - self.first.min(number) < MOST
+    }
+
+    /// Makes intervals longer.
+    fn merge(&mut self) {
+        let longer = SECONDS.iter().map(|seconds| seconds * 1_000_000).find(|us| *us > self.each_us);
+        let longer = longer.unwrap_or(self.each_us * 2);
+        let times = longer / self.each_us;
+        let before = std::mem::take(&mut self.intervals);
+        let first = self.first / times;
+        for (number, interval) in (self.first..).zip(before) {
+            let at = usize::try_from(number / times - first).unwrap_or(usize::MAX);
+            if self.intervals.len() <= at {
+                self.intervals.resize(at + 1, Interval::default());
+            }
+            self.intervals[at].allowed += interval.allowed;
+            self.intervals[at].denied += interval.denied;
+        }
+        (self.first, self.each_us) = (first, longer);
+    }
+
+    /// None if there was no record.
+    pub(super) fn counted(&self) -> Option<Counted> {
+        (!self.intervals.is_empty()).then(|| Counted {
+            each_us: self.each_us,
+            from_us: self.first * self.each_us,
+            allowed: self.intervals.iter().map(|interval| interval.allowed).collect(),
+            denied: self.intervals.iter().map(|interval| interval.denied).collect(),
+        })
+    }
+}
+
+impl Counted {
+    /// The share of each interval's records that were denied, as a line of bars relative to the highest, and what they
+    /// mean. None if nothing was denied.
+    pub(super) fn drawn(&self) -> Option<String> {
+        const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+        let share = |at: usize| self.denied[at] as f64 / (self.allowed[at] + self.denied[at]).max(1) as f64;
+        let shares: Vec<_> = (0..self.denied.len()).map(share).collect();
+        let most = shares.iter().copied().fold(0.0, f64::max);
+        if most == 0.0 {
+            return None;
+        }
+        let bar = |(at, share): (usize, &f64)| match (self.allowed[at] + self.denied[at], self.denied[at]) {
+            (0, _) => ' ',
+            (_, 0) => '·',
+            _ => BARS[((share / most * 8.0).ceil() as usize).clamp(1, 8) - 1],
+        };
+        let bars: String = shares.iter().enumerate().map(bar).collect();
+        let (each, from) = (human(Duration::from_micros(self.each_us)), timestamp(self.from_us));
+        let from = from.replace(".000000", "");
+        Some(format!("{bars}  denied in each {each} from {from}, {} at most", percent(most)))
+    }
+}
+
+/// `12.3 %`.
+pub(super) fn percent(share: f64) -> String {
+    match share * 100.0 {
+        percent if percent > 0.0 && percent < 0.01 => "below 0.01 %".into(),
+        percent => format!("{percent:.2} %"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    #[test]
+    fn few_intervals_hold_all_records_whatever_their_order() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for span in [1, 60 * SECOND, 86_400 * SECOND, 1 << 52] {
+            let (mut over_time, mut denied) = (OverTime::default(), 0);
+            for at in 0..2_000_u64 {
+                over_time.note(random.u64(0..span), !at.is_multiple_of(3));
+                denied += u64::from(at.is_multiple_of(3));
+                assert!(over_time.intervals.len() as u64 <= MOST);
+            }
+            let counted = over_time.counted().unwrap();
+            assert_eq!(counted.denied.iter().sum::<u64>(), denied, "{span}");
+            assert_eq!(counted.allowed.iter().sum::<u64>(), 2_000 - denied, "{span}");
+            assert!(counted.from_us + counted.each_us * counted.denied.len() as u64 >= span / 2, "{span}");
+        }
+    }
+
+    #[test]
+    fn each_record_is_counted_in_its_interval() {
+        let mut over_time = OverTime::default();
+        for (second, allowed) in [(100, true), (100, false), (103, true), (99, false)] {
+            over_time.note(second * SECOND + 7, allowed);
+        }
+        let counted = over_time.counted().unwrap();
+        assert_eq!((counted.each_us, counted.from_us), (SECOND, 99 * SECOND));
+        assert_eq!((counted.allowed, counted.denied), (vec![0, 1, 0, 0, 1], vec![1, 1, 0, 0, 0]));
+        // Too far away for seconds, so that five of them are one.
+        over_time.note(200 * SECOND, true);
+        let counted = over_time.counted().unwrap();
+        assert_eq!((counted.each_us, counted.from_us, counted.denied.len()), (5 * SECOND, 95 * SECOND, 22));
+        assert_eq!((&counted.denied[..3], &counted.allowed[..3]), (&[1, 1, 0][..], &[0, 2, 0][..]));
+        assert_eq!(
+            counted.drawn().unwrap(),
+            "█▃                   ·  denied in each 5s from 1970-01-01T00:01:35Z, 100.00 % at most"
+        );
+    }
+
+    #[test]
+    fn nothing_is_drawn_where_nothing_was_denied() {
+        assert!(OverTime::default().counted().is_none());
+        let mut over_time = OverTime::default();
+        over_time.note(1, true);
+        assert!(over_time.counted().unwrap().drawn().is_none());
+        assert_eq!([percent(0.0), percent(0.000_01), percent(0.123_45)], ["0.00 %", "below 0.01 %", "12.35 %"]);
+    }
+}
