@@ -286,7 +286,7 @@ async fn a_block_outlives_what_was_used_and_the_key_outlives_the_block() {
     let server = Server::start();
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
     for text in SIX {
-        let rule = blocking(&text.replace("10s", "1s"), 600);
+        let rule = blocking(text, 600);
         limiter.acquire(&rule, by_own_id(&rule, Request::new("key").cost(5))).await.expect("a decision");
         let denied = limiter.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision");
         assert_eq!((denied.allowed, denied.blocked, denied.by), (false, true, By::Redis), "{text}");
