@@ -78,7 +78,7 @@ impl Limiter {
                 tokio::task::yield_now().await;
             }
             let asks = step.iter().filter_map(|request| {
-                let until = Deadline::counted_from(began, request.deadline_or(self.deadline));
+                let until = self.until(request, began);
                 if until.check().is_err() {
                     ways.push(Plan::Late);
                     return None;
@@ -141,7 +141,7 @@ impl Limiter {
         if !apart.is_empty() {
             let again = apart.into_iter().map(async |(at, sighting, refused)| {
                 let request = &requests[at];
-                let until = Deadline::counted_from(began, request.deadline_or(self.deadline));
+                let until = self.until(request, began);
                 let decided = match self.target_of_ask(rule, request) {
                     Some(target) => self.acquire_again(rule, target, request.plain(), refused, until).await,
                     None => Err(refused),
@@ -159,6 +159,11 @@ impl Limiter {
             Box::pin(self.acquire_stale_again(rule, &requests, stale, &mut decisions, began)).await;
         }
         decisions
+    }
+
+    /// By when a request is answered whose call began then.
+    fn until(&self, request: &Request<'_>, began: Instant) -> Deadline {
+        Deadline::counted_from(began, request.deadline_or(self.deadline))
     }
 
     /// The decision, or the answer of the rule's policy in its place.
@@ -188,7 +193,7 @@ impl Limiter {
     ) {
         let ask = |at: usize| {
             let request = &requests[at];
-            let until = Deadline::counted_from(began, request.deadline_or(self.deadline));
+            let until = self.until(request, began);
             until.check()?;
             let (Some(target), Err(refused)) = (self.target_of_ask(rule, request), &decisions[at]) else {
                 return Err(garbled());
