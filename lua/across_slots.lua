@@ -6,7 +6,7 @@
 --   none: Redis refuses a call that declares a key of another node, or keys of two slots
 --
 -- ARGV
---   ARGV[1]  count  of keys, 2 .. 7999, no two alike
+--   ARGV[1]  count  of keys, 2 .. 7997, no two alike
 --   then the keys, and the script's arguments in their packed form
 --
 -- Reply
@@ -17,8 +17,8 @@
 --   those of the script, but no MGET: a command must not span slots
 
 local count = tonumber(ARGV[1]) or 0
-if count % 1 ~= 0 or count < 2 or count > 7999 or #ARGV <= count then
-  return redis.error_reply('BADARG across_slots: expected a count of 2 to 7999 keys, then the keys and the arguments')
+if count % 1 ~= 0 or count < 2 or count > 7997 or #ARGV <= count then
+  return redis.error_reply('BADARG across_slots: expected a count of 2 to 7997 keys, then the keys and the arguments')
 end
 local KEYS, ARGV = { unpack(ARGV, 2, count + 1) }, { unpack(ARGV, count + 2) }
 

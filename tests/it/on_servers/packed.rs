@@ -6,9 +6,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::Algorithm;
-use tollgate::redis::{Cmd, Connection, cmd, pipe};
+use tollgate::redis::{Cmd, Connection, RedisError, cmd, pipe};
 use tollgate_testing::effort::cases;
 use tollgate_testing::redis_server::Server;
+use tollgate_testing::repository::read;
 use tollgate_testing::scripts::{Record, records};
 
 const NOW: i64 = 1 << 50;
@@ -414,5 +415,27 @@ fn a_denied_call_writes_nothing_and_a_key_given_often_is_not_over_admitted() {
         let commands = server.commands();
         assert_eq!(commands["evalsha"].0, 3);
         assert!(commands.keys().all(|name| reads.contains(&name.as_str())), "{}: {commands:?}", form.algorithm);
+    }
+}
+
+#[test]
+fn a_call_across_slots_says_how_many_keys_follow() {
+    let (_server, mut redis) = server();
+    let form = Form::all().into_iter().find(|form| form.algorithm == Algorithm::Gcra).expect("a form");
+    let text = read("lua/across_slots.lua") + form.algorithm.script().text();
+    let numbers = form.pack(&form.own(&SAMPLE, NOW), 1);
+    let mut ask = |count: &str, keys: usize| -> Result<Vec<u8>, RedisError> {
+        let keys: Vec<_> = (0..keys).map(|key| format!("{key} of {keys}")).collect();
+        cmd("EVAL").arg(&text).arg(0).arg(count).arg(keys).arg(&numbers).query(&mut redis)
+    };
+    for (count, keys) in
+        [("0", 0), ("1", 1), ("-2", 2), ("2.5", 3), ("nan", 2), ("inf", 2), ("two", 2), ("4", 2), ("7998", 7998)]
+    {
+        let error = ask(count, keys).expect_err("a bad count");
+        assert!(error.code() == Some("BADARG") && error.to_string().contains("across_slots"), "{count}: {error}");
+    }
+    for keys in [2, 7997] {
+        let answer = ask(&keys.to_string(), keys).expect("decisions");
+        assert!(records(&answer, 5, (0..keys).map(|_| 1)).iter().all(|record| record[..3] == [1, 5, 4]), "{keys}");
     }
 }
