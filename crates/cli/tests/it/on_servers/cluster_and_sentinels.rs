@@ -55,6 +55,29 @@ fn every_command_works_on_a_cluster_and_leaves_no_key() {
     assert_eq!(left.sum::<u64>(), 1, "but that of the last probe");
 }
 
+/// Keys of such a slot are answered, wherever they are, so a cluster that is being enlarged is fit.
+#[test]
+fn a_slot_that_is_being_moved_is_no_fault_of_a_cluster() {
+    let servers = ClusterServers::of_primaries();
+    let examine = || tollgate(&["doctor", "--url", &servers.url(), "--deadline", "5s"]);
+    let before = examine();
+    // Half of the keys that the doctor tries.
+    let slots: HashSet<_> = (1..=32).map(|number| servers.slot_of(&format!("user:{number}"))).collect();
+    for slot in slots {
+        let from = servers.primary_of(slot).expect("an owner");
+        servers.begin_moving(slot, from, (from + 1) % 3);
+    }
+    let during = examine();
+    let seen = |output| {
+        let findings = lines(output).into_iter();
+        findings
+            .map(|finding| [&finding["check"], &finding["level"], &finding["numbers"]["by"]].map(ToString::to_string))
+            .collect::<Vec<_>>()
+    };
+    assert!(code(&during) < 2, "{}{}", stdout(&during), stderr(&during));
+    assert_eq!(seen(&during), seen(&before));
+}
+
 #[test]
 fn every_command_works_on_a_primary_that_sentinels_know() {
     let servers = Sentinels::start();
