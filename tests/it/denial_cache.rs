@@ -5,6 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate_testing::polling::turns_of_others;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{FIVE, SIX, by_own_id, rule};
 
@@ -258,26 +259,6 @@ proptest! {
 async fn a_caller_who_asks_again_and_again_lets_others_have_their_turn() {
     let limiter = Limiter::new(Embedded::new()).denial_cache(DenialCache::of_keys(10));
     let rule = rule("gcra 1/1d");
-    let turns = std::cell::Cell::new(0);
-    let others = async {
-        loop {
-            turns.set(turns.get() + 1);
-            tokio::task::yield_now().await;
-        }
-    };
-    let asks = async {
-        for _ in 0..10_000 {
-            limiter.acquire(&rule, "key").await.expect("a decision");
-        }
-    };
-    tokio::task::LocalSet::new()
-        .run_until(async {
-            tokio::select! {
-                biased;
-                () = asks => {}
-                () = others => {}
-            }
-        })
-        .await;
-    assert!(turns.get() > 10, "{} turns", turns.get());
+    let turns = turns_of_others(async || _ = limiter.acquire(&rule, "key").await.expect("a decision")).await;
+    assert!(turns > 10, "{turns} turns");
 }

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::redis::{cmd, from_redis_value};
@@ -356,7 +357,7 @@ async fn a_cluster_that_is_down_refuses_every_key_as_it_does_alone() {
     run_command(node, &["CONFIG", "SET", "cluster-require-full-coverage", "yes"]);
     servers.nodes().iter().for_each(|node| _ = run_command(node, &["CLUSTER", "DELSLOTS", &lost]));
     block_until("the node finds the cluster down", || state().contains("cluster_state:fail"));
-    let hasty = limiter.clone().deadline(std::time::Duration::from_secs(2));
+    let hasty = limiter.clone().deadline(Duration::from_secs(2));
     for answer in many(&hasty, &rule, &keys).await {
         let error = answer.expect_err("down");
         assert!(["not-now", "unreachable"].contains(&error.class()) || error.is_deadline(), "{error}");
@@ -417,4 +418,35 @@ async fn keys_of_one_slot_are_declared() {
     assert_eq!(declared(["one", "one"]).await, some(["1", "19"]));
     let of_two = declared(["one", "other"]).await;
     assert!(of_two.contains("0") && of_two.is_subset(&some(["1", "0"])), "{of_two:?}");
+}
+
+/// While the node is stopped, only the requests that may wait until it goes on get its answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_of_many_requests_ends_by_its_own_deadline() {
+    let servers = ClusterServers::of_primaries();
+    let ((_, limiter), rule) = (on_cluster(&servers), rule("gcra 9/30d"));
+    let keys = servers.keys_of(0, 20);
+    assert_eq!(left(&limiter, &rule, &keys).await, vec![8; 20]);
+    let short = Duration::from_millis(100);
+    let is_short = |at: usize| at >= 10 || at % 2 == 1;
+    servers.node(0).signal("-STOP");
+    let began = Instant::now();
+    // An id makes a request one that is decided by itself.
+    let ids: Vec<_> = (0..10).map(|number| format!("call {number}")).collect();
+    let requests = keys.iter().enumerate().map(|(at, key)| {
+        let request = Request::new(key).deadline(if is_short(at) { short } else { PATIENCE });
+        if at < 10 { request.id(&ids[at]) } else { request }
+    });
+    let asked = limiter.acquire_many(&rule, requests);
+    let goes_on = async {
+        tokio::time::sleep_until((began + 3 * short).into()).await;
+        servers.node(0).signal("-CONT");
+    };
+    let (answers, ()) = futures_util::future::join(asked, goes_on).await;
+    for (at, answer) in answers.into_iter().enumerate() {
+        match answer {
+            Ok(decision) => assert!(!is_short(at) && decision.allowed, "{at}: {decision:?}"),
+            Err(error) => assert!(is_short(at) && error.is_deadline(), "{at}: {error}"),
+        }
+    }
 }

@@ -21,9 +21,9 @@ use tollgate::redis::cmd;
 use tollgate::{Breaker, By, Charged, Cluster, Decision, Error, Limiter, OnError, Redis, Request, Rule};
 use tollgate_testing::callers::{Callers, SLACK};
 use tollgate_testing::cluster::ClusterServers;
-use tollgate_testing::polling::{PATIENCE, in_time, is_pending, wait_for_value, wait_until};
+use tollgate_testing::polling::{PATIENCE, in_time, is_pending, turns_of_others, wait_for_value, wait_until};
 use tollgate_testing::proxy::Proxy;
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, free_port};
 
 /// The classes of errors that a call may end with while its server is away.
 const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::cmd;
-use tollgate::{Change, Charged, Error, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{Change, Charged, Error, Limit, Limiter, OnError, Redis, Request, Rule};
 use tollgate_testing::acl::{least, more};
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::PATIENCE;
@@ -274,13 +274,19 @@ async fn a_key_that_the_user_may_not_use_fails_no_other_of_its_batch() {
 /// Otherwise a denial would take the key for armed, and forget it early.
 #[tokio::test]
 async fn a_denial_that_may_not_extend_the_expiry_says_so_each_time() {
-    for text in ["gcra", "token-bucket"] {
+    for (text, versions) in [
+        ("gcra", ["30/1m burst 1", "1/1m burst 1"]),
+        ("token-bucket", ["30/1m burst 1", "1/1m burst 1"]),
+        // The longer period keeps a time for longer.
+        ("sliding-log", ["1/10s", "1/1m"]),
+    ] {
         let server = Server::start();
         let rights = least().join(" ") + " -pexpireat";
         let url = server.user("limiter", &rights);
         let all = Limiter::new(Redis::open(&server.url()).expect("a good address"));
         let less = Limiter::new(Redis::open(&url).expect("a good address"));
-        let versions = ["30/1m burst 1", "1/1m burst 1"].map(|numbers| rule(&format!("{text} {numbers}")));
+        let limit = |numbers| format!("{text} {numbers}").parse::<Limit>().and_then(|limit| limit.named("limit"));
+        let versions = versions.map(|numbers| Rule::new("test", limit(numbers).expect("a limit")).expect("a rule"));
         assert!(all.acquire(&versions[0], "key").await.expect("a decision").allowed);
         for _ in 0..2 {
             let error = less.acquire(&versions[1], "key").await.expect_err("a refusal");

@@ -51,3 +51,28 @@ pub async fn in_time<T>(answer: impl Future<Output = T>) -> T {
 pub async fn is_pending<F: Future>(mut future: Pin<&mut F>) -> bool {
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }
+
+/// How often another future of the same task has its turn while this is done 10,000 times.
+pub async fn turns_of_others(ask: impl AsyncFn()) -> u64 {
+    let turns = std::cell::Cell::new(0);
+    let others = async {
+        loop {
+            turns.set(turns.get() + 1);
+            tokio::task::yield_now().await;
+        }
+    };
+    let asks = async {
+        for _ in 0..10_000 {
+            ask().await;
+        }
+    };
+    let both = async {
+        tokio::select! {
+            biased;
+            () = asks => {}
+            () = others => {}
+        }
+    };
+    tokio::task::LocalSet::new().run_until(both).await;
+    turns.get()
+}

@@ -138,3 +138,18 @@ async fn a_server_with_too_many_clients_is_unreachable_and_gets_few_attempts_to_
     cmd("CONFIG").arg(&["SET", "maxclients", "100"]).exec(&mut occupied).expect("set");
     answered_again(&limiter, &open, "key").await;
 }
+
+/// An open breaker refuses at once, so nothing else makes such a caller wait.
+#[tokio::test]
+async fn a_caller_who_is_refused_again_and_again_lets_others_have_their_turn() {
+    let redis = redis(&format!("redis://127.0.0.1:{}", free_port()));
+    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    for policy in [OnError::Closed, OnError::Open] {
+        let rule = rule("gcra 1/1d", policy);
+        while !matches!(redis.breaker(), Breaker::Open(_)) {
+            _ = acquire(&limiter, &rule, "key").await;
+        }
+        let turns = turns_of_others(async || _ = limiter.acquire(&rule, "key").await).await;
+        assert!(turns > 10, "{policy}: {turns} turns");
+    }
+}
