@@ -55,9 +55,9 @@
 //!
 //! What an acquire of one limit on one Redis passes through, by the function that is called and its file in `src/`:
 //!
-//! 1. `acquire` in `limiter.rs` makes the future, an [`Acquire`], unless several limits decide
+//! 1. `acquire` in `limiter.rs` makes the future, a [`Deciding`], unless several limits decide
 //!    (`target_of_ask` in `limiter/sharded.rs`).
-//! 2. `poll` in `limiter/acquire.rs` asks once, and waits.
+//! 2. `poll` in `limiter/deciding.rs` asks once, and waits.
 //! 3. `ask` in `limiter/prepare.rs` takes the limit's numbers and the request's cost,
 //! 4. `state_key` in `key.rs` spells the key.
 //! 5. `acquire` in `engine.rs` chooses the engine;
@@ -73,8 +73,8 @@
 //! 14. `reply` in `batch/records.rs` its own answer in that,
 //! 15. `decision_of_ask` in `limiter/decide.rs` the [`Decision`].
 //!
-//! Whatever few calls need is behind one boxed call, from `limiter/acquire.rs` or from the limiter's other methods to
-//! `decide_or_fall_back` in `limiter/decide.rs`: several limits, ids, two shards, and rules that count denials, block or
+//! Whatever few calls need is behind one boxed call, from `limiter/deciding.rs` or from the limiter's other methods to
+//! `decide_in_full` in `limiter/decide.rs`: several limits, ids, two shards, and rules that count denials, block or
 //! say what a change does. What the rule's policy answers comes from `limiter/fallback.rs`.
 //!
 //! # Invariants
@@ -153,7 +153,7 @@ pub use key::KeySecret;
 pub use limit::{Calendar, Debt, Limit, LimitBuilder, Start};
 pub use limiter::hold::{Held, Permit};
 pub use limiter::lease::Lease;
-pub use limiter::{Acquire, Limiter, ResetProgress, State};
+pub use limiter::{Deciding, Limiter, ResetProgress, State};
 pub use operation::Operation;
 pub use quota::Quota;
 pub use request::{OwnedRequest, Request};

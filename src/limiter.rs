@@ -1,10 +1,10 @@
 //! One call: rule + key + cost -> decision.
 
-mod acquire;
 mod background;
 mod cached_denials;
 mod counted;
 mod decide;
+mod deciding;
 mod fallback;
 mod follow_up;
 pub(crate) mod hold;
@@ -37,11 +37,11 @@ use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 
-pub use acquire::Acquire;
 use background::Background;
 #[cfg(feature = "http")]
 pub(crate) use background::persist;
 pub(crate) use counted::counted;
+pub use deciding::Deciding;
 pub use maintenance::{ResetProgress, State};
 use server_clock::ServerClock;
 
@@ -221,13 +221,8 @@ impl Limiter {
     /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`]. A rule without a
     /// name. Permits of a `concurrency` limit without an [id](Request::id) to release them by: [`hold`](Self::hold)
     /// makes one.
-    pub fn acquire<'a>(&'a self, rule: &'a Rule, request: impl Into<Request<'a>>) -> Acquire<'a> {
-        Acquire::new(self, rule, request.into(), true)
-    }
-
-    /// The same, but leaves it to the caller to count the decision.
-    pub(crate) fn acquire_uncounted<'a>(&'a self, rule: &'a Rule, request: Request<'a>) -> Acquire<'a> {
-        Acquire::new(self, rule, request, false)
+    pub fn acquire<'a>(&'a self, rule: &'a Rule, request: impl Into<Request<'a>>) -> Deciding<'a> {
+        self.decide(rule, request.into(), Operation::Acquire)
     }
 
     /// What [`acquire`](Self::acquire) would answer, without taking anything. `remaining` and `reset_after` describe
@@ -237,7 +232,7 @@ impl Limiter {
     ///
     /// No decision could be made; see [`Error`].
     pub async fn peek<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Operation::Peek).await
+        self.decide(rule, request.into(), Operation::Peek).await
     }
 
     /// Takes the cost now for later: the call is allowed with a wait, after which the work may run. The level may go
@@ -251,7 +246,7 @@ impl Limiter {
             let why = "expected a token bucket, gcra or fixed window of a period, which can owe units";
             return Err(Error::new(Kind::Input, format!("reserve: {why}, got {limit}")));
         }
-        self.decide(rule, &request.into(), Operation::Reserve).await
+        self.decide(rule, request.into(), Operation::Reserve).await
     }
 
     /// Takes what is available, up to the cost: [`Decision::granted`] says how much. Denied if nothing is.
@@ -260,7 +255,7 @@ impl Limiter {
     ///
     /// No decision could be made; see [`Error`].
     pub async fn at_most<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Operation::AtMost).await
+        self.decide(rule, request.into(), Operation::AtMost).await
     }
 
     /// Gives the cost back, never above full. In windows and logs the newest units go first, and expired units give
@@ -294,7 +289,7 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn penalty<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, &request.into(), Operation::Penalty).await
+        self.decide(rule, request.into(), Operation::Penalty).await
     }
 
     /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count.
@@ -312,7 +307,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let length = u64::try_from(time.as_nanos().div_ceil(1000)).ok().filter(|us| *us <= LONGEST_RESET_US);
         let bad = || Error::new(Kind::Input, format!("block: expected at most 71 years, got {time:?}"));
-        self.decide(rule, &request.into().cost(length.ok_or_else(bad)?), Operation::Block).await
+        self.decide(rule, request.into().cost(length.ok_or_else(bad)?), Operation::Block).await
     }
 
     /// Lifts a [block](Self::block).

@@ -9,7 +9,6 @@
 )]
 
 use std::fmt::Display;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -104,18 +103,7 @@ impl Observed {
         }
     }
 
-    #[cfg(feature = "tracing")]
-    pub(crate) fn around<F: Future>(&self, decision: F) -> impl Future<Output = F::Output> {
-        tracing::Instrument::instrument(decision, self.span.clone())
-    }
-
-    #[cfg(not(feature = "tracing"))]
-    #[allow(clippy::unused_self, reason = "as with traces")]
-    pub(crate) fn around<F: Future>(&self, decision: F) -> impl Future<Output = F::Output> {
-        decision
-    }
-
-    /// The same for a future that is polled by hand.
+    /// Polls its future within its span.
     pub(crate) fn within<T>(&self, poll: impl FnOnce() -> T) -> T {
         #[cfg(feature = "tracing")]
         let _entered = self.span.enter();

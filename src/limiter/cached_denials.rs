@@ -3,49 +3,53 @@
 use super::Limiter;
 use super::fallback::may_fit;
 use crate::decision::Decision;
-use crate::denial_cache::{DenialCache, Sighting};
+use crate::denial_cache::{Changing, DenialCache, Sighting};
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::Rule;
 
+/// What this process remembers about a call.
+pub(super) enum Recalled {
+    Denial(Box<Decision>),
+    /// By what to remember the engine's decision if it is a denial.
+    Nothing(Option<Box<Sighting>>),
+}
+
 impl Limiter {
-    /// Decides by the engine, or by a denial that the engine has just given.
-    pub(super) async fn decide_or_recall(
+    /// The engine's last denial of such a call.
+    pub(super) fn recall(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> Result<Recalled, Error> {
+        let (Some(cache), Operation::Acquire) = (&self.denials, operation) else { return Ok(Recalled::Nothing(None)) };
+        let Some(sighting) = self.sight(cache, rule, request)? else { return Ok(Recalled::Nothing(None)) };
+        Ok(match cache.recall(&sighting, request.units(rule)) {
+            Some(denial) => Recalled::Denial(Box::new(denial)),
+            None => Recalled::Nothing(Some(Box::new(sighting))),
+        })
+    }
+
+    /// Remembers the engine's decision if it is a denial.
+    pub(super) fn remember(&self, sighting: Option<Box<Sighting>>, units: u64, decision: &Decision) {
+        if let (Some(cache), Some(sighting)) = (&self.denials, sighting) {
+            cache.remember(*sighting, units, decision);
+        }
+    }
+
+    /// While this lives, the keys of the call are being changed, unless it is one that others don't gain by. However the
+    /// call ends, it may have changed them.
+    pub(super) fn changing(
         &self,
-        cache: &DenialCache,
         rule: &Rule,
         request: &Request<'_>,
         operation: Operation,
-    ) -> Result<Decision, Error> {
-        if operation == Operation::Peek {
-            return self.decide_by_engine(rule, request, operation).await;
+    ) -> Result<Option<Changing<'_>>, Error> {
+        match (&self.denials, operation) {
+            (None, _) | (_, Operation::Acquire | Operation::Peek) => Ok(None),
+            (Some(cache), _) => Ok(Some(cache.changing(self.state_keys(rule, request)?))),
         }
-        if operation != Operation::Acquire {
-            // However the call ends, it may have changed the state.
-            let _changing = cache.changing(self.state_keys(rule, request)?);
-            return self.decide_by_engine(rule, request, operation).await;
-        }
-        let Some(sighting) = self.sight(cache, rule, request)? else {
-            return self.decide_by_engine(rule, request, operation).await;
-        };
-        if let Some(denial) = cache.recall(&sighting, request.units(rule)) {
-            // It is there at once, and the caller may ask again at once: others must have their turn.
-            tokio::task::consume_budget().await;
-            return Ok(denial);
-        }
-        let decision = self.decide_by_engine(rule, request, operation).await?;
-        cache.remember(sighting, request.units(rule), &decision);
-        Ok(decision)
     }
 
     /// What an acquire looks up among the denials; none if only the engine can answer it.
-    pub(super) fn sight(
-        &self,
-        cache: &DenialCache,
-        rule: &Rule,
-        request: &Request<'_>,
-    ) -> Result<Option<Sighting>, Error> {
+    fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
         // For a sharded limit, the next call may use another shard.
         if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.time().is_some() {

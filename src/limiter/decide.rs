@@ -2,8 +2,10 @@
 
 use std::time::SystemTime;
 
+use futures_util::future::BoxFuture;
+
 use super::Limiter;
-use super::counted::{counted, ended};
+use super::cached_denials::Recalled;
 use super::prepare::concerned;
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::call::{Mode, Reply, granted};
@@ -12,69 +14,48 @@ use crate::error::{Error, Kind};
 use crate::operation::Operation;
 use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, Target};
-use crate::telemetry::Observed;
 
 impl Limiter {
-    pub(super) async fn decide(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
+    /// Decides by whatever the rule and the request need: a denial that this process remembers, script calls, or the
+    /// rule's policy.
+    pub(super) fn decide_in_full<'a>(
+        &'a self,
+        rule: &'a Rule,
+        request: Request<'a>,
         operation: Operation,
-    ) -> Result<Decision, Error> {
-        let decided = self.decide_uncounted(rule, request, operation).await;
-        if operation.decides() {
-            counted(rule, decided.as_ref());
-        }
-        decided
+    ) -> BoxFuture<'a, Result<Decision, Error>> {
+        Box::pin(async move {
+            let _changing = self.changing(rule, &request, operation)?;
+            let decided = match self.recall(rule, &request, operation)? {
+                Recalled::Denial(denial) => {
+                    // It is there at once, and the caller may ask again at once: others must have their turn.
+                    tokio::task::consume_budget().await;
+                    Ok(*denial)
+                }
+                Recalled::Nothing(sighting) => {
+                    let decided = match rule.sharded() {
+                        Some(scoped) => {
+                            let choice = self.choose_shard(rule, scoped, &request, operation);
+                            self.decide_by_shards(rule, scoped, &request, operation, choice).await
+                        }
+                        None => match concerned(rule, operation, &request) {
+                            Ok(targets) => self.decide_by_limits(rule, &targets, &request, operation).await,
+                            Err(error) => Err(error),
+                        },
+                    };
+                    decided.inspect(|decision| self.remember(sighting, request.units(rule), decision))
+                }
+            };
+            let decided = match decided {
+                Ok(decision) => Ok(decision),
+                Err(error) => self.answer_instead(error, rule, &request, operation).await,
+            };
+            decided.map(|decision| decision.jittered(request.wait_jitter()))
+        })
     }
 
-    /// Decides, but leaves it to the caller to count the decision: it may take several calls.
-    pub(crate) async fn decide_uncounted(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
-        let observed = Observed::begin(rule.name(), operation.name(), operation.decides());
-        let decided = observed.around(self.decide_or_fall_back(rule, request, operation)).await;
-        observed.end(ended(decided.as_ref()));
-        decided
-    }
-
-    /// Decides by Redis or, while it is away, by the rule's policy.
-    pub(super) async fn decide_or_fall_back(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
-        let decided = match &self.denials {
-            None => self.decide_by_engine(rule, request, operation).await,
-            Some(cache) => Box::pin(self.decide_or_recall(cache, rule, request, operation)).await,
-        };
-        let decision = match decided {
-            Ok(decision) => decision,
-            Err(error) => Box::pin(self.answer_instead(error, rule, request, operation)).await?,
-        };
-        Ok(decision.jittered(request.wait_jitter()))
-    }
-
-    pub(super) async fn decide_by_engine(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
-        match rule.scoped_limits() {
-            [scoped] if scoped.limit.shards() > 1 => {
-                let choice = self.choose_shard(rule, scoped, request, operation);
-                Box::pin(self.decide_sharded(rule, scoped, request, operation, choice)).await
-            }
-            _ => Box::pin(self.decide_in_full(rule, &concerned(rule, operation, request)?, request, operation)).await,
-        }
-    }
-
-    pub(super) async fn decide_in_full(
+    /// Asks for a decision of these limits together, by one script call.
+    pub(super) async fn decide_by_limits(
         &self,
         rule: &Rule,
         targets: &[Target<'_>],

@@ -1,5 +1,6 @@
-//! An acquire of one limit, from the request to its decision. Whatever few calls need is behind one boxed
-//! call: an id, several limits, an answer that must be asked for again or that the rule's policy gives.
+//! A call for a decision, from the request to the answer. An acquire of one limit waits in a batch with others. Whatever
+//! few calls need is behind one boxed call: another operation, an id, several limits, an answer that must be asked for
+//! again or that the rule's policy gives.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -8,8 +9,8 @@ use std::task::{Context, Poll, Waker, ready};
 use futures_util::future::BoxFuture;
 
 use super::Limiter;
+use super::cached_denials::Recalled;
 use super::counted::{counted, ended};
-use crate::call::Reply;
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
 use crate::engine::Acquiring;
@@ -20,7 +21,7 @@ use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, Target};
 use crate::telemetry::Observed;
 
-/// An acquire in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled, and its deadline counts
+/// A call in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled, and its deadline counts
 /// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. Polled
 /// after its decision, it stays pending.
 ///
@@ -42,51 +43,78 @@ use crate::telemetry::Observed;
 /// # fn main() {}
 /// ```
 #[must_use = "futures do nothing unless polled"]
-pub struct Acquire<'a> {
+pub struct Deciding<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
     request: PlainRequest<'a>,
     /// The limit that decides, alone.
     target: Target<'a>,
+    operation: Operation,
     /// Whether its decision is counted, or a part of a call that is.
     is_counted: bool,
     observed: Option<Observed>,
+    sighting: Option<Box<Sighting>>,
     state: State<'a>,
 }
 
 enum State<'a> {
     New,
-    Asked(Acquiring<'a>, Option<Box<Sighting>>),
+    Asked(Acquiring<'a>),
+    AskedAgain(BoxFuture<'a, Result<Decision, Error>>),
     Elsewhere(BoxFuture<'a, Result<Decision, Error>>),
     Ended,
 }
 
-impl<'a> Acquire<'a> {
-    pub(super) fn new(limiter: &'a Limiter, rule: &'a Rule, request: Request<'a>, is_counted: bool) -> Self {
-        let (target, state) = match limiter.target_of_ask(rule, &request) {
+impl Limiter {
+    /// Decides by Redis or, while it is away, by the rule's policy.
+    pub(crate) fn decide<'a>(&'a self, rule: &'a Rule, request: Request<'a>, operation: Operation) -> Deciding<'a> {
+        let target = if operation == Operation::Acquire { self.target_of_ask(rule, &request) } else { None };
+        let (target, state) = match target {
             Some(target) => (target, State::New),
-            None => (rule.scoped_limits()[0].whole(), State::in_full(limiter, rule, request)),
+            None => (rule.scoped_limits()[0].whole(), State::Elsewhere(self.decide_in_full(rule, request, operation))),
         };
-        Self { limiter, rule, request: *request.plain(), target, is_counted, observed: None, state }
+        Deciding {
+            limiter: self,
+            rule,
+            request: *request.plain(),
+            target,
+            operation,
+            is_counted: operation.decides(),
+            observed: None,
+            sighting: None,
+            state,
+        }
+    }
+}
+
+impl<'a> Deciding<'a> {
+    /// Leaves it to the caller to count the decision, which may take several calls.
+    pub(crate) fn uncounted(self) -> Self {
+        Self { is_counted: false, ..self }
     }
 
     fn poll_decided(&mut self, context: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         loop {
-            let reply = match &mut self.state {
+            let decided = match &mut self.state {
                 State::New => match self.begin(context.waker()) {
                     Ok(None) => continue,
                     // It is there at once, and the caller may ask again at once: others must have their turn.
-                    Ok(Some(recalled)) => {
-                        return pin!(tokio::task::consume_budget()).poll(context).map(|()| Ok(recalled));
+                    Ok(Some(denial)) => {
+                        return pin!(tokio::task::consume_budget()).poll(context).map(|()| Ok(denial));
                     }
                     Err(error) => Err(error),
                 },
-                State::Asked(acquiring, _) => ready!(Pin::new(acquiring).poll(context)),
+                State::Asked(acquiring) => ready!(Pin::new(acquiring).poll(context))
+                    .and_then(|reply| self.limiter.decision_of_ask(self.rule, self.target, &self.request, &reply)),
+                State::AskedAgain(decided) => ready!(decided.as_mut().poll(context)),
                 State::Elsewhere(decided) => return decided.as_mut().poll(context),
                 State::Ended => return Poll::Pending,
             };
-            match reply.and_then(|reply| self.decision(&reply)) {
-                Ok(decision) => return Poll::Ready(Ok(decision.jittered(self.request.wait_jitter()))),
+            match decided {
+                Ok(decision) => {
+                    self.limiter.remember(self.sighting.take(), self.request.units(self.rule), &decision);
+                    return Poll::Ready(Ok(decision.jittered(self.request.wait_jitter())));
+                }
                 Err(error) => self.state = self.after(error),
             }
         }
@@ -95,70 +123,40 @@ impl<'a> Acquire<'a> {
     /// Asks the engine, unless it has just denied the same.
     fn begin(&mut self, waker: &Waker) -> Result<Option<Decision>, Error> {
         let Self { limiter, rule, ref request, .. } = *self;
-        let mut sighting = None;
-        if let Some(cache) = &limiter.denials
-            && let Some(sighted) = limiter.sight(cache, rule, &Request::of_plain(*request))?
-        {
-            if let Some(denial) = cache.recall(&sighted, request.units(rule)) {
-                return Ok(Some(denial.jittered(request.wait_jitter())));
-            }
-            sighting = Some(Box::new(sighted));
+        match limiter.recall(rule, &Request::of_plain(*request), Operation::Acquire)? {
+            Recalled::Denial(denial) => return Ok(Some(denial.jittered(request.wait_jitter()))),
+            Recalled::Nothing(sighting) => self.sighting = sighting,
         }
-        let Some(ask) = limiter.ask(rule, self.target, request)? else {
-            self.state = State::in_full(limiter, rule, Request::of_plain(*request));
-            return Ok(None);
+        self.state = match limiter.ask(rule, self.target, request)? {
+            Some(ask) => {
+                let until = Deadline::after(request.deadline_or(limiter.deadline));
+                State::Asked(limiter.engine.acquire(&ask, until, waker)?)
+            }
+            None => State::Elsewhere(limiter.decide_in_full(rule, Request::of_plain(*request), Operation::Acquire)),
         };
-        let until = Deadline::after(request.deadline_or(limiter.deadline));
-        self.state = State::Asked(limiter.engine.acquire(&ask, until, waker)?, sighting);
         Ok(None)
     }
 
-    /// The decision in the engine's reply, remembered if it is a denial.
-    fn decision(&mut self, reply: &Reply) -> Result<Decision, Error> {
-        let decision = self.limiter.decision_of_ask(self.rule, self.target, &self.request, reply)?;
-        if let (State::Asked(_, sighting), Some(cache)) = (&mut self.state, &self.limiter.denials)
-            && let Some(sighting) = sighting.take()
-        {
-            cache.remember(*sighting, self.request.units(self.rule), &decision);
-        }
-        Ok(decision)
-    }
-
-    /// What comes after this error: the same is asked again for other windows, or the rule's policy answers.
+    /// What comes after this error: the same is asked again, or the rule's policy answers.
     fn after(&mut self, error: Error) -> State<'a> {
         let (limiter, rule, request, target) = (self.limiter, self.rule, self.request, self.target);
-        let (until, sighting) = match std::mem::replace(&mut self.state, State::Ended) {
-            State::Asked(acquiring, sighting) => (Some(acquiring.until()), sighting),
-            _ => (None, None),
-        };
-        State::Elsewhere(Box::pin(async move {
-            let request = Request::of_plain(request);
-            let decided = match until.filter(|_| Limiter::is_asked_again_after(&error)) {
-                Some(until) => limiter.acquire_again(rule, target, request.plain(), error, until).await,
-                None => Err(error),
-            };
-            let decided = match decided {
-                Ok(decision) => {
-                    if let (Some(cache), Some(sighting)) = (&limiter.denials, sighting) {
-                        cache.remember(*sighting, request.units(rule), &decision);
-                    }
-                    Ok(decision)
-                }
-                Err(error) => limiter.answer_instead(error, rule, &request, Operation::Acquire).await,
-            };
-            decided.map(|decision| decision.jittered(request.wait_jitter()))
-        }))
+        match &self.state {
+            State::Asked(acquiring) if Limiter::is_asked_again_after(&error) => {
+                let until = acquiring.until();
+                State::AskedAgain(Box::pin(
+                    async move { limiter.acquire_again(rule, target, &request, error, until).await },
+                ))
+            }
+            _ => State::Elsewhere(Box::pin(async move {
+                let request = Request::of_plain(request);
+                let decided = limiter.answer_instead(error, rule, &request, Operation::Acquire).await;
+                decided.map(|decision| decision.jittered(request.wait_jitter()))
+            })),
+        }
     }
 }
 
-impl<'a> State<'a> {
-    fn in_full(limiter: &'a Limiter, rule: &'a Rule, request: Request<'a>) -> Self {
-        let decided = async move { limiter.decide_or_fall_back(rule, &request, Operation::Acquire).await };
-        Self::Elsewhere(Box::pin(decided))
-    }
-}
-
-impl Future for Acquire<'_> {
+impl Future for Deciding<'_> {
     type Output = Result<Decision, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -166,7 +164,7 @@ impl Future for Acquire<'_> {
         if matches!(this.state, State::Ended) {
             return Poll::Pending;
         }
-        let begin = || Observed::begin(this.rule.name(), Operation::Acquire.name(), true);
+        let begin = || Observed::begin(this.rule.name(), this.operation.name(), this.operation.decides());
         let observed = this.observed.take().unwrap_or_else(begin);
         match observed.within(|| this.poll_decided(context)) {
             Poll::Pending => {
@@ -185,10 +183,11 @@ impl Future for Acquire<'_> {
     }
 }
 
-impl fmt::Debug for Acquire<'_> {
+impl fmt::Debug for Deciding<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rule, request, .. } = self;
-        f.debug_struct("Acquire").field("rule", rule).field("request", request).finish_non_exhaustive()
+        let Self { rule, request, operation, .. } = self;
+        let mut shown = f.debug_struct("Deciding");
+        shown.field("operation", operation).field("rule", rule).field("request", request).finish_non_exhaustive()
     }
 }
 
@@ -199,7 +198,7 @@ mod tests {
     /// There may be thousands of callers, and each keeps one. What telemetry adds is there only with its features.
     #[test]
     fn a_caller_keeps_little_while_it_waits() {
-        let size = size_of::<Acquire<'_>>() - size_of::<Option<Observed>>();
+        let size = size_of::<Deciding<'_>>() - size_of::<Option<Observed>>();
         assert!(size <= 256, "{size}");
     }
 }

@@ -19,7 +19,7 @@ impl Limiter {
         match request.earlier() {
             Some(Earlier { by: By::Policy, charged, .. }) => {
                 if must_ask_redis(operation, charged) {
-                    match self.decide(rule, request, operation).await {
+                    match self.decide(rule, *request, operation).await {
                         Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
                         answer => return answer,
                     }
@@ -30,7 +30,7 @@ impl Limiter {
             Some(Earlier { by: By::Local, charged, .. }) => {
                 Box::pin(self.follow_up_locally(rule, request, operation, charged)).await
             }
-            _ => self.decide(rule, request, operation).await,
+            _ => self.decide(rule, *request, operation).await,
         }
     }
 }

@@ -133,7 +133,7 @@ impl Limiter {
         let mut permit =
             Permit { limiter, rule, request: owned, own_id, held: true, given_back: false, renewing: None, runtime };
         let decided = match self.if_released(&permit, &request).await {
-            Ok(()) => self.acquire_uncounted(&permit.rule, request).await,
+            Ok(()) => self.acquire(&permit.rule, request).uncounted().await,
             Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Operation::Acquire)).await,
         };
         let decision = decided.inspect_err(|error| permit.held = error.charged() != Charged::No)?;

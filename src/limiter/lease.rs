@@ -321,7 +321,7 @@ impl Shared {
         }
         let (_out, sound_until) = (self.out(batch), self.stock().sound_until());
         let answer =
-            self.limiter.decide_uncounted(&self.closed, &self.request().cost(batch), Operation::AtMost).await?;
+            self.limiter.decide(&self.closed, self.request().cost(batch), Operation::AtMost).uncounted().await?;
         if self.turns.has(turn) {
             self.stock().put(&answer, Instant::now());
         } else {

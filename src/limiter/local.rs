@@ -28,9 +28,9 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
-        // The engine in this process has a clock of its own.
-        let here = Self { engine, server_clock: ServerClock::default(), ..self.clone() };
-        let mut decision = here.decide_by_engine(&share, request, operation).await?;
+        // The engine in this process has a clock of its own. Nothing stands in for it, and the caller jitters the wait.
+        let here = Self { engine, server_clock: ServerClock::default(), denials: None, ..self.clone() };
+        let mut decision = here.decide_in_full(&share, request.jitter(0), operation).await?;
         decision.by = By::Local;
         Ok(decision)
     }
@@ -78,7 +78,7 @@ impl Limiter {
         request: &Request<'_>,
         operation: Operation,
     ) -> Result<Decision, Error> {
-        let there = Box::pin(self.decide(rule, request, operation));
+        let there = self.decide(rule, *request, operation);
         let (here, there) = join(self.decide_locally(rule, processes, request, operation), there).await;
         let mut decision = here?;
         decision.error = match there {

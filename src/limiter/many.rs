@@ -3,6 +3,7 @@
 use futures_util::future::{join, join_all};
 use tokio::time::Instant;
 
+use super::cached_denials::Recalled;
 use super::decide::garbled;
 use super::run::left_of;
 use super::{Limiter, counted};
@@ -146,9 +147,7 @@ impl Limiter {
                     Some(target) => self.acquire_again(rule, target, request.plain(), refused, until).await,
                     None => Err(refused),
                 };
-                if let (Ok(decision), Some(cache), Some(sighting)) = (&decided, &self.denials, sighting) {
-                    cache.remember(*sighting, request.units(rule), decision);
-                }
+                let decided = decided.inspect(|decision| self.remember(sighting, request.units(rule), decision));
                 (at, self.or_instead(rule, request, decided).await)
             });
             for (at, decided) in Box::pin(join_all(again)).await {
@@ -227,9 +226,7 @@ impl Limiter {
         sighting: Option<Box<Sighting>>,
     ) -> Result<Decision, Error> {
         let decision = self.decision_of_ask(rule, rule.scoped_limits()[0].whole(), request.plain(), reply)?;
-        if let (Some(cache), Some(sighting)) = (&self.denials, sighting) {
-            cache.remember(*sighting, request.units(rule), &decision);
-        }
+        self.remember(sighting, request.units(rule), &decision);
         Ok(decision)
     }
 
@@ -237,14 +234,9 @@ impl Limiter {
     fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Plan, Option<Ask<'r>>), Error> {
         let Some(target) = self.target_of_ask(rule, request) else { return Ok((Plan::Alone, None)) };
         let Some(ask) = self.ask(rule, target, request.plain())? else { return Ok((Plan::Alone, None)) };
-        let sighting = match &self.denials {
-            Some(cache) => self.sight(cache, rule, request)?.map(|sighting| (cache, sighting)),
-            None => None,
-        };
-        let Some((cache, sighting)) = sighting else { return Ok((Plan::Together(None), Some(ask))) };
-        Ok(match cache.recall(&sighting, request.units(rule)) {
-            Some(denial) => (Plan::Recalled(Box::new(denial)), None),
-            None => (Plan::Together(Some(Box::new(sighting))), Some(ask)),
+        Ok(match self.recall(rule, request, Operation::Acquire)? {
+            Recalled::Denial(denial) => (Plan::Recalled(denial), None),
+            Recalled::Nothing(sighting) => (Plan::Together(sighting), Some(ask)),
         })
     }
 }

@@ -214,7 +214,7 @@ impl Queue {
             let asked_at = Instant::now();
             let owed = request.cost(0).jitter(0).within(Duration::ZERO);
             // What something else answers for Redis says nothing of its state, nor does a block.
-            if let Ok(now) = limiter.decide_uncounted(&self.rule, &owed, Operation::Peek).await
+            if let Ok(now) = limiter.decide(&self.rule, owed, Operation::Peek).uncounted().await
                 && let (true, None, Some(wait)) = (now.allowed, &now.error, now.retry_after.duration())
             {
                 self.waiting().pay(&self.rule, asked_at, Instant::now() + wait, now.remaining);

@@ -69,7 +69,7 @@ impl Limiter {
     }
 
     /// Decides by the limit's shards.
-    pub(super) async fn decide_sharded(
+    pub(super) async fn decide_by_shards(
         &self,
         rule: &Rule,
         scoped: &ScopedLimit,
@@ -80,7 +80,7 @@ impl Limiter {
         // Calls that don't apply, such as a renewal of what isn't held, are rejected as usual.
         concerned(rule, operation, request)?;
         match choice {
-            ShardChoice::One(number) => self.decide_in_full(rule, &[scoped.shard(number)], request, operation).await,
+            ShardChoice::One(number) => self.decide_by_limits(rule, &[scoped.shard(number)], request, operation).await,
             ShardChoice::OneOf(one, other) => {
                 let targets = [scoped.shard(one), scoped.shard(other)];
                 let inputs = self.limit_inputs(rule, &targets, request, operation)?;
@@ -89,7 +89,7 @@ impl Limiter {
             }
             ShardChoice::All => {
                 let targets: Vec<_> = scoped.targets().collect();
-                let each = targets.chunks(1).map(|target| self.decide_in_full(rule, target, request, operation));
+                let each = targets.chunks(1).map(|target| self.decide_by_limits(rule, target, request, operation));
                 let answers = join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 let most_used = answers.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
                 most_used.ok_or_else(super::decide::garbled)
@@ -182,7 +182,7 @@ mod tests {
             let request = Request::new("key").cost(cost).at(UNIX_EPOCH + Duration::from_micros(now));
             let choice = if choices == 2 { two_of(shards) } else { ShardChoice::One(one_of(shards)) };
             let decision =
-                limiter.decide_sharded(&sharded, scoped, &request, Operation::Acquire, choice).await.unwrap();
+                limiter.decide_by_shards(&sharded, scoped, &request, Operation::Acquire, choice).await.unwrap();
             let would = if decision.allowed {
                 after.acquire(&whole, request).await.unwrap()
             } else {

@@ -95,7 +95,7 @@ impl Limiter {
         let mut reservation = Reservation { limiter: self, rule, request: asked, due: until, kept: false, runtime };
         let mut left = max_wait;
         let mut decision = loop {
-            let decision = match self.decide_uncounted(rule, &asked.within(left), Operation::Reserve).await {
+            let decision = match self.decide(rule, asked.within(left), Operation::Reserve).uncounted().await {
                 Ok(decision) => decision,
                 Err(error) => {
                     reservation.kept = error.charged() == Charged::No;
@@ -148,7 +148,7 @@ impl Limiter {
     /// Waits until the key is no longer blocked, or returns its present state if that takes too long.
     async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> Option<Decision> {
         // While Redis is away, a block can't be known.
-        while let Ok(now) = self.decide_uncounted(rule, &request.cost(0), Operation::Peek).await {
+        while let Ok(now) = self.decide(rule, request.cost(0), Operation::Peek).uncounted().await {
             let wait = now.retry_after.duration().filter(|_| now.blocked)?;
             if wait > until.saturating_duration_since(Instant::now()) {
                 return Some(now);
@@ -163,7 +163,7 @@ impl Limiter {
         let (started, jitter) = (Instant::now(), request.wait_jitter());
         loop {
             // The wait without jitter is what must fit.
-            let decision = self.acquire_uncounted(rule, request.jitter(0)).await?;
+            let decision = self.acquire(rule, request.jitter(0)).uncounted().await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);

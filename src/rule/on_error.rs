@@ -97,7 +97,7 @@ impl Rule {
     pub(crate) fn share(&self, processes: NonZeroU32) -> Result<Self, RuleError> {
         let share = |scoped: &ScopedLimit| Ok(ScopedLimit { limit: scoped.limit.share(processes)?, ..scoped.clone() });
         let limits = self.limits.iter().map(share).collect::<Result<_, RuleError>>()?;
-        Ok(Self { limits, ..self.clone() })
+        Ok(Self { limits, ..self.clone().closed() })
     }
 }
 

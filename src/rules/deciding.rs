@@ -203,7 +203,7 @@ impl Limiter {
             Acquisition::Wait(max_wait, blocks) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
             }
-            _ => return Ok((self.acquire_uncounted(rule, request).await?, None)),
+            _ => return Ok((self.acquire(rule, request).uncounted().await?, None)),
         };
         Ok((held.decision, held.permit))
     }
