@@ -40,6 +40,11 @@ pub(crate) fn holds(rule: &Rule) -> bool {
 }
 
 impl Held {
+    /// Whether there are any.
+    pub(crate) fn are_any(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
     /// Renews and gives back what is due by now.
     pub(crate) async fn until(&mut self, limiter: &Limiter, now_us: u64) -> Result<(), Error> {
         while let Some(&Reverse((at, place))) = self.due.peek().filter(|Reverse((at, _))| *at <= now_us) {

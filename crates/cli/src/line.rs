@@ -17,7 +17,7 @@ use crate::output::{QUIET, RIGHT, Shape, WRONG, json, micros, numbers, time};
 use crate::records::Record;
 use crate::rules_file::Listed;
 use crate::subject::{Subject, title};
-use crate::verdict::{AMBIGUOUS, Asked, Judged};
+use crate::verdict::{AMBIGUOUS, Call, Judged};
 
 /// One decision, with the field names and order that other programs rely on.
 #[derive(Debug, Serialize)]
@@ -161,24 +161,24 @@ impl<'a> Line<'a> {
     /// The verdict of a set of rules on a record.
     pub(crate) fn of_verdict(judged: &'a Judged<'_>, shadows: &'a [Judged<'_>], record: &'a Record) -> Self {
         let Record { t_us, op, ref attributes, ref id, length, .. } = *record;
-        let asked = judged.asked.as_ref();
+        let (call, decision) = judged.asked.as_ref().map(|(call, decision)| (call, decision)).unzip();
         Self {
             t_us: Some(t_us),
             attrs: Some(Shown(attributes)),
             key: judged.key().map(shown),
-            cost: asked.map(|asked| asked.cost).or(record.cost),
+            cost: call.map(|call| call.cost).or(record.cost),
             rule: judged.rule(),
             reason: Some(judged.reason()),
-            limits: Some(asked.map(limits).unwrap_or_default()),
+            limits: Some(judged.asked.as_ref().map(limits).unwrap_or_default()),
             missing: match judged.applies.as_ref().map(|applies| &applies.effect) {
                 Some(Effect::Missing(attribute)) => Some(attribute),
                 _ => None,
             },
             overridden: judged.overridden().map(|key| shown(key.as_bytes())),
-            id: asked.and_then(|asked| asked.id.as_ref()).or(id.as_ref()).map(|id| shown(id)),
-            request_time: asked.filter(|asked| held::holds(&asked.rule)).and_then(|_| record.request_time()),
+            id: call.and_then(|call| call.id.as_ref()).or(id.as_ref()).map(|id| shown(id)),
+            request_time: call.filter(|call| held::holds(&call.rule)).and_then(|_| record.request_time()),
             shadows: shadows.iter().map(ShadowLine::new).collect(),
-            ..Self::of(op, judged.allowed, asked.map(|asked| &asked.decision))
+            ..Self::of(op, judged.allowed, decision)
         }
         .lasting(length)
     }
@@ -256,8 +256,8 @@ impl<'a> Line<'a> {
 }
 
 /// Each limit's own decision.
-fn limits(asked: &Asked) -> Vec<LimitLine<'_>> {
-    let Asked { rule, counted, decision, .. } = asked;
+fn limits((call, decision): &(Call, Decision)) -> Vec<LimitLine<'_>> {
+    let Call { rule, counted, .. } = call;
     let limits: Vec<&Limit> = rule.limits().collect();
     let counted = |at: usize| counted.get(at).map(Vec::as_slice).unwrap_or_default();
     if let [only] = limits.as_slice() {

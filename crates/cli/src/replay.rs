@@ -7,11 +7,13 @@ mod recording;
 mod source;
 mod summary;
 mod unreadable;
+mod waves;
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -75,7 +77,7 @@ impl Replay {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let service = self.about.rules_file()?;
         let plays = match &service {
-            None => Plays::Rule(Box::new(self.subject()?), HashSet::new()),
+            None => Plays::Rule(Arc::new(self.subject()?), HashSet::new()),
             Some(service) => Plays::ByRules(self.set(service)?),
         };
         let prefix = self.about.own_prefix("replay");
@@ -151,7 +153,10 @@ impl Replay {
         self.options.say_who_decides();
         let progress = self.progress(recording.records);
         let (records, mut warnings) = recording.in_order()?;
-        let played = play_all(player, records, &progress, &mut warnings).await;
+        let mut played = play_all(player, records, &progress, &mut warnings).await;
+        if played.is_ok() {
+            played = play_waiting(player, &mut warnings).await;
+        }
         progress.finish_and_clear();
         warnings.sum_up();
         played
@@ -174,9 +179,14 @@ impl Replay {
             player.summary.in_order(record.t_us, latest);
             latest = latest.max(record.t_us);
             record.t_us = latest;
-            play_one(player, &record, warnings).await?;
-            player.flush()?;
+            play_one(player, record, warnings).await?;
+            // What has come is decided together, and shown as soon as nothing more is there.
+            if records.is_empty() {
+                play_waiting(player, warnings).await?;
+                player.flush()?;
+            }
         }
+        play_waiting(player, warnings).await?;
         warnings.end()
     }
 
@@ -205,17 +215,20 @@ async fn play_all(
     warnings: &mut Warnings,
 ) -> Result<()> {
     for record in records {
-        play_one(player, &record?, warnings).await?;
+        play_one(player, record?, warnings).await?;
         progress.inc(1);
     }
     Ok(())
 }
 
-async fn play_one(player: &mut Player<'_, impl Write>, record: &Record, warnings: &mut Warnings) -> Result<()> {
-    match player.play(record).await? {
-        None => Ok(()),
-        Some(unreadable) => readable(Err(unreadable), player, warnings).map(|_| ()),
-    }
+async fn play_one(player: &mut Player<'_, impl Write>, record: Record, warnings: &mut Warnings) -> Result<()> {
+    let unreadable = player.play(record).await?;
+    unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
+}
+
+async fn play_waiting(player: &mut Player<'_, impl Write>, warnings: &mut Warnings) -> Result<()> {
+    let unreadable = player.decide_waiting().await?;
+    unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
 }
 
 /// The record, or `None` with a warning if it could not be read.

@@ -3,12 +3,11 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use tollgate::rules::{Applies, Charge, Effect};
-use tollgate::{Decision, Error, Limiter, OwnedRequest, Rule};
+use tollgate::{Decision, Error, Limiter, OwnedRequest, Request, Rule};
 
 use crate::attributes::Pairs;
 use crate::held::{self, Held};
 use crate::operation;
-use crate::operation::call;
 use crate::records::Record;
 
 /// Why a request is refused whose path can be read in two ways.
@@ -17,48 +16,47 @@ pub(crate) const AMBIGUOUS: &str = "ambiguous";
 /// Why a request is denied that lacks an attribute which a rule's key names.
 pub(crate) const MISSING: &str = "missing";
 
+/// A rule that applies to a record, or would if it weren't a shadow rule, before its limits are asked.
+#[derive(Debug)]
+pub(crate) struct Plan<'s> {
+    /// None if the middleware refuses the request before any rule.
+    applies: Option<Applies<'s>>,
+    /// What to ask of its limits, if it has some.
+    pub(crate) call: Option<Call>,
+}
+
+/// A call for a rule's limits.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) rule: Rule,
+    pub(crate) request: OwnedRequest,
+    pub(crate) cost: u64,
+    /// The call's id: the record's, or a generated one if it holds permits.
+    pub(crate) id: Option<Vec<u8>>,
+    /// What each limit counts.
+    pub(crate) counted: Vec<Vec<u8>>,
+}
+
 /// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
 #[derive(Debug)]
 pub(crate) struct Judged<'s> {
     /// None if the middleware refuses the request before any rule.
     pub(crate) applies: Option<Applies<'s>>,
     pub(crate) allowed: bool,
-    /// If its limits were asked: what they decided, and whom they charged.
-    pub(crate) asked: Option<Asked>,
+    /// If its limits were asked: whom they charged, and what they decided.
+    pub(crate) asked: Option<(Call, Decision)>,
 }
 
-/// The limits that were asked, and what they decided.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    pub(crate) rule: Rule,
-    request: OwnedRequest,
-    pub(crate) cost: u64,
-    /// The call's id: the record's, or a generated one if it holds permits.
-    pub(crate) id: Option<Vec<u8>>,
-    /// What each limit counts.
-    pub(crate) counted: Vec<Vec<u8>>,
-    pub(crate) decision: Decision,
-}
-
-impl<'s> Judged<'s> {
+impl<'s> Plan<'s> {
     /// A request whose path can be read in two ways.
-    pub(crate) fn refused(record: &Record) -> Self {
-        Self { applies: None, allowed: !operation::asks(record.op), asked: None }
+    pub(crate) fn refused() -> Self {
+        Self { applies: None, call: None }
     }
 
-    /// Decides with the rule's limits, if it has some, at the record's time; `adapted` changes a rule as the options
-    /// ask.
-    pub(crate) async fn of(
-        applies: Applies<'s>,
-        limiter: &Limiter,
-        adapted: &(dyn Fn(Rule) -> Rule + Sync),
-        record: &Record,
-    ) -> Result<Self, Error> {
-        let Record { line, t_us, op, cost, ref id, length, .. } = *record;
-        let Effect::Limit(charge) = &applies.effect else {
-            let allowed = !operation::asks(op) || matches!(applies.effect, Effect::Allow);
-            return Ok(Self { applies: Some(applies), allowed, asked: None });
-        };
+    /// At the record's time; `adapted` changes a rule as the options ask.
+    pub(crate) fn of(applies: Applies<'s>, adapted: &(dyn Fn(Rule) -> Rule + Sync), record: &Record) -> Self {
+        let Record { line, t_us, op, cost, ref id, .. } = *record;
+        let Effect::Limit(charge) = &applies.effect else { return Self { applies: Some(applies), call: None } };
         let rule = adapted(charge.rule().clone());
         let cost = cost.unwrap_or(charge.cost());
         // Permits are held by an id: the same one in every replay of the file.
@@ -68,21 +66,28 @@ impl<'s> Judged<'s> {
         if let Some(id) = &id {
             request = request.id(id);
         }
-        let decision = call(limiter, &rule, op, request, length).await?;
         let (request, counted) = (request.into_owned(), counted_keys(charge));
-        let asked = Asked { rule, request, cost, id, counted, decision };
-        Ok(Self { allowed: asked.decision.allowed, applies: Some(applies), asked: Some(asked) })
+        Self { applies: Some(applies), call: Some(Call { rule, request, cost, id, counted }) }
     }
 
-    /// The rule and the request that were charged.
-    pub(crate) fn charged(&self) -> Option<(&Rule, &OwnedRequest)> {
-        self.asked.as_ref().map(|asked| (&asked.rule, &asked.request))
+    /// Asks its limits, if it has some.
+    pub(crate) async fn decide(self, limiter: &Limiter, record: &Record) -> Result<Judged<'s>, Error> {
+        let Self { applies, call } = self;
+        let Some(call) = call else {
+            let allows = matches!(&applies, Some(Applies { effect: Effect::Allow, .. }));
+            return Ok(Judged { allowed: allows || !operation::asks(record.op), applies, asked: None });
+        };
+        let decision =
+            operation::call(limiter, &call.rule, record.op, Request::from(&call.request), record.length).await?;
+        Ok(Judged { applies, allowed: decision.allowed, asked: Some((call, decision)) })
     }
+}
 
+impl<'s> Judged<'s> {
     /// Notes the permits that it holds.
     pub(crate) async fn hold(&self, held: &mut Held, limiter: &Limiter, record: &Record) -> Result<(), Error> {
-        match self.charged() {
-            Some((rule, request)) => held.note(limiter, rule, request, record, self.allowed).await,
+        match &self.asked {
+            Some((call, _)) => held.note(limiter, &call.rule, &call.request, record, self.allowed).await,
             None => Ok(()),
         }
     }
@@ -107,7 +112,7 @@ impl<'s> Judged<'s> {
     }
 
     pub(crate) fn denied_by(&self) -> Option<&str> {
-        self.asked.as_ref().and_then(|asked| asked.decision.denied_by.as_deref())
+        self.asked.as_ref().and_then(|(_, decision)| decision.denied_by.as_deref())
     }
 
     /// The key that the rule counts, or that an override names.

@@ -1,16 +1,15 @@
 //! Records decided by a set of rules.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
-use tollgate::rules::{Applies, RuleSet};
+use tollgate::rules::RuleSet;
 use tollgate::{Error, Limiter, OwnedRequest, Request, Rule};
 
 use crate::attributes::{self, Pairs};
-use crate::held::{self, Held};
+use crate::held;
 use crate::records::Record;
-use crate::verdict::Judged;
+use crate::verdict::{Call, Plan};
 
 /// A set, or one rule of it for all records.
 pub(super) struct ByRules<'s> {
@@ -32,49 +31,35 @@ impl fmt::Debug for ByRules<'_> {
 
 impl<'s> ByRules<'s> {
     /// Adds the attributes that all records have.
-    pub(super) fn completed<'r>(&self, record: &'r Record) -> Cow<'r, Record> {
+    pub(super) fn completed(&self, mut record: Record) -> Record {
         let has = |name: &String| record.attributes.iter().any(|(own, _)| own == name);
         let more: Vec<_> = self.given.iter().filter(|(name, _)| !has(name)).cloned().collect();
-        if more.is_empty() {
-            return Cow::Borrowed(record);
-        }
-        let mut record = record.clone();
         record.attributes.extend(more);
-        Cow::Owned(record)
+        record
     }
 
-    /// The verdict, and those of shadow rules.
-    pub(super) async fn play(
-        &mut self,
-        limiter: &Limiter,
-        record: &Record,
-        held: &mut Held,
-    ) -> Result<(Judged<'s>, Vec<Judged<'s>>), Error> {
+    /// What to ask for this record: the rule that applies, and then each shadow rule.
+    pub(super) fn plan(&mut self, limiter: &Limiter, record: &Record) -> Result<Vec<Plan<'s>>, Error> {
         let request = attributes::read(&record.attributes);
         if self.rules.reads_two_ways(&request) {
-            return Ok((Judged::refused(record), Vec::new()));
+            return Ok(vec![Plan::refused()]);
         }
-        let (applies, shadows): (Applies<'s>, Vec<_>) = match self.only {
+        let (applies, shadows) = match self.only {
             // The name was checked before.
-            Some(name) => match self.rules.by_name(name, &request)? {
-                Some(applies) => (applies, Vec::new()),
-                None => (self.rules.applies(&request)?, Vec::new()),
-            },
-            None => (self.rules.applies(&request)?, self.rules.shadows(&request)),
+            Some(name) => (self.rules.by_name(name, &request)?, Vec::new()),
+            None => (None, self.rules.shadows(&request)),
         };
-        let mut shadowed = Vec::with_capacity(shadows.len());
-        for shadow in shadows {
-            // A shadow rule that can't decide has no consequence.
-            if let Ok(judged) = Judged::of(shadow, limiter, &*self.adapted, record).await {
-                judged.hold(held, limiter, record).await?;
-                shadowed.push(judged);
-            }
-        }
-        let judged = Judged::of(applies, limiter, &*self.adapted, record).await?;
-        judged.hold(held, limiter, record).await?;
+        let applies = match applies {
+            Some(applies) => applies,
+            None => self.rules.applies(&request)?,
+        };
+        let plans: Vec<_> =
+            std::iter::once(applies).chain(shadows).map(|applies| Plan::of(applies, &*self.adapted, record)).collect();
         if let Some(touched) = &mut self.touched {
-            for (rule, request) in shadowed.iter().chain([&judged]).filter_map(Judged::charged) {
-                let mut key = limiter.keys(rule, request)?.join("\n").into_bytes();
+            for Call { rule, request, .. } in plans.iter().filter_map(|plan| plan.call.as_ref()) {
+                // One that can't decide charges nothing.
+                let Ok(keys) = limiter.keys(rule, request) else { continue };
+                let mut key = keys.join("\n").into_bytes();
                 key.extend_from_slice(b"\n");
                 key.extend_from_slice(record.id.as_deref().unwrap_or_default());
                 // Each call that holds permits has its own id.
@@ -84,7 +69,7 @@ impl<'s> ByRules<'s> {
                 touched.entry(key).or_insert_with(|| (rule.clone(), request.clone()));
             }
         }
-        Ok((judged, shadowed))
+        Ok(plans)
     }
 
     /// Removes the charged keys.

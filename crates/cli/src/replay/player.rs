@@ -1,20 +1,23 @@
-//! Decides records one by one.
+//! Decides records: one by one in this process, and many at once on a Redis.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
-use tollgate::{Error, Limiter, Request};
+use futures_util::future::{join_all, try_join_all};
+use tollgate::{Decision, Engine, Error, Limiter, OwnedRequest, Request, Rule};
 
 use super::by_rules::ByRules;
 use super::summary::Summary;
-use crate::held::Held;
+use super::waves::waves;
+use crate::held::{self, Held};
 use crate::line::{Line, Printer};
 use crate::operation;
-use crate::operation::call;
 use crate::records::{Record, Unreadable};
 use crate::subject::Subject;
+use crate::verdict::{Judged, Plan};
 
 #[derive(Debug)]
 pub(super) struct Player<'s, W: Write> {
@@ -23,6 +26,9 @@ pub(super) struct Player<'s, W: Write> {
     printer: Printer<W>,
     pub(super) summary: Summary,
     held: Held,
+    waiting: Vec<(Record, Asks<'s>)>,
+    /// How many records are decided at once: several if each costs a round trip.
+    together: usize,
     /// Whether only the summary is wanted.
     quiet: bool,
     played: u64,
@@ -32,38 +38,159 @@ pub(super) struct Player<'s, W: Write> {
 #[derive(Debug)]
 pub(super) enum Plays<'s> {
     /// One rule, on keys; and the ids that were given, with their keys.
-    Rule(Box<Subject>, HashSet<(Vec<u8>, Vec<u8>)>),
+    Rule(Arc<Subject>, HashSet<(Vec<u8>, Vec<u8>)>),
     /// A set of rules, on attributes.
     ByRules(ByRules<'s>),
+}
+
+/// What is asked for a record.
+#[derive(Debug)]
+enum Asks<'s> {
+    Rule(Box<KeyCall>),
+    /// Of the rule that applies, and then of each shadow rule.
+    ByRules(Vec<Plan<'s>>),
+}
+
+/// A call of one rule for a record's key.
+#[derive(Debug)]
+struct KeyCall {
+    subject: Arc<Subject>,
+    request: OwnedRequest,
+    cost: u64,
+    id: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
+enum Answer<'s> {
+    Rule(Box<KeyCall>, Box<Decision>),
+    /// By the rule that applies.
+    ByRules(Box<Judged<'s>>, Vec<Judged<'s>>),
 }
 
 /// How many records are decided between checks for a signal.
 const PLAYED_AT_A_TIME: u64 = 256;
 
+/// How many records are decided at once on a Redis: the more there are, the more keys go in a round trip.
+const TOGETHER: usize = 512;
+
 impl<'s, W: Write> Player<'s, W> {
     pub(super) fn new(limiter: Limiter, plays: Plays<'s>, printer: Printer<W>, quiet: bool) -> Self {
-        Self { limiter, plays, printer, summary: Summary::default(), held: Held::default(), quiet, played: 0 }
+        let together = if matches!(limiter.engine(), Engine::Embedded(_)) { 1 } else { TOGETHER };
+        let (summary, held) = (Summary::default(), Held::default());
+        Self { limiter, plays, printer, summary, held, waiting: Vec::new(), together, quiet, played: 0 }
     }
 
     pub(super) fn plays_a_set(&self) -> bool {
         matches!(self.plays, Plays::ByRules(_))
     }
 
-    /// Decides the record; returns it as unreadable if it asks for something impossible.
-    pub(super) async fn play(&mut self, record: &Record) -> Result<Option<Unreadable>> {
+    /// Decides the record, at once or with others that come soon. Returns those decided that ask for something
+    /// impossible, as unreadable.
+    pub(super) async fn play(&mut self, record: Record) -> Result<Vec<Unreadable>> {
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
         if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
             tokio::task::yield_now().await;
         }
-        self.held.until(&self.limiter, record.t_us).await?;
-        match &mut self.plays {
-            Plays::ByRules(set) => {
-                let record = set.completed(record);
-                let (judged, shadows) = match set.play(&self.limiter, &record, &mut self.held).await {
-                    Ok(judged) => judged,
-                    Err(error) => return unplayable(&record, error).map(Some),
-                };
+        let record = match &self.plays {
+            Plays::ByRules(set) => set.completed(record),
+            Plays::Rule(..) => record,
+        };
+        let asks = match self.plan(&record) {
+            Ok(asks) => asks,
+            Err(error) => {
+                let mut unreadable = self.decide_waiting().await?;
+                unreadable.push(unplayable(&record, error)?);
+                return Ok(unreadable);
+            }
+        };
+        // Permits are renewed and given back between records.
+        if self.together == 1 || self.held.are_any() || asks.hold() {
+            let mut unreadable = self.decide_waiting().await?;
+            self.held.until(&self.limiter, record.t_us).await?;
+            match self.ask(&record, asks).await {
+                Ok(answer) => self.note(&record, answer).await?,
+                Err(error) => unreadable.push(unplayable(&record, error)?),
+            }
+            return Ok(unreadable);
+        }
+        self.waiting.push((record, asks));
+        if self.waiting.len() < self.together { Ok(Vec::new()) } else { self.decide_waiting().await }
+    }
+
+    /// Decides what waits for others.
+    pub(super) async fn decide_waiting(&mut self) -> Result<Vec<Unreadable>> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let waves = waves(waiting.iter().map(|(_, asks)| asks.keys(&self.limiter)));
+        let (records, asks): (Vec<_>, Vec<_>) = waiting.into_iter().unzip();
+        let mut asks: Vec<_> = asks.into_iter().map(Some).collect();
+        let mut answers: Vec<_> = asks.iter().map(|_| None).collect();
+        for wave in 0..=waves.iter().max().copied().unwrap_or(0) {
+            let of_wave = (0..records.len()).filter(|at| waves[*at] == wave);
+            let asked = of_wave.filter_map(|at| Some((at, asks[at].take()?)));
+            let asked = asked.map(async |(at, asks)| (at, self.ask(&records[at], asks).await));
+            for (at, answer) in join_all(asked).await {
+                answers[at] = Some(answer);
+            }
+        }
+        let mut unreadable = Vec::new();
+        for (record, answer) in records.iter().zip(answers.into_iter().flatten()) {
+            match answer {
+                Ok(answer) => self.note(record, answer).await?,
+                Err(error) => unreadable.push(unplayable(record, error)?),
+            }
+        }
+        Ok(unreadable)
+    }
+
+    fn plan(&mut self, record: &Record) -> Result<Asks<'s>, Error> {
+        let Record { line, t_us, op, ref key, cost, ref id, .. } = *record;
+        let (subject, ids) = match &mut self.plays {
+            Plays::ByRules(set) => return set.plan(&self.limiter, record).map(Asks::ByRules),
+            Plays::Rule(subject, ids) => (subject, ids),
+        };
+        self.summary.touched(key);
+        let cost = cost.unwrap_or(subject.cost);
+        // Permits are held by an id: the same one in every replay of the file.
+        let own = (id.is_none() && operation::takes(op) && subject.holds()).then(|| format!("replay-{t_us}-{line}"));
+        let id = id.clone().or(own.map(String::into_bytes));
+        let parts = subject.parts();
+        let mut request = Request::new(key).parts(&parts).cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
+        if let Some(id) = &id {
+            request = request.id(id);
+            ids.insert((key.clone(), id.clone()));
+        }
+        let subject = Arc::clone(subject);
+        Ok(Asks::Rule(Box::new(KeyCall { subject, request: request.into_owned(), cost, id })))
+    }
+
+    async fn ask(&self, record: &Record, asks: Asks<'s>) -> Result<Answer<'s>, Error> {
+        match asks {
+            Asks::ByRules(plans) => {
+                let mut plans = plans.into_iter();
+                let applies = plans.next().unwrap_or_else(Plan::refused);
+                let mut shadows = Vec::with_capacity(plans.len());
+                for plan in plans {
+                    // A shadow rule that can't decide has no consequence.
+                    shadows.extend(plan.decide(&self.limiter, record).await);
+                }
+                Ok(Answer::ByRules(Box::new(applies.decide(&self.limiter, record).await?), shadows))
+            }
+            Asks::Rule(call) => {
+                let (rule, request) = (&call.subject.rule, Request::from(&call.request));
+                let decision = operation::call(&self.limiter, rule, record.op, request, record.length).await?;
+                Ok(Answer::Rule(call, Box::new(decision)))
+            }
+        }
+    }
+
+    /// Counts and prints an answer.
+    async fn note(&mut self, record: &Record, answer: Answer<'s>) -> Result<()> {
+        match answer {
+            Answer::ByRules(judged, shadows) => {
+                for judged in shadows.iter().chain([&*judged]) {
+                    judged.hold(&mut self.held, &self.limiter, record).await?;
+                }
                 let whom = judged.whom(&record.attributes);
                 self.summary.touched(&whom);
                 self.summary.decided(&whom, record.t_us, judged.allowed);
@@ -73,40 +200,22 @@ impl<'s, W: Write> Player<'s, W> {
                 }
                 shadows.iter().for_each(|shadow| self.summary.shadow(shadow.rule(), shadow.allowed));
                 if !self.quiet {
-                    self.printer.print(&Line::of_verdict(&judged, &shadows, &record))?;
+                    self.printer.print(&Line::of_verdict(&judged, &shadows, record))?;
                 }
-                Ok(None)
             }
-            Plays::Rule(..) => self.play_key(record).await,
+            Answer::Rule(call, decision) => {
+                let KeyCall { subject, request, cost, id } = *call;
+                let Record { t_us, op, ref key, length, .. } = *record;
+                self.held.note(&self.limiter, &subject.rule, &request, record, decision.allowed).await?;
+                self.summary.decided(key, t_us, decision.allowed);
+                if !self.quiet {
+                    let line = Line::new(&subject, op, key, cost, &decision).at(t_us).named(id.as_deref());
+                    let request_time = if subject.holds() { record.request_time() } else { None };
+                    self.printer.print(&line.lasting(length).held_for(request_time))?;
+                }
+            }
         }
-    }
-
-    async fn play_key(&mut self, record: &Record) -> Result<Option<Unreadable>> {
-        let Plays::Rule(subject, ids) = &mut self.plays else { return Ok(None) };
-        let Record { line, t_us, op, ref key, cost, ref id, length, .. } = *record;
-        self.summary.touched(key);
-        let cost = cost.unwrap_or(subject.cost);
-        // Permits are held by an id: the same one in every replay of the file.
-        let own = (id.is_none() && operation::takes(op) && subject.holds()).then(|| format!("replay-{t_us}-{line}"));
-        let id = id.as_deref().or(own.as_deref().map(str::as_bytes));
-        let parts = subject.parts();
-        let mut request = Request::new(key).parts(&parts).cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
-        if let Some(id) = id {
-            request = request.id(id);
-            ids.insert((key.clone(), id.to_vec()));
-        }
-        let decision = match call(&self.limiter, &subject.rule, op, request, length).await {
-            Ok(decision) => decision,
-            Err(error) => return unplayable(record, error).map(Some),
-        };
-        self.held.note(&self.limiter, &subject.rule, &request.into_owned(), record, decision.allowed).await?;
-        self.summary.decided(key, t_us, decision.allowed);
-        if !self.quiet {
-            let line = Line::new(subject, op, key, cost, &decision).at(t_us).named(id).lasting(length);
-            let request_time = if subject.holds() { record.request_time() } else { None };
-            self.printer.print(&line.held_for(request_time))?;
-        }
-        Ok(None)
+        Ok(())
     }
 
     /// Reports permits that couldn't be replayed, and counts them.
@@ -126,8 +235,9 @@ impl<'s, W: Write> Player<'s, W> {
             Plays::Rule(subject, ids) => (subject, ids),
         };
         let (rule, parts) = (&subject.rule, subject.parts());
-        for key in self.summary.keys() {
-            self.limiter.reset(rule, Request::new(key).parts(&parts)).await?;
+        let keys: Vec<_> = self.summary.keys().collect();
+        for keys in keys.chunks(TOGETHER) {
+            try_join_all(keys.iter().map(|key| self.limiter.reset(rule, Request::new(key).parts(&parts)))).await?;
         }
         // Permits store their ids themselves.
         if rule.limits().all(|limit| limit.algorithm().holds()) {
@@ -137,6 +247,27 @@ impl<'s, W: Write> Player<'s, W> {
             self.limiter.reset(rule, Request::new(key).parts(&parts).id(id)).await?;
         }
         Ok(())
+    }
+}
+
+impl Asks<'_> {
+    fn calls(&self) -> impl Iterator<Item = (&Rule, &OwnedRequest)> {
+        let (one, several) = match self {
+            Self::Rule(call) => (Some((&call.subject.rule, &call.request)), [].as_slice()),
+            Self::ByRules(plans) => (None, plans.as_slice()),
+        };
+        let several = several.iter().filter_map(|plan| plan.call.as_ref());
+        one.into_iter().chain(several.map(|call| (&call.rule, &call.request)))
+    }
+
+    /// Whether they hold permits.
+    fn hold(&self) -> bool {
+        self.calls().any(|(rule, _)| held::holds(rule))
+    }
+
+    /// The keys in Redis that they use.
+    fn keys(&self, limiter: &Limiter) -> Vec<String> {
+        self.calls().flat_map(|(rule, request)| limiter.keys(rule, request).unwrap_or_default()).collect()
     }
 }
 

@@ -25,7 +25,7 @@ use crate::output::{QUIET, Shape, counted, facts, json, shape};
 use crate::records::{Format, Identity, Record};
 use crate::replay::{Recording, Records, Source, Warnings, is_zero, unplayable};
 use crate::rules_file::RulesFile;
-use crate::verdict::{Judged, MISSING};
+use crate::verdict::{Judged, MISSING, Plan};
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
@@ -265,9 +265,10 @@ impl Player {
         held.until(&self.limiter, record.t_us).await?;
         let request = attributes::read(&record.attributes);
         if self.rules.reads_two_ways(&request) {
-            return Ok(Judged::refused(record));
+            return Plan::refused().decide(&self.limiter, record).await;
         }
-        let judged = Judged::of(self.rules.applies(&request)?, &self.limiter, &|rule| rule, record).await?;
+        let plan = Plan::of(self.rules.applies(&request)?, &|rule| rule, record);
+        let judged = plan.decide(&self.limiter, record).await?;
         judged.hold(held, &self.limiter, record).await?;
         Ok(judged)
     }

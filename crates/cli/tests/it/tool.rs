@@ -3,6 +3,7 @@
 mod block_for;
 mod messages;
 mod replay_input;
+mod replay_on_redis;
 mod rules;
 mod service_keys;
 
@@ -12,6 +13,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 use tollgate::Limit;
+use tollgate::redis::cmd;
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::{Server, free_port};
 use tollgate_testing::repository::root;
