@@ -40,10 +40,16 @@ struct Shared {
     denials: Cache<Vec<u8>, Denial>,
     /// By the end of a key's hash: how often this process gave something back to such keys.
     changes: [AtomicU64; STRIPES],
+    /// By the same: until when a change may yet take effect whose outcome isn't known, in microseconds since `began`.
+    unknown_until: [AtomicU64; STRIPES],
+    began: Instant,
 }
 
 /// Keys that share a counter of changes may cause each other's denials to be forgotten needlessly.
 const STRIPES: usize = 1024;
+
+/// A call that was given up runs within this, if at all.
+const LATEST: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 struct Denial {
@@ -71,11 +77,12 @@ struct Seen {
     changes: u64,
 }
 
-/// A change in progress.
+/// A change in progress. Dropped before it is [done](Self::done), it may yet take effect.
 #[derive(Debug)]
 pub(crate) struct Changing<'a> {
     cache: &'a DenialCache,
     keys: Option<Vec<u8>>,
+    is_done: bool,
 }
 
 impl DenialCache {
@@ -83,7 +90,9 @@ impl DenialCache {
     #[must_use]
     pub fn of_keys(keys: usize) -> Self {
         let changes = [const { AtomicU64::new(0) }; STRIPES];
-        let shared = Arc::new(Shared { denials: Cache::new(keys), changes });
+        let unknown_until = [const { AtomicU64::new(0) }; STRIPES];
+        let shared = Shared { denials: Cache::new(keys), changes, unknown_until, began: Instant::now() };
+        let shared = Arc::new(shared);
         Self { shared, longest: Duration::from_secs(1) }
     }
 
@@ -98,7 +107,7 @@ impl DenialCache {
 
     /// Before deciding by the rule with these numbers, on these states' keys, each ended by a newline.
     pub(crate) fn sight(&self, keys: Vec<u8>, rule: u64) -> Sighting {
-        let seen = Seen { rule, changes: self.changes(&keys).map(|count| count.load(Ordering::Acquire)).sum() };
+        let seen = Seen { rule, changes: self.changes(&keys) };
         Sighting { keys, seen, at: Instant::now() }
     }
 
@@ -120,8 +129,12 @@ impl DenialCache {
             return;
         }
         let Sighting { keys, seen, at } = sighting;
-        let until = at + decision.retry_after.duration().unwrap_or(self.longest).min(self.longest);
         let now = Instant::now();
+        let since = self.since_began(now);
+        if stripes(&keys).any(|stripe| self.shared.unknown_until[stripe].load(Ordering::Acquire) > since) {
+            return;
+        }
+        let until = at + decision.retry_after.duration().unwrap_or(self.longest).min(self.longest);
         // The answer may have waited here for others of its batch.
         let told = now.checked_sub(decision.age()).unwrap_or(now).max(at);
         if now < until {
@@ -132,29 +145,53 @@ impl DenialCache {
 
     /// While this lives, this process changes these keys: denials requested before it is dropped no longer apply.
     pub(crate) fn changing(&self, keys: Vec<u8>) -> Changing<'_> {
-        Changing { cache: self, keys: Some(keys) }
+        Changing { cache: self, keys: Some(keys), is_done: false }
     }
 
     /// The same for keys that aren't known one by one.
     pub(crate) fn changing_any(&self) -> Changing<'_> {
-        Changing { cache: self, keys: None }
+        Changing { cache: self, keys: None, is_done: false }
     }
 
-    fn changes<'a>(&'a self, keys: &'a [u8]) -> impl Iterator<Item = &'a AtomicU64> {
-        keys.split_inclusive(|byte| *byte == b'\n').map(|key| {
-            let mut hasher = DefaultHasher::new();
-            key.hash(&mut hasher);
-            &self.shared.changes[usize::try_from(hasher.finish() % STRIPES as u64).unwrap_or(0)]
-        })
+    /// How often these keys were changed.
+    fn changes(&self, keys: &[u8]) -> u64 {
+        stripes(keys).map(|stripe| self.shared.changes[stripe].load(Ordering::Acquire)).sum()
+    }
+
+    fn since_began(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.shared.began).as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+fn stripes(keys: &[u8]) -> impl Iterator<Item = usize> {
+    keys.split_inclusive(|byte| *byte == b'\n').map(|key| {
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        usize::try_from(hasher.finish() % STRIPES as u64).unwrap_or(0)
+    })
+}
+
+impl Changing<'_> {
+    /// It has taken effect, or never will.
+    pub(crate) fn done(mut self) {
+        self.is_done = true;
     }
 }
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        let changed = |count: &AtomicU64| _ = count.fetch_add(1, Ordering::AcqRel);
+        let Shared { changes, unknown_until, .. } = &*self.cache.shared;
+        // Until then no denial is remembered, which would hide what the call may do meanwhile.
+        let until = self.cache.since_began(Instant::now() + self.cache.longest.min(LATEST));
+        let changed = |stripe: usize| {
+            if !self.is_done {
+                unknown_until[stripe].fetch_max(until, Ordering::AcqRel);
+            }
+            changes[stripe].fetch_add(1, Ordering::AcqRel);
+        };
         match &self.keys {
-            Some(keys) => self.cache.changes(keys).for_each(changed),
-            None => self.cache.shared.changes.iter().for_each(changed),
+            Some(keys) => stripes(keys).for_each(changed),
+            None => (0..STRIPES).for_each(changed),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::prepare::concerned;
 use crate::algorithm::ALL_OR_NOTHING;
 use crate::call::{Mode, Reply, granted};
 use crate::decision::{Decision, LimitDecision, LimitDecisions};
-use crate::error::{Error, Kind};
+use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
 use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, Target};
@@ -25,7 +25,7 @@ impl Limiter {
         operation: Operation,
     ) -> BoxFuture<'a, Result<Decision, Error>> {
         Box::pin(async move {
-            let _changing = self.changing(rule, &request, operation)?;
+            let changing = self.changing(rule, &request, operation)?;
             let decided = match self.recall(rule, &request, operation)? {
                 Recalled::Denial(denial) => {
                     // It is there at once, and the caller may ask again at once: others must have their turn.
@@ -46,6 +46,10 @@ impl Limiter {
                     decided.inspect(|decision| self.remember(sighting, request.units(rule), decision))
                 }
             };
+            let may_yet_run = decided.as_ref().is_err_and(|error| error.charged() == Charged::Unknown);
+            if let Some(changing) = changing.filter(|_| !may_yet_run) {
+                changing.done();
+            }
             let decided = match decided {
                 Ok(decision) => Ok(decision),
                 Err(error) => self.answer_instead(error, rule, &request, operation).await,

@@ -67,8 +67,11 @@ impl Limiter {
         for (keyspace, size) in keyspaces.iter().zip(sizes) {
             let mut from = 0;
             loop {
-                let _changing = self.denials.as_ref().map(DenialCache::changing_any);
+                let changing = self.denials.as_ref().map(DenialCache::changing_any);
                 let Swept { next, looked_at, removed } = keyspace.sweep(from, &which, self.deadline).await?;
+                if let Some(changing) = changing {
+                    changing.done();
+                }
                 so_far.looked_at =
                     before + if next == 0 { size } else { (so_far.looked_at - before + looked_at).min(size) };
                 so_far.forgotten += removed;

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::polling::turns_of_others;
+use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{FIVE, SIX, by_own_id, rule};
 
@@ -261,4 +262,27 @@ async fn a_caller_who_asks_again_and_again_lets_others_have_their_turn() {
     let rule = rule("gcra 1/1d");
     let turns = turns_of_others(async || _ = limiter.acquire(&rule, "key").await.expect("a decision")).await;
     assert!(turns > 10, "{turns} turns");
+}
+
+/// Whatever the refund does, and whenever: a denial that is remembered meanwhile could hide it.
+#[tokio::test]
+async fn no_denial_is_remembered_while_a_dropped_refund_may_yet_run() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let cache = DenialCache::of_keys(10).longest(Duration::from_secs(3600));
+    let on = |url: &str| Limiter::new(Redis::open(url).expect("a good address")).denial_cache(cache.clone());
+    let (there, slow, rule) = (on(&server.tcp_url()), on(&proxy.url()), rule("fixed-window 1/30d"));
+    for (key, is_dropped) in [("refunded", false), ("dropped", true)] {
+        assert!(slow.acquire(&rule, key).await.expect("a decision").allowed);
+        if is_dropped {
+            proxy.swallow(true);
+            let refund = tokio::time::timeout(Duration::from_millis(50), slow.refund(&rule, key)).await;
+            assert!(refund.is_err(), "no answer");
+        } else {
+            slow.refund(&rule, key).await.expect("a decision");
+            assert!(there.acquire(&rule, key).await.expect("a decision").allowed);
+        }
+        let by = async || there.acquire(&rule, key).await.expect("a decision").by;
+        assert_eq!([by().await, by().await], [By::Redis, if is_dropped { By::Redis } else { By::DenialCache }]);
+    }
 }
