@@ -1,10 +1,10 @@
 //! The tokio runtime that a call is made on, timers that go with a future from one runtime to another, and a runtime of
 //! the library's own for what others leave behind.
 
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::OnceLock;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -40,6 +40,12 @@ fn timer(runtime: &Handle, at: Instant) -> Result<Sleep, Error> {
     let _entered = runtime.enter();
     // There is no other way to ask whether a runtime has timers.
     catch_unwind(|| tokio::time::sleep_until(at)).map_err(|_| misused("one without timers"))
+}
+
+/// Wakes a task. A waker that panics leaves no other task unwoken.
+pub(crate) fn wake(waker: Waker) {
+    // What it says, the panic hook has said.
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
 /// Sleeps by the timers of the runtime that polls it: the one that it was begun on may be blocked by then, or have

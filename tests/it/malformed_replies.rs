@@ -8,6 +8,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
 use tollgate::{Charged, Decision, Error, Limiter, Redis};
 use tollgate_testing::fake_redis::fake_redis;
+use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::rules::rule;
 
 const DEADLINE: Duration = Duration::from_millis(100);
@@ -17,10 +18,11 @@ struct Impostor {
     address: String,
     reply: Arc<Mutex<(Vec<u8>, bool)>>,
     runtime: Runtime,
+    deadline: Duration,
 }
 
 impl Impostor {
-    fn new() -> Self {
+    fn new(deadline: Duration) -> Self {
         let reply = Arc::new(Mutex::new((Vec::new(), false)));
         let shared = Arc::clone(&reply);
         let address = fake_redis(move |words| {
@@ -38,14 +40,14 @@ impl Impostor {
             }
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { address, reply, runtime }
+        Self { address, reply, runtime, deadline }
     }
 
     /// What a call makes of this reply, on a connection of its own.
     fn told(&self, reply: &[u8], protocol: u8, call: Call) -> Result<Decision, Error> {
         self.reply.lock().expect("unbroken").0 = reply.to_vec();
         let url = format!("{}?protocol=resp{protocol}", self.address);
-        let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(DEADLINE);
+        let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(self.deadline);
         let begun = Instant::now();
         let answer = self.runtime.block_on(async {
             match call {
@@ -60,7 +62,7 @@ impl Impostor {
                 }
             }
         });
-        assert!(begun.elapsed() < DEADLINE + Duration::from_secs(2), "{:?} for {reply:?}", begun.elapsed());
+        assert!(begun.elapsed() < self.deadline + Duration::from_secs(2), "{:?} for {reply:?}", begun.elapsed());
         answer
     }
 }
@@ -90,7 +92,7 @@ fn flat(numbers: &[i64]) -> Vec<u8> {
 
 #[test]
 fn a_well_formed_reply_without_sense_is_an_error_that_leaves_the_charge_unknown() {
-    let impostor = Impostor::new();
+    let impostor = Impostor::new(PATIENCE);
     // What remains of 5, and the reset.
     let good = [4, 2_000_000];
     assert!(impostor.told(&packed(&good), 2, Call::Packed).expect("a decision").allowed);
@@ -151,6 +153,14 @@ fn a_well_formed_reply_without_sense_is_an_error_that_leaves_the_charge_unknown(
             bad(reply.into(), call);
         }
     }
+    // Lines that aren't text.
+    for beginning in ["+", "-", ":", "-ERR "] {
+        bad([beginning.as_bytes(), b"\xff\r\n"].concat(), Call::Packed);
+    }
+    let digest = "0123456789abcdef0123456789abcdef01234567";
+    let repeats = format!("-ERR unknown command 'evalsha', with args beginning with: '{digest}' '1' 'key' '");
+    let error = impostor.told(&[repeats.as_bytes(), b"\xff' \r\n"].concat(), 2, Call::Packed).expect_err("unknown");
+    assert!(error.is_unsupported() && error.charged() == Charged::No, "{error}");
 }
 
 /// Any value, nested or not, whole or torn, and real replies with bytes changed.
@@ -235,7 +245,7 @@ fn is_packed_decision(reply: &[u8]) -> bool {
 
 #[test]
 fn no_reply_makes_the_client_panic_hang_or_allow_what_redis_did_not() {
-    let impostor = Impostor::new();
+    let impostor = Impostor::new(DEADLINE);
     impostor.reply.lock().expect("unbroken").1 = true;
     let calls = proptest::sample::select(vec![Call::Packed, Call::Flat, Call::Several, Call::Inspect]);
     let cases = (garbage(), prop_oneof![Just(2_u8), Just(3)], calls, any::<bool>());
@@ -258,7 +268,7 @@ fn no_reply_makes_the_client_panic_hang_or_allow_what_redis_did_not() {
 /// Lengths and depths for which there is no memory.
 #[test]
 fn a_reply_that_promises_too_much_ends_by_the_deadline() {
-    let impostor = Impostor::new();
+    let impostor = Impostor::new(DEADLINE);
     let deep = b"*1\r\n".repeat(100_000);
     for reply in [
         b"$9223372036854775807\r\n".as_slice(),

@@ -158,9 +158,15 @@ fn is_unknown_command(error: &RedisError) -> bool {
 }
 
 /// For an unknown command, a server repeats what it was sent, and redis-rs can't read such a line if it isn't text, as
-/// a script's packed numbers may not be. No other answer has such a line.
+/// a script's packed numbers may not be. Before these stands the script's digest. A line that isn't text from earlier on
+/// is no answer of Redis.
 fn repeats_what_was_sent(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Parse && error.to_string().contains("utf-8")
+    const DIGEST: usize = 40;
+    let said = error.to_string();
+    let index = said.split_once("invalid utf-8").and_then(|(_, said)| said.split_once("from index ")).map(|(_, at)| at);
+    let digits = index.map(|at| at.split(|character: char| !character.is_ascii_digit()).next().unwrap_or_default());
+    error.kind() == ErrorKind::Parse
+        && digits.is_some_and(|at| at.parse().is_ok_and(|at: usize| at > "ERR unknown command".len() + DIGEST))
 }
 
 fn says(error: &RedisError, beginnings: &[&str]) -> bool {

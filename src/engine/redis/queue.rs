@@ -316,8 +316,8 @@ impl Waiting {
 
     /// Registers to be woken at an answer or at the deadline. False if either is already there.
     fn register(&self, waker: &Waker) -> bool {
-        let queue = &self.shared.queue;
-        let (mut state, waker) = (queue.state(), waker.clone());
+        let (queue, waker) = (&self.shared.queue, waker.clone());
+        let mut state = queue.state();
         // Dropped once no lock is held: a waker may own its task.
         let before;
         if let Some(at) = state.filling_of(&self.shared) {
@@ -404,7 +404,7 @@ impl Drop for Waiting {
 
 impl Filling {
     fn wake(self) {
-        self.waiters.into_iter().filter_map(|waiter| waiter.waker).for_each(Waker::wake);
+        self.waiters.into_iter().filter_map(|waiter| waiter.waker).for_each(runtime::wake);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
+use crate::runtime;
 
 /// A caller waiting for a batch.
 #[derive(Debug)]
@@ -148,7 +149,7 @@ impl InFlight<'_> {
             let waiters = waiters.iter_mut().enumerate().filter(|(index, _)| answered(*index));
             woken.extend(waiters.filter_map(|(_, waiter)| waiter.waker.take()));
         }
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(runtime::wake);
     }
 
     /// Prepares to resend the asks without an answer whose callers still wait. Callers that gave up
@@ -173,7 +174,7 @@ impl Drop for InFlight<'_> {
         let ended = "the call to redis was given up before its answer";
         let _ = self.shared.failed.set(Error::new(Kind::Disconnected, ended));
         let mut waiters = std::mem::take(&mut *self.shared.waiters());
-        waiters.drain(..).filter_map(|waiter| waiter.waker).for_each(Waker::wake);
+        waiters.drain(..).filter_map(|waiter| waiter.waker).for_each(runtime::wake);
         self.batch.clear();
         let mut state = self.queue.state();
         state.in_flight.retain(|shared| !Arc::ptr_eq(shared, &self.shared));

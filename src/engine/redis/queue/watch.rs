@@ -3,7 +3,6 @@
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
-use std::task::Waker;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -13,6 +12,7 @@ use tokio::time::Instant;
 use super::Queue;
 use super::in_flight::Waiter;
 use super::machine::{Action, Event};
+use crate::runtime;
 
 /// How late a caller may be woken after its deadline. Callers with deadlines this close are woken together: checking
 /// for each by itself would take quadratic time.
@@ -58,7 +58,7 @@ impl WatchEnds {
                 self.over = state.machine.on(Event::Checked(next)) == Action::End;
                 self.over
             };
-            late.into_iter().for_each(Waker::wake);
+            late.into_iter().for_each(runtime::wake);
             if over {
                 return;
             }

@@ -299,3 +299,40 @@ fn begun<F: Future>(runtime: &tokio::runtime::Runtime, future: F) -> std::pin::P
     assert!(runtime.block_on(is_pending(begun.as_mut())));
     begun
 }
+
+/// Wakers that tokio doesn't make: one panics, the others of its batch are woken all the same.
+#[tokio::test]
+async fn a_waker_that_panics_leaves_no_other_caller_unwoken() {
+    struct Counting {
+        panics: bool,
+        woken: std::sync::atomic::AtomicBool,
+    }
+    impl Wake for Counting {
+        fn wake(self: Arc<Self>) {
+            self.woken.store(true, std::sync::atomic::Ordering::Release);
+            assert!(!self.panics, "as some executors do when their queue is full");
+        }
+    }
+    let server = Server::start();
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(DEADLINE);
+    let rule = rule("gcra 1000/1d", OnError::Closed);
+    acquire(&limiter, &rule, "key").await.expect("a decision");
+    // Whether they are answered, or late.
+    for stopped in [false, true] {
+        if stopped {
+            server.signal("-STOP");
+        }
+        let mut callers: Vec<_> = (0..10).map(|_| Box::pin(limiter.acquire(&rule, "key"))).collect();
+        let counting = (0..10).map(|at| Counting { panics: [2, 5, 7].contains(&at), woken: false.into() });
+        let counting: Vec<_> = counting.map(Arc::new).collect();
+        for (caller, counting) in callers.iter_mut().zip(&counting) {
+            let waker = Arc::clone(counting).into();
+            assert!(caller.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        // The first is sent alone, and drives itself.
+        let woken = || counting[1..].iter().all(|counting| counting.woken.load(std::sync::atomic::Ordering::Acquire));
+        wait_until("all are woken", async || woken()).await;
+        drop(callers);
+    }
+    server.signal("-CONT");
+}
