@@ -16,7 +16,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
+use futures_util::stream::{self, StreamExt};
 use redis::{FromRedisValue, Pipeline};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::deadline::Deadline;
@@ -193,7 +195,7 @@ impl Cluster {
             }
         }
         let asks = &asks;
-        // A redirected call doesn't wait for other nodes.
+        // A redirected call waits for no others.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
             let across_partitions = node.across_slots.are_allowed();
             let asked = of_node.iter().map(|at| {
@@ -201,19 +203,28 @@ impl Cluster {
                 (Ask { across_partitions, ..ask.clone() }, *until)
             });
             let mut many = node.redis.acquire_all(asked);
-            let mut answers = Vec::with_capacity(of_node.len());
-            while let Some(answer) = many.next().await {
-                answers.push(answer);
-            }
-            let (answered, failed): (Vec<_>, Vec<_>) =
-                of_node.into_iter().zip(answers).partition(|(_, answer)| answer.is_ok());
-            let followed =
-                failed.into_iter().filter_map(|(at, answer)| Some((at, answer.err()?))).map(async |(at, error)| {
-                    let (ask, slot, until) = &asks[at];
-                    (at, self.after(error, Arc::clone(&node), NodeCall::Ask(ask), *slot, *until).await)
-                });
-            let followed = join_all(followed).await;
-            answered.into_iter().chain(followed).collect::<Vec<_>>()
+            let (tell, mut told) = mpsc::unbounded_channel();
+            let most = of_node.len();
+            let answered = async move {
+                let mut answered = Vec::with_capacity(most);
+                for at in of_node {
+                    match many.next().await {
+                        Some(Ok(reply)) => answered.push((at, Ok(reply))),
+                        // Whoever receives it ends after this.
+                        Some(Err(error)) => _ = tell.send((at, error)),
+                        None => break,
+                    }
+                }
+                answered
+            };
+            let follow = |(at, error): (usize, Error)| {
+                let ((ask, slot, until), node) = (&asks[at], Arc::clone(&node));
+                async move { (at, self.after(error, node, NodeCall::Ask(ask), *slot, *until).await) }
+            };
+            let followed = stream::poll_fn(move |context| told.poll_recv(context)).map(follow).buffer_unordered(most);
+            let (mut answered, followed) = join(answered, followed.collect::<Vec<_>>()).await;
+            answered.extend(followed);
+            answered
         };
         let at_last = of_nobody.iter().map(async |at| {
             let (ask, slot, until) = &asks[*at];

@@ -90,7 +90,10 @@ impl Limiter {
             ShardChoice::All => {
                 let targets: Vec<_> = scoped.targets().collect();
                 let each = targets.chunks(1).map(|target| self.decide_by_limits(rule, target, request, operation));
-                let answers = join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+                let answers = join_all(each).await;
+                let some_done = answers.iter().any(Result::is_ok);
+                let failed = |error: Error| if some_done { error.half_way() } else { error };
+                let answers = answers.into_iter().collect::<Result<Vec<_>, _>>().map_err(failed)?;
                 let most_used = answers.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
                 most_used.ok_or_else(super::decide::garbled)
             }
