@@ -244,7 +244,9 @@ impl Limiter {
     pub async fn reserve<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         if let Some(limit) = rule.limits().find(|limit| !limit.algorithm().reserves()) {
             let why = "expected a token bucket, gcra or fixed window of a period, which can owe units";
-            return Err(Error::new(Kind::Input, format!("reserve: {why}, got {limit}")));
+            let error = Error::new(Kind::Input, format!("reserve: {why}, got {limit}"));
+            counted(rule, Err(&error));
+            return Err(error);
         }
         self.decide(rule, request.into(), Operation::Reserve).await
     }

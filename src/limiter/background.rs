@@ -5,6 +5,7 @@
 //! their ttl, reservations and costs stay charged, and it is counted.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,6 +25,7 @@ use crate::backoff::Backoff;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::lock::Lock;
+use crate::request::Request;
 use crate::runtime;
 use crate::telemetry;
 
@@ -32,13 +34,16 @@ const PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_
 /// A failure later than this after the first one isn't retried.
 const PATIENCE: Duration = Duration::from_secs(15);
 
+/// The least deadline of such a call: nobody waits for it, and one that is given up early is only made again.
+const LEAST: Duration = Duration::from_millis(500);
+
 /// Calls in progress on one runtime.
 const AT_ONCE: usize = 512;
 /// Calls in progress, waiting or paused of a limiter and its clones.
 const MOST: usize = 8192;
 
 /// What a limiter and its clones share beside their engine.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Background {
     running: Arc<Running>,
     pub(super) releases: Arc<Releases>,
@@ -87,6 +92,14 @@ pub(crate) struct AtOnce {
     calls: Arc<Semaphore>,
 }
 
+/// Hides the keys of callers.
+impl fmt::Debug for Background {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tasks = self.running.tasks.load(Ordering::Acquire);
+        f.debug_struct("Background").field("tasks", &tasks).finish_non_exhaustive()
+    }
+}
+
 impl AtOnce {
     /// Makes the call when its turn comes.
     pub(crate) async fn call<T>(&self, call: impl Future<Output = T>) -> T {
@@ -110,6 +123,12 @@ where
 }
 
 impl Limiter {
+    /// The request with a deadline that suits a call that nobody waits for.
+    pub(crate) fn unhurried<'a>(&self, request: impl Into<Request<'a>>) -> Request<'a> {
+        let request = request.into();
+        request.deadline(request.deadline_or(self.deadline).max(LEAST))
+    }
+
     /// Runs this on the current runtime; if there is none, or it ends too early, on this one; and if that has ended, or
     /// nobody may be driving it, on the library's own. Dropped if too much is waiting.
     pub(crate) fn spawn(&self, runtime: &Handle, work: impl Work) {

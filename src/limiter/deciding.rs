@@ -183,11 +183,11 @@ impl Future for Deciding<'_> {
     }
 }
 
+/// Hides the key.
 impl fmt::Debug for Deciding<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rule, request, operation, .. } = self;
         let mut shown = f.debug_struct("Deciding");
-        shown.field("operation", operation).field("rule", rule).field("request", request).finish_non_exhaustive()
+        shown.field("operation", &self.operation).field("rule", &self.rule.name()).finish_non_exhaustive()
     }
 }
 

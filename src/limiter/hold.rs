@@ -85,8 +85,9 @@ impl Limiter {
     /// A dropped future, and a call whose answer doesn't come in time, give back the permits that they may have taken;
     /// what they took from other limits stays taken. With an [id](Request::id) of the caller's own, everyone holding by
     /// that id shares its permits, and the first to release, drop or fail gives them back for all. A hold by the id of a
-    /// permit that was just dropped comes after its release, which may cost a round trip more, and the whole deadline if
-    /// the runtime that has begun the release is blocked.
+    /// permit that was just dropped comes after its release, which may cost a round trip more; if the runtime that has
+    /// begun the release is blocked, the hold ends by its deadline with an error. A release by such an id is sent once:
+    /// if its future is dropped, or its answer lost, the permits may stay until they expire.
     ///
     /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
     ///
@@ -132,9 +133,15 @@ impl Limiter {
         let runtime = runtime::current()?;
         let mut permit =
             Permit { limiter, rule, request: owned, own_id, held: true, given_back: false, renewing: None, runtime };
-        let decided = match self.if_released(&permit, &request).await {
-            Ok(()) => self.acquire(&permit.rule, request).uncounted().await,
-            Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Operation::Acquire)).await,
+        let decided = if own_id {
+            self.acquire(&permit.rule, request).uncounted().await
+        } else {
+            match Box::pin(self.after_releases(&permit.rule, &request)).await {
+                Ok(left) => self.acquire(&permit.rule, request.deadline(left)).uncounted().await,
+                Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Operation::Acquire))
+                    .await
+                    .map(|decision| decision.jittered(request.wait_jitter())),
+            }
         };
         let decision = decided.inspect_err(|error| permit.held = error.charged() != Charged::No)?;
         // Redis may have charged for the call, even if a policy answered.
@@ -144,10 +151,6 @@ impl Limiter {
         };
         permit.request = request.after(&decision).into_owned();
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
-    }
-
-    async fn if_released(&self, permit: &Permit, request: &Request<'_>) -> Result<(), Error> {
-        if permit.own_id { Ok(()) } else { Box::pin(self.after_releases(&permit.rule, request)).await }
     }
 
     /// The same as [`hold`](Self::hold), but waits for a permit for at most this long. The first caller to ask is
@@ -277,6 +280,8 @@ impl Permit {
             // Another holder may have it.
             return self.limiter.peek(&self.rule, &self.request).await;
         }
+        // By an id that others know it isn't made again: if this future is dropped, it may have been made.
+        self.held = self.own_id;
         let answer = self.limiter.release(&self.rule, &self.request).await;
         // Unless Redis answered, the drop tries once more.
         let failed = answer.as_ref().map_or_else(Some, |decision| decision.error.as_deref());
@@ -382,7 +387,9 @@ impl Drop for Permit {
         self.limiter.spawn(&self.runtime, move |at_once| {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             async move {
-                let released = persist_until(Some(expires), || at_once.call(limiter.release(&rule, &request))).await;
+                let released =
+                    persist_until(Some(expires), || at_once.call(limiter.release(&rule, limiter.unhurried(&request))))
+                        .await;
                 // Nobody reads this answer.
                 !released.is_err_and(|error| error.is_input())
             }

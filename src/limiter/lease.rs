@@ -19,6 +19,7 @@
 mod stock;
 mod turn;
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
@@ -41,12 +42,11 @@ use turn::{Turn, Turns};
 
 /// A process's share of a hot limit, spent without asking Redis: see [`Limiter::lease`]. Clones share it. When the last
 /// of them is dropped, wherever that is, a background task returns what it holds.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Lease {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
     limiter: Limiter,
     rule: Rule,
@@ -59,6 +59,13 @@ struct Shared {
     turns: Turns,
     /// The runtime to return the rest on, wherever the last clone is dropped.
     runtime: OnceLock<Handle>,
+}
+
+/// Hides the key.
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("rule", &self.shared.rule.name()).finish_non_exhaustive()
+    }
 }
 
 impl Limiter {

@@ -4,11 +4,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
+use super::run::left_of;
 use crate::decision::Decision;
 use crate::error::{Charged, Error};
 use crate::lock::Lock;
@@ -25,13 +27,13 @@ pub(super) struct Releases {
 struct Release {
     rule: Rule,
     request: OwnedRequest,
-    /// Whether a task is making the call.
+    /// Whether the call was begun, by its own task or by a hold.
     begun: AtomicBool,
     /// It has ended, or nobody makes the call any more.
     changed: Notify,
 }
 
-/// A release to be made. Once this is dropped, nothing waits for it any more.
+/// A release to be made. If this is dropped before anybody has begun to, nothing waits for it any more.
 #[derive(Debug)]
 pub(super) struct PendingRelease {
     all: Arc<Releases>,
@@ -39,7 +41,13 @@ pub(super) struct PendingRelease {
     release: Arc<Release>,
 }
 
-struct Begun<'a>(&'a Release);
+/// A release that is being made. It ends as this is dropped: a call that was given up isn't made again, since it may have
+/// run, and another holder may have the permit by now.
+struct Making<'a> {
+    all: &'a Releases,
+    permit: &'a [u8],
+    release: &'a Arc<Release>,
+}
 
 impl Limiter {
     /// Notes a release to be made. None if one is in progress, which gives back all that the id holds.
@@ -56,26 +64,27 @@ impl Limiter {
         Some(PendingRelease { all: Arc::clone(all), permit, release })
     }
 
-    /// Returns once no release by this id is in progress. One that hasn't begun is made here: its own task may run on
-    /// another runtime, which may be blocked.
-    pub(super) async fn after_releases(&self, rule: &Rule, request: &Request<'_>) -> Result<(), Error> {
-        let Some(permit) = self.permit(rule, request) else { return Ok(()) };
+    /// Returns once no release by this id is in progress, and how much of the request's deadline is left. A release that
+    /// hasn't begun is made here: its own task may run on another runtime, which may be blocked.
+    pub(super) async fn after_releases(&self, rule: &Rule, request: &Request<'_>) -> Result<Duration, Error> {
         let deadline = request.deadline_or(self.deadline);
-        let until = Instant::now() + deadline.min(crate::runtime::LONGEST_WAIT);
+        let Some(permit) = self.permit(rule, request) else { return Ok(deadline) };
+        let (began, all) = (Instant::now(), &self.background.releases);
+        let until = began + deadline.min(crate::runtime::LONGEST_WAIT);
         loop {
-            let found = self.background.releases.by_permit().get(&permit).cloned();
-            let Some(release) = found else { return Ok(()) };
+            let left = left_of(deadline, began)?;
+            let found = all.by_permit().get(&permit).cloned();
+            let Some(release) = found else { return Ok(left) };
             let changed = release.changed.notified();
-            match release.make(self).await {
+            match all.make(&permit, &release, self, left).await {
                 Some(answer) => {
-                    self.background.releases.end(&permit, &release);
                     let failed = answer.map_or_else(Some, |decision| decision.error.as_deref().cloned());
                     // It may yet run, after the hold.
                     if let Some(error) = failed.filter(|error| error.charged() != Charged::No) {
                         return Err(error);
                     }
                 }
-                None if self.background.releases.has(&permit, &release) => {
+                None if all.has(&permit, &release) => {
                     let waited = runtime::timeout_at(until, changed).await;
                     waited.ok_or_else(|| Error::deadline(deadline, false))?;
                 }
@@ -98,13 +107,16 @@ impl PendingRelease {
         if !self.all.has(&self.permit, &self.release) {
             return None;
         }
-        self.release.make(limiter).await
+        let deadline = limiter.unhurried(&self.release.request).deadline_or(limiter.deadline);
+        self.all.make(&self.permit, &self.release, limiter, deadline).await
     }
 }
 
 impl Drop for PendingRelease {
     fn drop(&mut self) {
-        self.all.end(&self.permit, &self.release);
+        if !self.release.begun.load(Ordering::Acquire) {
+            self.all.end(&self.permit, &self.release);
+        }
     }
 }
 
@@ -117,6 +129,28 @@ impl Releases {
         self.by_permit().get(permit).is_some_and(|found| Arc::ptr_eq(found, release))
     }
 
+    /// Makes the call. None if somebody else has begun to.
+    async fn make(
+        &self,
+        permit: &[u8],
+        release: &Arc<Release>,
+        limiter: &Limiter,
+        deadline: Duration,
+    ) -> Option<Result<Decision, Error>> {
+        if release.begun.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let making = Making { all: self, permit, release };
+        let answer = limiter.release(&release.rule, Request::from(&release.request).deadline(deadline)).await;
+        // One that this runtime can't make may be made on another.
+        if answer.as_ref().is_err_and(Error::is_input) {
+            std::mem::forget(making);
+            release.begun.store(false, Ordering::Release);
+            release.changed.notify_waiters();
+        }
+        Some(answer)
+    }
+
     fn end(&self, permit: &[u8], release: &Arc<Release>) {
         let mut by_permit = self.by_permit();
         if by_permit.get(permit).is_some_and(|found| Arc::ptr_eq(found, release)) {
@@ -127,25 +161,8 @@ impl Releases {
     }
 }
 
-impl Release {
-    async fn make(&self, limiter: &Limiter) -> Option<Result<Decision, Error>> {
-        if self.begun.swap(true, Ordering::AcqRel) {
-            return None;
-        }
-        let begun = Begun(self);
-        let answer = limiter.release(&self.rule, &self.request).await;
-        // One that this runtime can't make may be made on another.
-        if !answer.as_ref().is_err_and(|error| error.is_input()) {
-            std::mem::forget(begun);
-        }
-        Some(answer)
-    }
-}
-
-impl Drop for Begun<'_> {
-    /// The call was given up: others may make it.
+impl Drop for Making<'_> {
     fn drop(&mut self) {
-        self.0.begun.store(false, Ordering::Release);
-        self.0.changed.notify_waiters();
+        self.all.end(self.permit, self.release);
     }
 }

@@ -209,7 +209,8 @@ impl Drop for Reservation<'_> {
         self.limiter.spawn(&self.runtime, move |at_once| {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             async move {
-                let cancelled = persist_until(Some(due), || at_once.call(limiter.cancel(&rule, &request))).await;
+                let cancelled =
+                    persist_until(Some(due), || at_once.call(limiter.cancel(&rule, limiter.unhurried(&request)))).await;
                 if let Ok(true) = cancelled {
                     limiter.move_up(&rule, &Request::from(&request)).await;
                 }

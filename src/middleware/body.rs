@@ -146,7 +146,7 @@ impl Drop for Settlement {
             async move {
                 // If this fails, what was charged before stays charged.
                 let request = Request::from(&request).cost(units).id_ttl(REMEMBERED_ONCE_SETTLED);
-                let settled = persist(&at_once, || limiter.settle(&rule, request)).await;
+                let settled = persist(&at_once, || limiter.settle(&rule, limiter.unhurried(request))).await;
                 drop(permits);
                 if let Err(error) = &settled {
                     telemetry::unsettled(error.class());

@@ -412,29 +412,39 @@ async fn a_release_without_an_answer_takes_no_permit_from_the_next_holder() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
     let there = Limiter::new(Redis::open(&server.tcp_url()).expect("a good address"));
-    for overdue in [false, true] {
-        let key = format!("key {overdue}");
+    for how in ["in vain", "dropped", "overdue"] {
+        let key = format!("key {how}");
         let slow = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
         let slow = slow.deadline(Duration::from_millis(300));
         let rule = rule("concurrency 1 ttl 30s");
-        let rule = if overdue { rule.max_hold(Duration::from_millis(500)).expect("a time") } else { rule };
+        let rule = match how {
+            "overdue" => rule.max_hold(Duration::from_millis(500)).expect("a time"),
+            _ => rule,
+        };
         let request = Request::new(&key).id("job-7");
         let first = slow.hold(&rule, request).await.expect("an answer").permit.expect("a permit");
         proxy.delay(Duration::from_millis(500));
         let released = tokio::spawn(async move {
-            if overdue {
-                let first = first.renewed();
-                tokio::time::sleep(Duration::from_secs(2)).await;
-                drop(first);
-            } else {
-                let error = first.release().await.expect_err("no answer in time");
-                assert_eq!(error.charged(), Charged::Unknown);
+            match how {
+                "overdue" => {
+                    let first = first.renewed();
+                    tokio::time::sleep(Duration::from_secs(2)).await;
+                    drop(first);
+                }
+                "dropped" => {
+                    let released = tokio::time::timeout(Duration::from_millis(200), first.release()).await;
+                    assert!(released.is_err(), "no answer in time");
+                }
+                _ => {
+                    let error = first.release().await.expect_err("no answer in time");
+                    assert_eq!(error.charged(), Charged::Unknown);
+                }
             }
         });
         wait_until("it is given back", async || there.peek(&rule, &key).await.expect("an answer").remaining == 1).await;
         let second = there.hold(&rule, request).await.expect("an answer").permit.expect("a permit");
-        proxy.delay(Duration::ZERO);
         released.await.expect("no panic");
+        proxy.delay(Duration::ZERO);
         slow.finish().await;
         second.renew().await.expect("it is still held");
     }

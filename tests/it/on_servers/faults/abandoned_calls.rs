@@ -110,3 +110,49 @@ async fn many_calls_at_once_that_could_not_connect_leave_nothing() {
     assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|error| error.charged() == Charged::No)));
     assert!(tasks() < 10, "{} tasks", tasks());
 }
+
+/// Its release and itself together: neither begins to count anew.
+#[tokio::test]
+async fn a_hold_after_a_dropped_permit_of_its_id_ends_by_its_deadline() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (limiter, rule) = (limiter(&proxy.url()), rule("concurrency 1 ttl 30s", OnError::Closed));
+    let request = Request::new("key").id("job-7").deadline(Duration::from_millis(400));
+    let held = limiter.hold(&rule, request).await.expect("an answer");
+    // Two answers take longer than the deadline, and one doesn't.
+    proxy.delay(Duration::from_millis(250));
+    drop(held);
+    let error = limiter.hold(&rule, request).await.expect_err("no answer in time");
+    assert!(error.missed_deadline().is_some_and(|left| left < Duration::from_millis(200)), "{error:?}");
+}
+
+/// The first of them makes the release itself, and the task that was to make it has nothing to do.
+#[tokio::test]
+async fn no_hold_by_an_id_overtakes_its_release_whoever_makes_that() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (limiter, rule) = (limiter(&proxy.url()), rule("concurrency 1 ttl 30s", OnError::Closed));
+    let request = Request::new("key").id("job-7");
+    let held = limiter.hold(&rule, request).await.expect("an answer");
+    // The release, on this runtime's connection, gets no answer.
+    proxy.swallow_those_there();
+    drop(held);
+    let mut first = Box::pin(limiter.hold(&rule, request));
+    assert!(is_pending(first.as_mut()).await);
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    let is_over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let elsewhere = std::thread::spawn({
+        let (limiter, rule, is_over) = (limiter.clone(), rule.clone(), std::sync::Arc::clone(&is_over));
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let second = runtime.block_on(limiter.hold(&rule, Request::new("key").id("job-7").deadline(PATIENCE)));
+            assert!(is_over.load(std::sync::atomic::Ordering::Acquire), "{second:?} before the release has ended");
+        }
+    });
+    let error = first.await.expect_err("no answer");
+    assert!(error.is_deadline() && error.charged() == Charged::Unknown, "{error}");
+    is_over.store(true, std::sync::atomic::Ordering::Release);
+    tokio::task::spawn_blocking(|| elsewhere.join()).await.expect("no panic").expect("no panic");
+}
