@@ -21,6 +21,31 @@
 //!
 //! The [guide] helps you choose a limit, [operations] helps you run the Redis that decides.
 //!
+//! # Calls
+//!
+//! | call | does |
+//! | --- | --- |
+//! | `acquire_by` (feature `rules`) | finds the rule of a [file of rules](rules#the-file) that applies to a request, and decides by it; `WatchedRules` reload their file as it changes |
+//! | [`acquire`](Limiter::acquire) | takes the cost now, or is denied and takes nothing |
+//! | [`peek`](Limiter::peek) | answers as `acquire` would, taking nothing |
+//! | [`reserve`](Limiter::reserve) | takes the cost for later, into debt down to the rule's `max-debt`: allowed, after a wait |
+//! | [`at_most`](Limiter::at_most) | takes what is available, up to the cost, and says how much |
+//! | [`refund`](Limiter::refund) | gives units back, never above full |
+//! | [`penalty`](Limiter::penalty) | takes the cost whether it is available or not |
+//! | [`block`](Limiter::block), [`unblock`](Limiter::unblock) | denies every call on the key for a time, whatever remains; lifts that |
+//! | [`settle`](Limiter::settle) | replaces the cost of an earlier call, named by its id, with what it really used |
+//! | [`cancel`](Limiter::cancel) | gives back what an earlier call took, and forgets its id |
+//! | [`acquire_wait`](Limiter::acquire_wait) | sleeps until the cost is available, in order, up to a bound |
+//! | [`hold`](Limiter::hold), [`hold_wait`](Limiter::hold_wait) | takes a permit, which is given back when it is dropped; `renew` and `release` do it by id |
+//! | [`lease`](Limiter::lease) | takes units of a hot limit in batches and spends them in the process, never above the rule |
+//! | [`reset`](Limiter::reset), [`reset_all`](Limiter::reset_all) | forgets what each of the rule's limits counted for the request, or every key of a rule |
+//! | [`inspect`](Limiter::inspect) | explains a key's state |
+//!
+//! A call with an [id](Request::id) is charged once however often it is sent, so one that got no answer can be sent
+//! again. A limiter is cheap to clone and shares one connection for each runtime (on a cluster, one to each node).
+//! [`Engine::open`] takes any address: `redis://`, `unix://`, `redis-sentinel://host:26379,.../primary`,
+//! `redis-cluster://host:7000,...`. Keys are any bytes.
+//!
 //! # Layout
 //!
 //! In reading order:

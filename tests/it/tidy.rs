@@ -163,3 +163,55 @@ fn no_rust_file_exceeds_five_hundred_lines() {
     }
     assert!(seen > 300, "{seen} files");
 }
+
+/// The pages that are read as files, such as on a code host.
+const PAGES: [&str; 9] = [
+    "README.md",
+    "COMPARISON.md",
+    "MIGRATION.md",
+    "CHANGELOG.md",
+    "crates/cli/README.md",
+    "crates/record/src/operations.md",
+    "lua/README.md",
+    "src/guide.md",
+    "src/operations.md",
+];
+
+#[test]
+fn each_link_of_a_page_leads_to_a_file_and_a_heading() {
+    for page in PAGES {
+        let text = outside_code(&read(page));
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        // Those of rustdoc's own are followed as it is run.
+        for target in links.filter(|target| !target.starts_with("http") && !target.contains("::")) {
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let file = match file {
+                "" => page.to_owned(),
+                file => format!("{}/{file}", page.rsplit_once('/').map_or(".", |(folder, _)| folder)),
+            };
+            let path = root().join(&file);
+            assert!(path.exists(), "{page}: {target}");
+            let headings = || outside_code(&read(&file));
+            let leads = |text: &str| text.lines().any(|line| line.starts_with('#') && anchor(line) == heading);
+            assert!(heading.is_empty() || !file.ends_with(".md") || leads(&headings()), "{page}: {target}");
+        }
+    }
+}
+
+fn outside_code(text: &str) -> String {
+    text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n")
+}
+
+/// What a code host makes of a heading.
+fn anchor(heading: &str) -> String {
+    let words = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = words.chars().filter(|letter| letter.is_alphanumeric() || ['-', '_', ' '].contains(letter));
+    kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+}
+
+/// README is one page; what grows goes elsewhere.
+#[test]
+fn readme_has_at_most_190_lines() {
+    let lines = read("README.md").lines().count();
+    assert!(lines <= 190, "{lines}");
+}

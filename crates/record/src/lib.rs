@@ -67,6 +67,11 @@ pub mod operations {}
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+/// So do those of the page on migration.
+#[cfg(doctest)]
+#[doc = include_str!("../../../MIGRATION.md")]
+struct Migration;
+
 pub use configuration::{Configuration, Status};
 pub use postgres::migrations::{Migration, Schema};
 pub use postgres::{Postgres, PostgresError};
