@@ -12,7 +12,8 @@
 //! - what it means: `subject` (a rule, and what it counts), `operation`, `verdict` (what a set of rules decides on a
 //!   record), `held` (permits of recorded requests);
 //! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `escape`
-//!   (bytes as text), `messages` (on standard error).
+//!   (bytes as text), `messages` (on standard error);
+//! - what Redis reports about itself: `info`.
 //!
 //! The library, and the system of record where it is built in, are used as anybody may use them.
 //!
@@ -31,6 +32,7 @@ mod db;
 mod doctor;
 mod escape;
 mod held;
+mod info;
 mod inspect;
 mod interrupted;
 #[cfg(feature = "postgres")]

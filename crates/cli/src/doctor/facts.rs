@@ -7,6 +7,8 @@ use jiff::civil::Date;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::info::Fields;
+
 /// A value, or why it isn't known, in the server's words.
 pub(super) type Known<T> = Result<T, String>;
 
@@ -36,10 +38,6 @@ pub(super) struct Facts {
     pub(super) clock: Known<Clock>,
     pub(super) latency: Known<Latency>,
 }
-
-/// Names and values, from INFO and CONFIG GET.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Fields(pub(super) BTreeMap<String, String>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
@@ -121,28 +119,6 @@ pub(super) struct Finding {
     pub(super) numbers: BTreeMap<&'static str, Value>,
 }
 
-impl Fields {
-    /// From a list of alternating names and values.
-    pub(super) fn of_pairs(list: Vec<String>) -> Self {
-        let (pairs, _) = list.as_chunks::<2>();
-        Self(pairs.iter().map(|[name, value]| (name.clone(), value.clone())).collect())
-    }
-
-    /// From INFO's lines: `name:value`, and comments.
-    pub(super) fn of_info(text: &str) -> Self {
-        let pairs = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once(':'));
-        Self(pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect())
-    }
-
-    pub(super) fn text(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
-    }
-
-    pub(super) fn number(&self, name: &str) -> Option<u64> {
-        self.text(name)?.parse().ok()
-    }
-}
-
 impl Facts {
     pub(super) fn info(&self, name: &str) -> Option<&str> {
         self.info.as_ref().ok()?.text(name)
@@ -212,14 +188,6 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn info_is_read_by_its_names() {
-        let fields = Fields::of_info("# Server\r\nredis_version:7.0.15\r\n\r\nconfig_file:/a:b\r\nmaxclients:10\r\n");
-        assert_eq!(fields.text("redis_version"), Some("7.0.15"));
-        assert_eq!(fields.text("config_file"), Some("/a:b"));
-        assert_eq!((fields.number("maxclients"), fields.number("redis_version")), (Some(10), None));
-    }
 
     #[test]
     fn a_quantile_is_a_sample_that_so_many_are_not_above() {

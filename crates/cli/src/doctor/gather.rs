@@ -13,7 +13,8 @@ use tollgate::redis::{
 use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
 
 use super::commands;
-use super::facts::{Clock, Facts, Fields, Known, Latency, Missing, Refusal, Trial, Why};
+use super::facts::{Clock, Facts, Known, Latency, Missing, Refusal, Trial, Why};
+use crate::info::Fields;
 use crate::output::micros;
 use crate::rule_arguments::{from_lines, own_prefix};
 

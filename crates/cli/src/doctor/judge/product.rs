@@ -3,7 +3,8 @@
 
 use jiff::civil::{Date, date};
 
-use super::super::facts::{Facts, Fields, Finding, Level};
+use super::super::facts::{Facts, Finding, Level};
+use crate::info::Fields;
 
 struct Product {
     name: &'static str,

@@ -2,8 +2,9 @@ use std::time::Duration;
 
 use jiff::civil::date;
 
-use super::super::facts::{Clock, Facts, Fields, Finding, Known, Latency, Level, Missing, Refusal, Trial, Why};
+use super::super::facts::{Clock, Facts, Finding, Known, Latency, Level, Missing, Refusal, Trial, Why};
 use super::judge;
+use crate::info::Fields;
 
 const INFO: &str = "redis_version:8.2.3\nredis_mode:standalone\nuptime_in_seconds:60\nconnected_clients:2\n\
                     maxclients:10000\nused_memory:2000000\nmem_not_counted_for_evict:0\n\
