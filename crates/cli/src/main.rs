@@ -1,10 +1,11 @@
 //! The command-line tool: makes decisions by hand, replays recorded traffic, generates load and audits it, explains a
-//! key's state, examines a Redis.
+//! key's state, examines and watches a Redis.
 //!
 //! # Layout
 //!
-//! A command has a file of its own, named as it is: `probe`, `replay`, `inspect`, `load`, `doctor`, `rules`, `block`,
-//! `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and with `archive` `archive`.
+//! A command has a file of its own, named as it is: `probe`, `replay`, `inspect`, `load`, `doctor`, `watch`, `rules`,
+//! `block`, `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and with `archive`
+//! `archive`.
 //! What they share:
 //!
 //! - what a user writes: `options` (where to decide, how to print), `rule_arguments` and `rules_file` (which rule),
@@ -60,6 +61,7 @@ mod time_options;
 #[cfg(feature = "postgres")]
 mod users;
 mod verdict;
+mod watch;
 
 use std::io;
 use std::process::ExitCode;
@@ -113,6 +115,19 @@ enum Command {
     ///
     /// Exit code: 0; 1 if there are warnings; 2 if it is unfit or can't be reached.
     Doctor(doctor::Doctor),
+    /// Watch a live Redis and, by its metrics, a service that it limits.
+    ///
+    /// Shows the hottest keys and rules, script calls and their microseconds, memory and evictions; with --metrics also
+    /// decisions by outcome and source, their latency, batch sizes and open breakers. On a terminal the picture is
+    /// redrawn each --interval: p pauses, s sorts, / filters, Tab shows another table, q quits, ? lists all keys. With
+    /// --format jsonl, or where there is no terminal, each interval is one JSON object.
+    ///
+    /// Hottest keys are a sample, which costs Redis less than 1 % of a core: writes are seen for a part of the time, and
+    /// keys are scanned in small steps. No state is read or changed, and no key counts as used. A denied call writes
+    /// nothing: a key that is touched and not written is one whose calls are denied.
+    ///
+    /// Exit code: 0; 2 on an error, with --once also if a node or an endpoint can't be read.
+    Watch(watch::Watch),
     /// Print the Lua script of an algorithm, for other languages and `redis-cli --eval`.
     Script(script::ScriptCommand),
     /// Create the tables of the system of record in PostgreSQL, or show which exist.
@@ -164,6 +179,7 @@ async fn main() -> ExitCode {
         Command::Rules(rules) => rules.run().await,
         Command::Script(script) => script.run(),
         Command::Doctor(doctor) => doctor.run().await,
+        Command::Watch(watch) => watch.run().await,
         #[cfg(feature = "postgres")]
         Command::Db(db) => db.run().await,
         #[cfg(feature = "archive")]
