@@ -2,6 +2,8 @@
 
 mod audit;
 mod clock;
+mod drawing;
+mod histogram;
 mod keys;
 mod ledger;
 mod pace;
@@ -16,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use tollgate::{Limiter, Request};
 
 use crate::interrupted::interrupted;
@@ -26,6 +27,8 @@ use crate::subject::Subject;
 use crate::{failed, found};
 use audit::{Audit, SLACK, Standard};
 use clock::Timeline;
+use drawing::{Drawing, progress};
+use histogram::Bucket;
 use keys::{Keys, Spread};
 use ledger::Ledger;
 use report::{Mode, Quantiles, Report};
@@ -214,25 +217,25 @@ impl Load {
         tokio::pin!(calls);
         let unwanted = interrupted();
         tokio::pin!(unwanted);
-        let bar = progress(1000, "{wide_bar} {msg}");
-        let began = Instant::now();
-        let (mut ticks, mut before) = (tokio::time::interval(TICK), (began, 0));
+        let mut drawing = Drawing::new();
+        if drawing.is_shown() {
+            run.tally().draw_recent();
+        }
+        let (began, mut ticks) = (Instant::now(), tokio::time::interval(TICK));
         loop {
             tokio::select! {
                 () = &mut calls => break,
                 _ = &mut unwanted, if !run.stop.load(Ordering::Relaxed) => run.stop.store(true, Ordering::Relaxed),
-                _ = ticks.tick() => {
-                    let (now, tally) = (Instant::now(), run.tally());
-                    let rate = (tally.answers - before.1) as f64 / (now - before.0).as_secs_f64().max(1e-3);
-                    let denied = tally.denials as f64 / tally.answers.max(1) as f64 * 100.0;
-                    let (answers, rate_now) = (HumanCount(tally.answers), HumanCount(rate as u64));
-                    bar.set_message(format!("{answers} calls, {rate_now} a second, {denied:.0}% denied"));
-                    before = (now, tally.answers);
-                    bar.set_position((run.bounds.share(now - began, tally.sent) * 1000.0) as u64);
+                _ = ticks.tick(), if drawing.is_shown() => {
+                    let (now, mut tally) = (Instant::now(), run.tally());
+                    drawing.move_to(run.bounds.share(now - began, tally.sent), tally.answers);
+                    if let Some(recent) = &mut tally.recent {
+                        drawing.add(now, recent);
+                    }
                 }
             }
         }
-        bar.finish_and_clear();
+        drawing.clear();
     }
 
     fn report<'a>(&self, run: &Run, tally: &'a Tally, audit: &'a Result<Audit, String>) -> Report<'a> {
@@ -251,6 +254,7 @@ impl Load {
             late: open.then(|| tally.later_than(LATE)),
             lateness_us: Quantiles::of(&tally.lateness).filter(|_| open),
             latency_us: Quantiles::of(&tally.latency),
+            latency_histogram: Bucket::all_of(&tally.latency),
             audit: audit.as_ref().ok(),
             no_audit: audit.as_ref().err(),
         }
@@ -300,11 +304,6 @@ async fn until_it_answers(timeline: &Timeline, limiter: &Limiter) {
         }
         tokio::time::sleep(TICK).await;
     }
-}
-
-fn progress(length: u64, template: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(template);
-    ProgressBar::new(length).with_style(style.expect("a well-formed template"))
 }
 
 fn exponent(text: &str) -> Result<f64, String> {

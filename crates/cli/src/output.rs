@@ -80,6 +80,23 @@ pub(crate) fn facts(mut out: impl Write, facts: &[(&str, String)]) -> io::Result
     Ok(())
 }
 
+/// The last numbers as a line of bars, each by the largest of them.
+pub(crate) fn bars(numbers: impl DoubleEndedIterator<Item = f64> + Clone, width: usize) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let last: Vec<_> = numbers.rev().take(width).collect();
+    let largest = last.iter().copied().fold(0.0, f64::max);
+    let bar = |number: &f64| {
+        let level = if largest > 0.0 { (number / largest * 7.0).round() as usize } else { 0 };
+        BARS[level.min(7)]
+    };
+    last.iter().rev().map(bar).collect()
+}
+
+/// Whether a terminal has a cursor that can be moved, as far as its name tells.
+pub(crate) fn can_be_redrawn() -> bool {
+    cfg!(windows) || std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
+}
+
 /// `1 key`, `2 keys`.
 pub(crate) fn counted(count: u64, thing: &str) -> String {
     if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
@@ -142,5 +159,12 @@ mod tests {
         assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
         assert_eq!(wrapped("one two three", 4), ["one", "two", "three"]);
         assert_eq!(wrapped("", 4), [""]);
+    }
+
+    #[test]
+    fn bars_are_of_the_last_numbers_and_as_high_as_these_are() {
+        assert_eq!(bars([9.0, 0.0, 1.0, 2.0].into_iter(), 3), "▁▅█");
+        assert_eq!(bars([0.0, 0.0].into_iter(), 9), "▁▁");
+        assert_eq!(bars(std::iter::empty(), 9), "");
     }
 }

@@ -31,7 +31,7 @@ use tollgate::Limiter;
 
 use crate::interrupted::interrupted;
 use crate::options::{self, Options};
-use crate::output::{Shape, json, width};
+use crate::output::{Shape, can_be_redrawn, json, width};
 use crate::{failed, found};
 use collect::Collector;
 use endpoint::Address;
@@ -81,7 +81,7 @@ impl Watch {
         }
         let snapshots = stream(collector, self.interval);
         match self.options.shape() {
-            Shape::Table if can_be_redrawn() => {
+            Shape::Table if io::stdout().is_terminal() && can_be_redrawn() => {
                 screen::show(first, snapshots).await?;
                 Ok(ExitCode::SUCCESS)
             }
@@ -139,11 +139,6 @@ fn print(snapshot: &Snapshot, history: &History, shape: Shape) -> io::Result<()>
         }
     }
     out.flush()
-}
-
-/// Whether standard output is a terminal with a cursor that can be moved.
-fn can_be_redrawn() -> bool {
-    io::stdout().is_terminal() && std::env::var_os("TERM").is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

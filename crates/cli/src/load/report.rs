@@ -10,11 +10,14 @@ use serde::{Serialize, Serializer};
 use tollgate::By;
 
 use super::audit::Audit;
+use super::histogram::Bucket;
 use super::tally::{Errors, Tally, Warmup};
-use crate::output::{QUIET, RIGHT, Shape, WRONG, facts, human, json, micros};
+use crate::output::{QUIET, RIGHT, Shape, WRONG, facts, human, json, micros, width};
 
 /// The last reply may normally come this long after the calls were due.
 const OVERRUN: Duration = Duration::from_millis(100);
+/// The width of the names of facts, and the space after it.
+const NAMES: usize = 14;
 
 /// The field names and order are those that other programs rely on.
 #[derive(Debug, Serialize)]
@@ -38,6 +41,7 @@ pub(super) struct Report<'a> {
     pub(super) late: Option<u64>,
     pub(super) lateness_us: Option<Quantiles>,
     pub(super) latency_us: Option<Quantiles>,
+    pub(super) latency_histogram: Vec<Bucket>,
     pub(super) audit: Option<&'a Audit>,
     /// Why there is no audit.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -225,6 +229,11 @@ impl Report<'_> {
         if let (Some(lateness), Some(late)) = (self.lateness_us, self.late) {
             let late = if late > 0 { format!("  ({late} by more than 1ms)") } else { String::new() };
             lines.push(("sent late", lateness.row() + &late));
+        }
+        let histogram = Bucket::lines(&self.latency_histogram, width().saturating_sub(NAMES));
+        let mut name = "took up to";
+        for line in histogram {
+            lines.push((std::mem::take(&mut name), line));
         }
         lines.extend(self.audit_facts());
         lines

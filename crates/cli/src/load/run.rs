@@ -148,6 +148,7 @@ impl Run {
         } else {
             tally.warm_up(answer);
         }
+        tally.glance(times, answer);
         tally.note(key, self.timeline.at(times.sent), self.timeline.at(times.answered), answer);
     }
 }

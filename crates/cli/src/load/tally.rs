@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use tollgate::{By, Charged, Decision, Error};
 
+use super::drawing::Recent;
 use super::ledger::{Call, Ledger, Verdict};
 use crate::output::micros;
 
@@ -36,8 +37,8 @@ pub(super) struct Tally {
     pub(super) span: Option<(Instant, Instant)>,
     /// Replies to all calls, warm-up included, for the display of progress,
     pub(super) answers: u64,
-    /// and how many of them were denials.
-    pub(super) denials: u64,
+    /// and of the last second, if it is drawn.
+    pub(super) recent: Option<Recent>,
     pub(super) ledger: Option<Ledger>,
     /// Calls that aren't in the ledger, since the engine certainly didn't decide them.
     pub(super) left_out: u64,
@@ -118,7 +119,7 @@ impl Tally {
             longest: Duration::ZERO,
             span: None,
             answers: 0,
-            denials: 0,
+            recent: None,
             ledger,
             left_out: 0,
         }
@@ -199,6 +200,20 @@ impl Tally {
         *(if answer.is_ok() { &mut self.warmup.answered } else { &mut self.warmup.errors }) += 1;
     }
 
+    /// Keeps what is drawn while the run goes on.
+    pub(super) fn draw_recent(&mut self) {
+        self.recent = Some(Recent { answers: 0, denials: 0, latency: histogram() });
+    }
+
+    /// Counts a call, warm-up included, for what is drawn.
+    pub(super) fn glance(&mut self, times: Times, answer: &Result<Decision, Error>) {
+        if let (Some(recent), Ok(decision)) = (&mut self.recent, answer) {
+            recent.answers += 1;
+            recent.denials += u64::from(!decision.allowed);
+            record(&mut recent.latency, times.answered.saturating_duration_since(times.due));
+        }
+    }
+
     pub(super) fn leave_unsent(&mut self, is_measured: bool) {
         *(if is_measured { &mut self.unsent } else { &mut self.warmup.unsent }) += 1;
     }
@@ -206,7 +221,6 @@ impl Tally {
     /// Records the call for the audit, unless the engine certainly neither charged nor denied it.
     pub(super) fn note(&mut self, key: u32, sent: u64, answered: u64, answer: &Result<Decision, Error>) {
         self.answers += u64::from(answer.is_ok());
-        self.denials += u64::from(answer.as_ref().is_ok_and(|decision| !decision.allowed));
         // If something else decided in the engine's place, the outcome of the engine's own request counts.
         let verdict = match answer.as_ref().map(|decision| (decision.allowed, decision.error.as_deref())) {
             Ok((true, None)) => Verdict::Allowed,

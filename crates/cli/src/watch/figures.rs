@@ -49,18 +49,6 @@ pub(super) fn age(seconds: u64) -> String {
     }
 }
 
-/// The last numbers as a line of bars, each by the largest of them.
-pub(super) fn bars(numbers: impl DoubleEndedIterator<Item = f64> + Clone, width: usize) -> String {
-    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let last: Vec<_> = numbers.rev().take(width).collect();
-    let largest = last.iter().copied().fold(0.0, f64::max);
-    let bar = |number: &f64| {
-        let level = if largest > 0.0 { (number / largest * 7.0).round() as usize } else { 0 };
-        BARS[level.min(7)]
-    };
-    last.iter().rev().map(bar).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,12 +61,5 @@ mod tests {
         assert_eq!(shares, ["-", "0%", "0.4%", "50%", "100%"]);
         assert_eq!([None, Some(11.007), Some(1500.2)].map(micros), ["-", "11.0us", "1.5ms"]);
         assert_eq!([5, 61, 7200, 172_800].map(age), ["5s", "1m", "2h", "2d"]);
-    }
-
-    #[test]
-    fn bars_are_of_the_last_numbers_and_as_high_as_these_are() {
-        assert_eq!(bars([9.0, 0.0, 1.0, 2.0].into_iter(), 3), "▁▅█");
-        assert_eq!(bars([0.0, 0.0].into_iter(), 9), "▁▁");
-        assert_eq!(bars(std::iter::empty(), 9), "");
     }
 }

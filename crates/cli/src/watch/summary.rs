@@ -3,9 +3,9 @@
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
-use super::figures::{age, bars, bytes, count, micros, percent, rate};
+use super::figures::{age, bytes, count, micros, percent, rate};
 use super::snapshot::{Figures, Node, Service, Snapshot};
-use crate::output::counted;
+use crate::output::{bars, counted};
 
 /// Rates of the last intervals, the latest last.
 #[derive(Clone, Debug, Default)]

@@ -143,6 +143,9 @@ fn a_report_has_the_names_and_the_order_that_programs_rely_on() {
         "p99_9",
         "max",
         "mean",
+        "latency_histogram",
+        "up_to_us",
+        "calls",
         "audit",
         "calls",
         "keys",
@@ -169,12 +172,25 @@ fn a_table_on_request_shows_rates_latencies_and_the_audit() {
         "50 allowed, 0 denied",
         "p99.9",
         "sent late",
+        "\ntook up to  ",
         "0 over-admissions, 0 false denials",
         "50 admitted; an exact limiter, about 50",
     ] {
         assert!(text.contains(words), "{words} in {text}");
     }
     assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");
+}
+
+#[test]
+fn every_call_is_in_the_histogram_of_latencies() {
+    let report = load(&["gcra 50/1s", "--rate", "500", "--count", "200", "--warmup", "0s"]);
+    let buckets = report["latency_histogram"].as_array().expect("buckets");
+    let calls: u64 = buckets.iter().map(|bucket| number(bucket, "calls")).sum();
+    assert_eq!(calls, number(&report, "answered"), "{report}");
+    let (first, last) = (&buckets[0], &buckets[buckets.len() - 1]);
+    assert!(number(first, "up_to_us") >= number(&report["latency_us"], "min"), "{report}");
+    assert!(number(last, "up_to_us") >= number(&report["latency_us"], "max"), "{report}");
+    assert!(number(first, "calls") > 0 && number(last, "calls") > 0, "{report}");
 }
 
 #[test]
