@@ -4,7 +4,13 @@ const OPERATIONS: &str = include_str!("../../../src/operations.md");
 
 /// What the smallest user is allowed, as documented.
 pub fn least() -> Vec<&'static str> {
-    let (_, rest) = OPERATIONS.split_once("'>PASSWORD' ").expect("the smallest user");
+    rights_of("limiter")
+}
+
+/// What this user is allowed, as documented.
+pub fn rights_of(user: &str) -> Vec<&'static str> {
+    let command = format!("ACL SETUSER {user} reset on '>PASSWORD' ");
+    let (_, rest) = OPERATIONS.split_once(&command).expect("the user");
     let (line, _) = rest.split_once("```").expect("the end of its line");
     line.split_whitespace().filter(|word| *word != "\\").map(|word| word.trim_matches('\'')).collect()
 }

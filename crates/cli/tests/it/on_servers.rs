@@ -10,3 +10,4 @@ mod script_files;
 mod shards;
 #[cfg(feature = "tls")]
 mod tls;
+mod watch;
