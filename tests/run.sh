@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx and wrk with the system's package
-# manager if they are missing.
+# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk and tmux with the system's
+# package manager if they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,6 +32,9 @@ command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || install nginx nginx ngi
 
 # Puts load on the example services.
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
+
+# The terminal in which the tool draws.
+command -v tmux >/dev/null || install tmux tmux tmux tmux tmux
 
 # The tool without TLS, for the tests that ask it for TLS. First, since it is built where they expect the tool with TLS.
 cargo build --quiet -p tollgate-cli --features postgres

@@ -5,6 +5,7 @@ mod database;
 mod load;
 mod on_servers;
 mod support;
+mod terminal;
 mod tool;
 mod tool_fuzzing;
 mod without_tls;

@@ -1,5 +1,6 @@
-//! The tool, run as a command.
+//! The tool, run as a command and in a terminal.
 
 #[cfg(feature = "archive")]
 pub(crate) mod s3;
+pub(crate) mod terminal;
 pub(crate) mod tool;
