@@ -104,7 +104,7 @@ mod tests {
         );
         for width in [0, 17, 18, 26, 66, 500] {
             let lines = Bucket::lines(&buckets, width);
-            assert!(lines.iter().all(|line| line.chars().count() <= width.max(17).min(18 + LONGEST)), "{lines:?}");
+            assert!(lines.iter().all(|line| line.chars().count() <= width.clamp(17, 18 + LONGEST)), "{lines:?}");
         }
     }
 }
