@@ -26,6 +26,7 @@ mod attributes;
 #[cfg(feature = "postgres")]
 mod audit;
 mod block;
+mod by_time;
 #[cfg(feature = "postgres")]
 mod database_output;
 #[cfg(feature = "postgres")]

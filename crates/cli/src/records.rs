@@ -19,6 +19,7 @@ mod lines;
 mod looks;
 
 use crate::attributes::Pairs;
+use crate::by_time::At;
 use clap::ValueEnum;
 pub(crate) use compression::decompressed;
 use csv_table::Columns;
@@ -59,6 +60,12 @@ pub(crate) enum Permits {
     Until(u64),
     /// The log doesn't say.
     Unknown,
+}
+
+impl At for Record {
+    fn t_us(&self) -> u64 {
+        self.t_us
+    }
 }
 
 impl Record {
