@@ -3,9 +3,9 @@
 //!
 //! # Layout
 //!
-//! A command has a file of its own, named as it is: `probe`, `replay`, `inspect`, `load`, `doctor`, `watch`, `rules`,
-//! `block`, `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and with `archive`
-//! `archive`.
+//! A command has a file of its own, named as it is: `probe`, `replay`, `suggest`, `inspect`, `load`, `doctor`, `watch`,
+//! `rules`, `block`, `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and with
+//! `archive` `archive`.
 //! What they share:
 //!
 //! - what a user writes: `options` (where to decide, how to print), `rule_arguments` and `rules_file` (which rule),
@@ -57,6 +57,7 @@ mod secrets;
 #[cfg(feature = "postgres")]
 mod stats;
 mod subject;
+mod suggest;
 #[cfg(feature = "postgres")]
 mod time_options;
 #[cfg(feature = "postgres")]
@@ -93,6 +94,16 @@ enum Command {
     /// gives its id back, or until the ttl ends; an access log's is given back at once, and the log is said not to
     /// tell. With --rules, requests that the middleware refuses, since servers read their path in two ways, are denied.
     Replay(replay::Replay),
+    /// Suggest limits from recorded traffic: the least that denies at most a given share.
+    ///
+    /// For each algorithm, it finds the smallest numbers under which at most the given share would have been denied: for
+    /// GCRA and token buckets the burst for each rate, for windows and logs the rate. Keys start unused, as in a replay.
+    /// A limit with one unit less would deny more than the share; where every request costs one unit, no smaller number
+    /// keeps to it. Limits are checked by a replay before they are printed. Only acquires are counted, each by its own
+    /// cost, whatever their ids; a rule with several limits gets numbers for each as if it were alone.
+    ///
+    /// Exit code: 0; 2 on an error.
+    Suggest(suggest::Suggest),
     /// Put a rule under load, measure the latency of decisions, and audit what was admitted.
     ///
     /// The audit compares what was admitted with an exact limiter. For a run of more than 500,000 calls, it takes a
@@ -173,6 +184,7 @@ async fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Probe(probe) => probe.run().await,
         Command::Replay(replay) => replay.run().await,
+        Command::Suggest(suggest) => suggest.run().await,
         Command::Load(load) => load.run().await,
         Command::Inspect(inspect) => inspect.run().await,
         Command::Block(block) => block.run().await,

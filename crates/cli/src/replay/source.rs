@@ -33,7 +33,7 @@ impl Source<'_> {
         self.path.metadata().is_ok_and(|metadata| metadata.is_file())
     }
 
-    /// The file's records, and their format.
+    /// The records, and their format.
     pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Format, Warnings)> {
         let file = self.text()?;
         let (looks, file) = records::look(file, self.format.is_none()).with_context(|| self.shown())?;
@@ -48,6 +48,9 @@ impl Source<'_> {
     }
 
     fn text(&self) -> Result<impl BufRead + use<>> {
+        if self.is_standard_input() {
+            return records::decompressed(BufReader::new(io::stdin())).with_context(|| self.shown());
+        }
         let file = File::open(self.path).with_context(|| self.shown())?;
         records::decompressed(BufReader::new(file)).with_context(|| self.shown())
     }

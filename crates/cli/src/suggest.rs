@@ -1,0 +1,133 @@
+//! `tollgate suggest`: limits that recorded traffic would have kept to, but for a small share of it.
+//!
+//! The records are read once. What algorithms need of them goes to a temporary file, by number of key, and all else is
+//! found in passes over that: what is in memory grows with the keys, not with the records.
+
+mod check;
+mod counting;
+mod fit;
+mod grid;
+mod meter;
+mod report;
+mod search;
+mod share;
+mod spool;
+mod suggestion;
+mod table;
+mod traffic;
+mod trial;
+
+use std::cmp::Reverse;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::output::{Shape, micros, shape};
+use crate::records::{Format, KeyField};
+use crate::replay::Source;
+use crate::rules_file::RulesFile;
+use crate::{found, options};
+use counting::Counting;
+use report::Report;
+use share::{Bound, Of, Share};
+use suggestion::find_hits;
+use traffic::Traffic;
+
+#[derive(Debug, Args)]
+pub(crate) struct Suggest {
+    /// The records; - for standard input.
+    file: PathBuf,
+    /// How much of the traffic may be denied.
+    #[arg(long, value_name = "SHARE", default_value = "0.1%", allow_hyphen_values = true)]
+    deny_at_most: Share,
+    /// Of what that is a share: of all requests, or of all keys, of which a key counts if any of its requests is denied.
+    #[arg(long, value_enum, default_value = "requests")]
+    of: Of,
+    /// The period of rates and windows, such as 1m. Default: 1s, 1m or 1h, whichever first gives a window of ten units.
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with = "rules")]
+    per: Option<Duration>,
+    /// Which field of an access log to count by (ip, path, method or user), or which attribute of records that have
+    /// attrs. Default: ip, or the records' key.
+    #[arg(long, value_name = "NAME", conflicts_with = "rules")]
+    key: Option<String>,
+    /// Suggest for each value of this field or attribute separately, such as path or tier: for the ten busiest.
+    #[arg(long, value_name = "NAME", conflicts_with = "rules")]
+    each: Option<String>,
+    /// Suggest numbers for the rules in this file, for the requests to which each applies.
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// The records' format. Default: detected from the beginning of the file.
+    #[arg(long, value_enum)]
+    input: Option<Format>,
+    /// Stop at the first line that can't be read.
+    #[arg(long)]
+    strict: bool,
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
+    #[arg(long, value_enum)]
+    format: Option<Shape>,
+}
+
+/// How many values of --each are shown, or rules' limits; the busiest.
+const GROUPS: usize = 10;
+/// Of a set of rules.
+const LIMITS: usize = 100;
+
+impl Suggest {
+    pub(crate) async fn run(self) -> Result<ExitCode> {
+        let service = self.rules.as_deref().map(RulesFile::read).transpose()?;
+        let counting = self.counting(service.as_ref());
+        let source = Source { path: &self.file, format: self.input, about: counting.identity(), strict: self.strict };
+        let mut traffic = Traffic::read(&source, &counting)?;
+        let bound = Bound { share: self.deny_at_most, of: self.of };
+
+        let mut groups: Vec<_> = (0..traffic.groups.len()).collect();
+        groups.sort_by_key(|at| Reverse(traffic.groups[*at].requests));
+        let most = if service.is_some() { LIMITS } else { GROUPS };
+        let left = groups.len().saturating_sub(most);
+        groups.truncate(most);
+        if let Some(service) = &service {
+            // As the file has them.
+            let names: Vec<_> = service.rules.definitions().iter().map(|rule| rule.name.as_str()).collect();
+            groups.sort_by_key(|at| traffic.groups[*at].place.in_order(&names));
+        }
+
+        let mut suggestions = search::search(&mut traffic, &groups, bound, self.per.map(micros))?;
+        find_hits(&mut traffic.spool, &mut suggestions)?;
+        check::check(&mut traffic.spool, &traffic.keys, &mut suggestions).await?;
+        let report =
+            Report { traffic: &traffic, groups: &groups, left, suggestions: &suggestions, bound, by: self.by() };
+        let out = std::io::BufWriter::new(anstream::stdout());
+        let printed = match shape(self.format) {
+            Shape::Jsonl => report.print_json(out),
+            Shape::Table => table::print(&report, out),
+        };
+        found(ExitCode::SUCCESS, printed)
+    }
+
+    fn counting<'s>(&self, service: Option<&'s RulesFile>) -> Counting<'s> {
+        let field = self.key.as_deref().map_or(Ok(KeyField::Ip), |key| KeyField::from_str(key, false));
+        match (service, field, &self.each) {
+            (Some(service), ..) => Counting::Rules(service),
+            (None, Ok(field), None) => Counting::Key(field),
+            _ => Counting::Attribute { key: self.by().to_owned(), each: self.each.clone() },
+        }
+    }
+
+    /// What is counted by.
+    fn by(&self) -> &str {
+        self.key.as_deref().unwrap_or("ip")
+    }
+}
+
+/// A period of at least a microsecond that a limit can have.
+fn period(text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+    let fits = |period: &Duration| !period.is_zero() && *period <= LONGEST && period.subsec_nanos() % 1000 == 0;
+    options::duration(text)
+        .ok()
+        .filter(fits)
+        .ok_or_else(|| "expected a period such as 1s, 1m or 1h30m, of a year at most".into())
+}

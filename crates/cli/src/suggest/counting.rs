@@ -1,0 +1,116 @@
+//! Whose requests count together, and by which key.
+
+use anyhow::Result;
+use tollgate::Limit;
+use tollgate::rules::Effect;
+
+use crate::attributes;
+use crate::records::{Identity, KeyField, Record};
+use crate::rules_file::RulesFile;
+use crate::verdict::counted_keys;
+
+/// How records are counted.
+#[derive(Debug)]
+pub(super) enum Counting<'s> {
+    /// By the record's key; in an access log, by this field.
+    Key(KeyField),
+    /// By an attribute, separately for each value of another one if that is given.
+    Attribute { key: String, each: Option<String> },
+    /// As the rules of a service do.
+    Rules(&'s RulesFile),
+}
+
+/// Who shares a limit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    /// All requests.
+    Anywhere,
+    /// Those with this value of the attribute.
+    Value(Vec<u8>),
+    /// Those of the rule of this name, by one of its limits.
+    Rule { name: String, at: usize },
+}
+
+/// A limit of a rule as it is.
+#[derive(Clone, Debug)]
+pub(super) struct Present {
+    pub(super) limit: Limit,
+    /// What it counts, if that isn't the rule's key.
+    pub(super) part: Option<String>,
+}
+
+impl Place {
+    /// The position of its rule among these names, and that of its limit.
+    pub(super) fn in_order(&self, names: &[&str]) -> (Option<usize>, usize) {
+        match self {
+            Self::Rule { name, at } => (names.iter().position(|other| other == name), *at),
+            Self::Anywhere | Self::Value(_) => (None, 0),
+        }
+    }
+}
+
+impl Counting<'_> {
+    /// What the source is to be read for.
+    pub(super) fn identity(&self) -> Identity {
+        match self {
+            Self::Key(field) => Identity::Key(*field),
+            Self::Attribute { .. } | Self::Rules(_) => Identity::Attributes,
+        }
+    }
+
+    /// Hands out each key that the record counts for, with its cost; or tells why there is none.
+    pub(super) fn counted(
+        &self,
+        record: &Record,
+        mut count: impl FnMut(&Place, Option<Present>, &[u8], u64) -> Result<()>,
+    ) -> Result<Result<(), String>> {
+        let cost = record.cost.unwrap_or(1);
+        match self {
+            Self::Key(_) => count(&Place::Anywhere, None, &record.key, cost).map(Ok),
+            Self::Attribute { key, each } => {
+                let value = |name: &str| record.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value);
+                let Some(whom) = value(key) else { return Ok(Err(format!("no {key}"))) };
+                let place = match each.as_deref().map(|each| value(each).ok_or(each)) {
+                    None => Place::Anywhere,
+                    Some(Ok(value)) => Place::Value(value.clone()),
+                    Some(Err(each)) => return Ok(Err(format!("no {each}"))),
+                };
+                count(&place, None, whom, cost).map(Ok)
+            }
+            Self::Rules(service) => by_rules(service, record, count),
+        }
+    }
+}
+
+fn by_rules(
+    service: &RulesFile,
+    record: &Record,
+    mut count: impl FnMut(&Place, Option<Present>, &[u8], u64) -> Result<()>,
+) -> Result<Result<(), String>> {
+    let request = attributes::read(&record.attributes);
+    let left_out = |why: &str| Ok(Err(why.to_owned()));
+    if service.rules.reads_two_ways(&request) {
+        return left_out("a path that can be read in two ways");
+    }
+    let applies = match service.rules.applies(&request) {
+        Ok(applies) => applies,
+        Err(error) if error.is_input() => return left_out("attributes that the rule can't use"),
+        Err(error) => return Err(error.into()),
+    };
+    let charge = match &applies.effect {
+        Effect::Limit(charge) => charge,
+        Effect::Missing(name) => return Ok(Err(format!("no {name}"))),
+        Effect::Block => return left_out("a rule that blocks"),
+        _ => return left_out("no rule that limits"),
+    };
+    if applies.overridden.is_some() {
+        return left_out("an override");
+    }
+    let (rule, cost) = (charge.rule(), record.cost.unwrap_or(charge.cost()));
+    let keys = counted_keys(charge);
+    for (at, ((limit, part), key)) in rule.limits().zip(rule.counted_parts()).zip(&keys).enumerate() {
+        let place = Place::Rule { name: applies.rule.unwrap_or_default().to_owned(), at };
+        count(&place, Some(Present { limit: limit.clone(), part: part.map(str::to_owned) }), key, cost)?;
+    }
+    Ok(Ok(()))
+}

@@ -1,0 +1,163 @@
+//! What is reported, and its JSON.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::counting::Place;
+use super::share::{Bound, Of};
+use super::suggestion::{Kind, Suggestion};
+use super::traffic::{Group, Key, Traffic};
+use crate::escape::shown;
+use crate::output::{json, micros};
+
+/// All that was found.
+#[derive(Debug)]
+pub(super) struct Report<'r> {
+    pub(super) traffic: &'r Traffic,
+    /// The groups for which limits are suggested, in order.
+    pub(super) groups: &'r [usize],
+    /// How many groups are left out.
+    pub(super) left: usize,
+    pub(super) suggestions: &'r [Suggestion],
+    pub(super) bound: Bound,
+    /// What is counted by, unless rules say.
+    pub(super) by: &'r str,
+}
+
+/// How many of the keys that are hit are named.
+pub(super) const NAMED: usize = 10;
+
+impl Report<'_> {
+    /// What is suggested for a group.
+    pub(super) fn of_group(&self, at: usize) -> impl Iterator<Item = &Suggestion> {
+        self.suggestions.iter().filter(move |suggestion| suggestion.trial.group == at)
+    }
+
+    pub(super) fn may_deny(&self, group: &Group) -> u64 {
+        self.bound.of(group.requests, group.keys)
+    }
+
+    /// A line for each group.
+    pub(super) fn print_json(&self, mut out: impl Write) -> io::Result<()> {
+        for at in self.groups {
+            json(&mut out, &self.told(*at))?;
+        }
+        out.flush()
+    }
+
+    fn told(&self, at: usize) -> Told<'_> {
+        let (group, read) = (&self.traffic.groups[at], &self.traffic.read);
+        let (rule, value) = match &group.place {
+            Place::Anywhere => (None, None),
+            Place::Value(value) => (None, Some(shown(value))),
+            Place::Rule { name, .. } => (Some(name.as_str()), None),
+        };
+        let suggested = |kinds: &'static [Kind]| {
+            let some = self.of_group(at).filter(move |suggestion| kinds.contains(&suggestion.kind));
+            some.map(|suggestion| Suggested::of(suggestion, &self.traffic.keys)).collect()
+        };
+        Told {
+            rule,
+            present: group.present.as_ref().map(|present| present.limit.to_string()),
+            value,
+            records: read.records,
+            unreadable: read.unreadable,
+            out_of_order: read.out_of_order,
+            left_out: &read.left_out,
+            requests: group.requests,
+            keys: group.keys,
+            from_us: group.from_us,
+            to_us: group.to_us,
+            deny_at_most: self.bound.share.to_string(),
+            of: if self.bound.of == Of::Keys { "keys" } else { "requests" },
+            may_deny: self.may_deny(group),
+            suggestions: suggested(&[Kind::Recommended, Kind::OtherPeriod]),
+            frontier: suggested(&[Kind::Frontier]),
+        }
+    }
+}
+
+/// What is suggested for a group, with the field names and the order that other programs rely on.
+#[derive(Debug, Serialize)]
+struct Told<'r> {
+    /// With a set of rules: the rule's name, and its limit as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    present: Option<String>,
+    /// With --each: the value that these requests have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    /// Of the whole file.
+    records: u64,
+    unreadable: u64,
+    out_of_order: u64,
+    left_out: &'r BTreeMap<String, u64>,
+    /// Of the group.
+    requests: u64,
+    keys: u64,
+    from_us: u64,
+    to_us: u64,
+    deny_at_most: String,
+    of: &'static str,
+    may_deny: u64,
+    suggestions: Vec<Suggested>,
+    frontier: Vec<Suggested>,
+}
+
+#[derive(Debug, Serialize)]
+struct Suggested {
+    rule: String,
+    algorithm: String,
+    rate: u64,
+    period_us: u64,
+    burst: u64,
+    recommended: bool,
+    denied: u64,
+    keys_hit: usize,
+    hit: Vec<HitKey>,
+    checked_keys: u64,
+    checked_requests: u64,
+    unchecked_keys: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct HitKey {
+    key: String,
+    denied: u64,
+    requests: u64,
+    first_us: u64,
+    last_us: u64,
+}
+
+impl Suggested {
+    fn of(suggestion: &Suggestion, keys: &[Key]) -> Self {
+        let Suggestion { limit, kind, denied, hits, checked, .. } = suggestion;
+        let hit = hits.iter().take(NAMED).map(|hit| {
+            let key = &keys[hit.key as usize];
+            HitKey {
+                key: shown(key.bytes()),
+                denied: hit.denied,
+                requests: key.requests,
+                first_us: hit.first_us,
+                last_us: hit.last_us,
+            }
+        });
+        Self {
+            rule: limit.to_string(),
+            algorithm: limit.algorithm().to_string(),
+            rate: limit.rate(),
+            period_us: micros(limit.period()),
+            burst: limit.capacity(),
+            recommended: *kind == Kind::Recommended,
+            denied: *denied,
+            keys_hit: hits.len(),
+            hit: hit.collect(),
+            checked_keys: checked.keys,
+            checked_requests: checked.requests,
+            unchecked_keys: checked.left,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The recorded traffic: whose requests are counted together, and by what.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::rc::Rc;
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use tollgate::Operation;
+
+use super::counting::{Counting, Place, Present};
+use super::spool::{Request, Spool};
+use crate::by_time::{BLOCK, Horizon};
+use crate::records::{Record, Unreadable};
+use crate::replay::{Source, Warnings};
+
+/// The records of a file, by time.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    pub(super) spool: Spool,
+    pub(super) keys: Vec<Key>,
+    pub(super) groups: Vec<Group>,
+    pub(super) read: Read,
+}
+
+/// What was read.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    pub(super) records: u64,
+    pub(super) unreadable: u64,
+    pub(super) out_of_order: u64,
+    /// Records that are in no group, by the reason.
+    pub(super) left_out: BTreeMap<String, u64>,
+}
+
+/// A key in a group.
+#[derive(Debug)]
+pub(super) struct Key {
+    /// The number of the group, and the key.
+    bytes: Rc<[u8]>,
+    pub(super) group: usize,
+    pub(super) requests: u64,
+    pub(super) units: u64,
+}
+
+/// Keys that share a limit.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) place: Place,
+    /// The limit that its place has now.
+    pub(super) present: Option<Present>,
+    pub(super) requests: u64,
+    pub(super) keys: u64,
+    pub(super) from_us: u64,
+    pub(super) to_us: u64,
+}
+
+impl Key {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[GROUP..]
+    }
+}
+
+impl Group {
+    /// From the first request to the last.
+    pub(super) fn span_us(&self) -> u64 {
+        self.to_us - self.from_us
+    }
+}
+
+/// The bytes of a group's number before a key.
+const GROUP: usize = 4;
+
+impl Traffic {
+    /// Reads it through.
+    pub(super) fn read(source: &Source<'_>, counting: &Counting<'_>) -> Result<Self> {
+        let (items, _, mut warnings) = source.open()?;
+        let mut reading = Reading::default();
+        let read_through = reading.read_through(items, counting, &mut warnings);
+        warnings.sum_up();
+        read_through?;
+        reading.end(&source.shown())
+    }
+}
+
+/// Shows that a long file is being read.
+fn progress() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {human_pos} records read");
+    ProgressBar::new_spinner().with_style(style.expect("a well-formed template"))
+}
+
+#[derive(Default)]
+struct Reading {
+    spool: Option<Spool>,
+    horizon: Horizon,
+    latest: u64,
+    numbers: HashMap<Rc<[u8]>, u32>,
+    places: HashMap<Place, usize>,
+    keys: Vec<Key>,
+    groups: Vec<Group>,
+    /// A key with its group, to look up.
+    scratch: Vec<u8>,
+    read: Read,
+}
+
+impl Reading {
+    fn read_through(
+        &mut self,
+        items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
+        counting: &Counting<'_>,
+        warnings: &mut Warnings,
+    ) -> Result<()> {
+        let progress = progress();
+        for item in items {
+            match item.map_err(|error| warnings.broken(&error))? {
+                Ok(record) => {
+                    warnings.read();
+                    self.note(&record, counting)?;
+                }
+                Err(unreadable) => {
+                    self.read.unreadable += 1;
+                    warnings.unreadable(unreadable)?;
+                }
+            }
+            let lines = self.read.records + self.read.unreadable;
+            if lines.is_multiple_of(BLOCK) {
+                progress.set_position(lines);
+            }
+        }
+        progress.finish_and_clear();
+        warnings.end()
+    }
+
+    fn note(&mut self, record: &Record, counting: &Counting<'_>) -> Result<()> {
+        self.read.records += 1;
+        self.read.out_of_order += u64::from(record.t_us < self.latest);
+        self.latest = self.latest.max(record.t_us);
+        let counted = match record.op {
+            Operation::Acquire => counting
+                .counted(record, |place, present, key, cost| self.count(place, present, key, record.t_us, cost))?,
+            other => Err(format!("the operation {other}")),
+        };
+        if let Err(why) = counted {
+            *self.read.left_out.entry(why).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Counts a request of a key in a group.
+    fn count(&mut self, place: &Place, present: Option<Present>, key: &[u8], t_us: u64, cost: u64) -> Result<()> {
+        let group = match self.places.get(place) {
+            Some(group) => *group,
+            None => {
+                let (group, place) = (self.groups.len(), place.clone());
+                self.places.insert(place.clone(), group);
+                self.groups.push(Group { place, present, requests: 0, keys: 0, from_us: t_us, to_us: t_us });
+                group
+            }
+        };
+        let prefix = u32::try_from(group).context("expected fewer groups")?;
+        self.scratch.clear();
+        self.scratch.extend_from_slice(&prefix.to_le_bytes());
+        self.scratch.extend_from_slice(key);
+        let number = match self.numbers.get(self.scratch.as_slice()) {
+            Some(number) => *number,
+            None => {
+                let number = u32::try_from(self.keys.len()).context("expected at most 2^32 keys, got more")?;
+                let bytes: Rc<[u8]> = self.scratch.as_slice().into();
+                self.numbers.insert(Rc::clone(&bytes), number);
+                self.keys.push(Key { bytes, group, requests: 0, units: 0 });
+                self.groups[group].keys += 1;
+                number
+            }
+        };
+        let (of_key, of_group) = (&mut self.keys[number as usize], &mut self.groups[group]);
+        of_key.requests += 1;
+        of_key.units = of_key.units.saturating_add(cost);
+        of_group.requests += 1;
+        of_group.from_us = of_group.from_us.min(t_us);
+        of_group.to_us = of_group.to_us.max(t_us);
+        self.horizon.note(t_us);
+        self.spool.get_or_insert_with(Spool::new).push(Request { t_us, key: number, cost })
+    }
+
+    fn end(self, source: &str) -> Result<Traffic> {
+        let Self { spool, mut horizon, keys, groups, read, .. } = self;
+        let Some(spool) = spool else {
+            let why = read.left_out.iter().map(|(why, count)| format!("; {count} with {why}")).collect::<String>();
+            bail!("{source}: expected requests to count, got none in {} records{why}", read.records);
+        };
+        horizon.end();
+        let spool = if read.out_of_order > 0 { spool.by_time(horizon)? } else { spool };
+        Ok(Traffic { spool, keys, groups, read })
+    }
+}
