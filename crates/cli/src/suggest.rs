@@ -131,3 +131,6 @@ fn period(text: &str) -> Result<Duration, String> {
         .filter(fits)
         .ok_or_else(|| "expected a period such as 1s, 1m or 1h30m, of a year at most".into())
 }
+
+#[cfg(test)]
+mod tests;

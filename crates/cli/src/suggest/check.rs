@@ -4,101 +4,115 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
-use tollgate::{Embedded, Limiter, Request, Rule};
+use tollgate::{Embedded, Limiter, Rule};
 
-use super::spool::Spool;
+use super::meter::State;
+use super::spool::{Request, Spool};
 use super::suggestion::{Checked, Suggestion};
 use super::traffic::Key;
 use crate::escape::shown;
+use crate::output::timestamp;
 
 /// About how many decisions all checks together may take: some seconds.
-const DECISIONS: u64 = 500_000;
+const DECISIONS: u64 = 1_000_000;
 
-/// What was decided for a key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Decided {
+const FAULT: &str = "please report this as a fault of tollgate";
+
+/// Requests of a key that are replayed by a suggestion.
+struct Replayed {
+    suggestion: usize,
+    state: State,
+    /// How many of its requests remain to be replayed.
+    left: u64,
     denied: u64,
-    first_us: u64,
-    last_us: u64,
+    /// Whether these are all that it has.
+    whole: bool,
 }
 
-/// Replays the keys that each suggestion may hit: all of them, or where that would take long those that are hit most,
-/// and then the heaviest.
+/// Replays the keys that each suggestion may hit, and expects the same decision on each request: all of them, or where
+/// that would take long those that are hit most, and then the heaviest, as many requests from their first on as it may
+/// be.
 ///
 /// A key that takes no more in all than a limit admits at one instant can't be hit, so it needn't be replayed.
 ///
 /// # Errors
 ///
-/// A key would be denied at other requests than was said.
+/// A request was decided in another way than was said.
 pub(super) async fn check(spool: &mut Spool, keys: &[Key], suggestions: &mut [Suggestion]) -> Result<()> {
     let most = DECISIONS / (suggestions.len() as u64).max(1);
-    let mut members: HashMap<u32, Vec<(usize, Decided)>> = HashMap::new();
+    let mut replayed: HashMap<u32, Vec<Replayed>> = HashMap::new();
     for (at, suggestion) in suggestions.iter_mut().enumerate() {
-        let chosen = choose(suggestion, keys, most);
-        chosen.iter().for_each(|key| members.entry(*key).or_default().push((at, Decided::default())));
+        for (key, left) in choose(suggestion, keys, most) {
+            let state = suggestion.trial.meter.unused();
+            let whole = left == keys[key as usize].requests;
+            replayed.entry(key).or_default().push(Replayed { suggestion: at, state, left, denied: 0, whole });
+        }
     }
+    let hits = |suggestion: &Suggestion| suggestion.hits.iter().map(|hit| (hit.key, hit.denied)).collect();
+    let said: Vec<HashMap<u32, u64>> = suggestions.iter().map(hits).collect();
     let limiter = Limiter::new(Embedded::new());
-    let rules = suggestions.iter().enumerate().map(|(at, suggestion)| {
-        let limit = suggestion.limit.clone();
-        Rule::new(&format!("suggestion-{at}"), limit)
-    });
+    let rules = suggestions.iter().enumerate();
+    let rules = rules.map(|(at, suggestion)| Rule::new(&format!("suggestion-{at}"), suggestion.limit.clone()));
     let rules = rules.collect::<Result<Vec<_>, _>>()?;
     for request in spool.requests()? {
-        let request = request?;
-        for (at, decided) in members.get_mut(&request.key).into_iter().flatten() {
-            let at_time = UNIX_EPOCH + Duration::from_micros(request.t_us);
-            let asked = Request::new(keys[request.key as usize].bytes()).cost(request.cost).at(at_time);
-            if !limiter.acquire(&rules[*at], asked).await?.allowed {
-                if decided.denied == 0 {
-                    decided.first_us = request.t_us;
-                }
-                (decided.denied, decided.last_us) = (decided.denied + 1, request.t_us);
+        let Request { t_us, key, cost } = request?;
+        for Replayed { suggestion, state, left, denied, .. } in replayed.get_mut(&key).into_iter().flatten() {
+            if *left == 0 {
+                continue;
+            }
+            *left -= 1;
+            let meter = &suggestions[*suggestion].trial.meter;
+            let asks = meter.asks(state, t_us, cost);
+            let said = asks <= suggestions[*suggestion].units();
+            let bytes = keys[key as usize].bytes();
+            let asked = tollgate::Request::new(bytes).cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
+            if limiter.acquire(&rules[*suggestion], asked).await?.allowed != said {
+                let (limit, expected) = (&suggestions[*suggestion].limit, if said { "allowed" } else { "denied" });
+                let (key, at) = (shown(bytes), timestamp(t_us));
+                bail!("{limit}: expected {key:.60} to be {expected} at {at}, got the contrary from a replay; {FAULT}");
+            }
+            if said {
+                meter.take(state, t_us, cost);
+            } else {
+                *denied += 1;
             }
         }
     }
-    let hits = |suggestion: &Suggestion| suggestion.hits.iter().map(|hit| (hit.key, *hit)).collect::<HashMap<_, _>>();
-    let said: Vec<_> = suggestions.iter().map(hits).collect();
-    for (key, all) in members {
-        for (at, decided) in all {
-            let said = said[at].get(&key).map_or_else(Decided::default, |hit| Decided {
-                denied: hit.denied,
-                first_us: hit.first_us,
-                last_us: hit.last_us,
-            });
-            if said != decided {
-                let (limit, key) = (&suggestions[at].limit, shown(keys[key as usize].bytes()));
-                let why = "please report this as a fault of tollgate";
-                bail!("{limit}: {key:.60}: expected {said:?}, got {decided:?} by a replay: {why}");
+    for (key, of_key) in replayed {
+        for Replayed { suggestion, left, denied, whole, .. } in of_key {
+            let (limit, said) = (&suggestions[suggestion].limit, said[suggestion].get(&key).copied().unwrap_or(0));
+            if left > 0 || whole && denied != said {
+                let key = shown(keys[key as usize].bytes());
+                bail!(
+                    "{limit}: expected {said} requests of {key:.60} to be denied, got {denied} from a replay; {FAULT}"
+                );
             }
         }
     }
     Ok(())
 }
 
-/// The keys to replay.
-fn choose(suggestion: &mut Suggestion, keys: &[Key], most: u64) -> Vec<u32> {
+/// The keys to replay, and how many of their requests.
+fn choose(suggestion: &mut Suggestion, keys: &[Key], most: u64) -> Vec<(u32, u64)> {
     let (group, units) = (suggestion.trial.group, suggestion.units());
-    let may_be_hit = (0_u32..).zip(keys).filter(|(_, key)| key.group == group && key.units > units);
-    let all: Vec<_> = may_be_hit.map(|(key, _)| key).collect();
-    let requests = |chosen: &[u32]| chosen.iter().map(|key| keys[*key as usize].requests).sum();
-    let (count, total): (_, u64) = (all.len() as u64, requests(&all));
-    let chosen = if total <= most {
-        all
+    let may_be_hit = || (0_u32..).zip(keys).filter(|(_, key)| key.group == group && key.units > units);
+    let count = may_be_hit().count() as u64;
+    let chosen: Vec<_> = if may_be_hit().map(|(_, key)| key.requests).sum::<u64>() <= most {
+        may_be_hit().map(|(key, is)| (key, is.requests)).collect()
     } else {
+        let (mut seen, mut left) = (HashSet::new(), most);
         let hit = suggestion.hits.iter().map(|hit| hit.key);
-        let mut seen = HashSet::new();
-        let (mut chosen, mut left) = (Vec::new(), most);
-        for key in hit.chain(suggestion.trial.heaviest.first(usize::MAX)).filter(|key| seen.insert(*key)) {
-            let requests = keys[key as usize].requests;
-            // At least one, and the others as far as they fit.
-            if requests <= left || chosen.is_empty() {
-                left = left.saturating_sub(requests);
-                chosen.push(key);
-            }
-        }
-        chosen
+        let heaviest = hit.chain(suggestion.trial.heaviest.first(usize::MAX)).filter(|key| seen.insert(*key));
+        let some = heaviest.map_while(|key| {
+            // No key leaves nothing to the others.
+            let requests = keys[key as usize].requests.min(left.div_ceil(4));
+            left -= requests;
+            (requests > 0).then_some((key, requests))
+        });
+        some.collect()
     };
-    let checked = chosen.len() as u64;
-    suggestion.checked = Checked { requests: requests(&chosen), keys: checked, left: count.saturating_sub(checked) };
+    let whole = chosen.iter().filter(|(key, requests)| keys[*key as usize].requests == *requests).count() as u64;
+    let requests = chosen.iter().map(|(_, requests)| requests).sum();
+    suggestion.checked = Checked { requests, keys: chosen.len() as u64, left: count.saturating_sub(whole) };
     chosen
 }

@@ -46,7 +46,7 @@ pub(super) struct Checked {
     /// The requests that were replayed, and their keys.
     pub(super) requests: u64,
     pub(super) keys: u64,
-    /// The keys that are hit, or might be, and were not replayed.
+    /// The keys that it could hit, and that were not replayed, or not with all their requests.
     pub(super) left: u64,
 }
 

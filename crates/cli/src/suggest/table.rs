@@ -70,8 +70,8 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
         return text(out, "No limit that counts in microseconds keeps to that; this one is left as it is.");
     }
     limits(out, "limit", &recommended)?;
-    limits(out, "the same, with other rates", &frontier)?;
     if let Some(best) = recommended.first().filter(|_| frontier.len() > 1) {
+        limits(out, "the same, with other rates", &frontier)?;
         let period = human(best.limit.period());
         let why = "Recommended is the rate with the least sum of rate and burst";
         text(out, &format!("{why}: the most that a key can take in any {period}."))?;
@@ -151,23 +151,20 @@ fn to_paste(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
 fn checked(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
     let checked = || report.suggestions.iter().map(|suggestion| suggestion.checked);
     let Some(least) = checked().max_by_key(|checked| checked.left) else { return Ok(()) };
-    let all = "Checked by a replay of each limit, with every key that it could hit";
     writeln!(out)?;
-    match least.left {
-        0 => text(out, &format!("{all}.")),
-        left => {
-            let requests: u64 = checked().map(|checked| checked.requests).sum();
-            let some = format!("the others, up to {left}, take more than its burst, and less than those replayed");
-            let whom = "as far as half a million requests go: those that it hits most, and the heaviest";
-            let _ = all;
-            text(
-                out,
-                &format!(
-                    "Checked by a replay of each limit, {whom}; {requests} requests in all. Not replayed: {some}."
-                ),
-            )
-        }
+    let each = "Checked by a replay of each limit";
+    if least.left == 0 {
+        return text(out, &format!("{each}, with every key that it could hit."));
     }
+    let requests: u64 = checked().map(|checked| checked.requests).sum();
+    let whom = "with the keys that it hits most and those that need the most, as far as a million decisions go";
+    text(
+        out,
+        &format!(
+            "{each}, {whom}: {requests} of them, on {} keys at least.",
+            checked().map(|of| of.keys).min().unwrap_or_default()
+        ),
+    )
 }
 
 fn text(out: &mut impl Write, text: &str) -> io::Result<()> {

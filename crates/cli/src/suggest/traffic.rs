@@ -83,6 +83,20 @@ impl Traffic {
     }
 }
 
+#[cfg(test)]
+impl Traffic {
+    /// Of requests with their times, keys and costs.
+    pub(super) fn of(requests: &[(u64, &str, u64)]) -> Self {
+        let mut reading = Reading::default();
+        for (t_us, key, cost) in requests {
+            // Not in order, for all that is known.
+            reading.read.out_of_order = 1;
+            reading.count(&Place::Anywhere, None, key.as_bytes(), *t_us, *cost).expect("counted");
+        }
+        reading.end("requests").expect("some")
+    }
+}
+
 /// Shows that a long file is being read.
 fn progress() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {human_pos} records read");
