@@ -23,10 +23,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::output::{Shape, micros, shape};
-use crate::records::{Format, KeyField};
+use crate::records::Format;
 use crate::replay::Source;
 use crate::rules_file::RulesFile;
 use crate::{found, options};
@@ -97,8 +97,12 @@ impl Suggest {
         let mut suggestions = search::search(&mut traffic, &groups, bound, self.per.map(micros))?;
         find_hits(&mut traffic.spool, &mut suggestions)?;
         check::check(&mut traffic.spool, &traffic.keys, &mut suggestions).await?;
-        let report =
-            Report { traffic: &traffic, groups: &groups, left, suggestions: &suggestions, bound, by: self.by() };
+        let by = match &counting {
+            Counting::Key if !traffic.read.is_access_log => None,
+            Counting::Rules(_) => None,
+            _ => Some(self.by()),
+        };
+        let report = Report { traffic: &traffic, groups: &groups, left, suggestions: &suggestions, bound, by };
         let out = std::io::BufWriter::new(anstream::stdout());
         let printed = match shape(self.format) {
             Shape::Jsonl => report.print_json(out),
@@ -108,15 +112,14 @@ impl Suggest {
     }
 
     fn counting<'s>(&self, service: Option<&'s RulesFile>) -> Counting<'s> {
-        let field = self.key.as_deref().map_or(Ok(KeyField::Ip), |key| KeyField::from_str(key, false));
-        match (service, field, &self.each) {
+        match (service, &self.key, &self.each) {
             (Some(service), ..) => Counting::Rules(service),
-            (None, Ok(field), None) => Counting::Key(field),
+            (None, None, None) => Counting::Key,
             _ => Counting::Attribute { key: self.by().to_owned(), each: self.each.clone() },
         }
     }
 
-    /// What is counted by.
+    /// The attribute to count by.
     fn by(&self) -> &str {
         self.key.as_deref().unwrap_or("ip")
     }
@@ -125,7 +128,8 @@ impl Suggest {
 /// A period of at least a microsecond that a limit can have.
 fn period(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_secs(366 * 86_400);
-    let fits = |period: &Duration| !period.is_zero() && *period <= LONGEST && period.subsec_nanos() % 1000 == 0;
+    let fits =
+        |period: &Duration| !period.is_zero() && *period <= LONGEST && period.subsec_nanos().is_multiple_of(1000);
     options::duration(text)
         .ok()
         .filter(fits)

@@ -12,8 +12,8 @@ use crate::verdict::counted_keys;
 /// How records are counted.
 #[derive(Debug)]
 pub(super) enum Counting<'s> {
-    /// By the record's key; in an access log, by this field.
-    Key(KeyField),
+    /// By the record's key; in an access log, by the client's address.
+    Key,
     /// By an attribute, separately for each value of another one if that is given.
     Attribute { key: String, each: Option<String> },
     /// As the rules of a service do.
@@ -53,7 +53,7 @@ impl Counting<'_> {
     /// What the source is to be read for.
     pub(super) fn identity(&self) -> Identity {
         match self {
-            Self::Key(field) => Identity::Key(*field),
+            Self::Key => Identity::Key(KeyField::Ip),
             Self::Attribute { .. } | Self::Rules(_) => Identity::Attributes,
         }
     }
@@ -66,7 +66,7 @@ impl Counting<'_> {
     ) -> Result<Result<(), String>> {
         let cost = record.cost.unwrap_or(1);
         match self {
-            Self::Key(_) => count(&Place::Anywhere, None, &record.key, cost).map(Ok),
+            Self::Key => count(&Place::Anywhere, None, &record.key, cost).map(Ok),
             Self::Attribute { key, each } => {
                 let value = |name: &str| record.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value);
                 let Some(whom) = value(key) else { return Ok(Err(format!("no {key}"))) };

@@ -57,7 +57,7 @@ pub(super) fn frontier(found: &[(u64, u64)]) -> (Vec<(u64, u64)>, usize) {
             best.push(*point);
         }
     }
-    let knee = (0..best.len()).min_by_key(|at| best[*at].0.saturating_add(best[*at].1)).unwrap_or_default();
+    let knee = (0..best.len()).rev().min_by_key(|at| best[*at].0.saturating_add(best[*at].1)).unwrap_or_default();
     let from = knee.saturating_sub(SHOWN_BELOW);
     let to = best.len().min(knee + 1 + SHOWN_ABOVE);
     (best[from..to].to_vec(), knee - from)
@@ -74,4 +74,49 @@ pub(super) fn around(period_us: u64) -> impl Iterator<Item = Meter> {
 pub(super) fn windows(period_us: u64) -> impl Iterator<Item = Meter> {
     let algorithms = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
     algorithms.into_iter().map(move |algorithm| Meter::window(algorithm, period_us))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_longer_than_the_traffic_is_not_tried() {
+        assert_eq!(periods(None, 0), [SECOND]);
+        assert_eq!(periods(None, 60 * SECOND), [SECOND, 60 * SECOND]);
+        assert_eq!(periods(None, 1 << 52), PERIODS);
+        assert_eq!(periods(Some(7), 0), [7]);
+    }
+
+    #[test]
+    fn the_period_is_one_in_which_a_limit_is_a_sensible_number() {
+        assert_eq!(main_period(&[(SECOND, 9), (60 * SECOND, 10), (3600 * SECOND, 500)]), 60 * SECOND);
+        assert_eq!(main_period(&[(SECOND, 9), (60 * SECOND, 9)]), 60 * SECOND);
+        assert_eq!(main_period(&[]), SECOND);
+    }
+
+    #[test]
+    fn rates_reach_from_the_average_to_the_worst_second() {
+        // 30 in the worst second, 600 in an hour.
+        assert_eq!(
+            rates(60 * SECOND, &[(SECOND, 30), (3600 * SECOND, 600)]),
+            [5, 10, 20, 50, 100, 200, 500, 1000, 2000]
+        );
+        assert_eq!(rates(60 * SECOND, &[(3600 * SECOND, 1)]), [1]);
+        assert_eq!(rates(SECOND, &[]), [1]);
+        assert!(rates(3600 * SECOND, &[(1, u64::MAX), (u64::MAX, 1)]).len() <= MOST_RATES);
+    }
+
+    #[test]
+    fn the_frontier_has_no_point_that_another_betters_and_the_knee_has_the_least_sum() {
+        let found = [(1, 90), (2, 90), (5, 60), (10, 55), (20, 45), (50, 45), (100, 7), (200, 3)];
+        let (frontier, knee) = frontier(&found);
+        assert_eq!(frontier, [(1, 90), (5, 60), (10, 55), (20, 45), (100, 7), (200, 3)]);
+        assert_eq!(frontier[knee], (20, 45), "of three with a sum of 65");
+        assert_eq!(super::frontier(&[]), (Vec::new(), 0));
+        // Only what is near the knee is shown.
+        let many: Vec<_> = (1..=30).map(|rate| (rate, 31 + (30 - rate) * 2)).collect();
+        let (frontier, knee) = super::frontier(&many);
+        assert_eq!((frontier.len(), frontier[knee]), (5, (30, 31)));
+    }
 }

@@ -22,8 +22,8 @@ pub(super) struct Report<'r> {
     pub(super) left: usize,
     pub(super) suggestions: &'r [Suggestion],
     pub(super) bound: Bound,
-    /// What is counted by, unless rules say.
-    pub(super) by: &'r str,
+    /// The attribute that is counted by, unless records or rules say.
+    pub(super) by: Option<&'r str>,
 }
 
 /// How many of the keys that are hit are named.
@@ -33,6 +33,11 @@ impl Report<'_> {
     /// What is suggested for a group.
     pub(super) fn of_group(&self, at: usize) -> impl Iterator<Item = &Suggestion> {
         self.suggestions.iter().filter(move |suggestion| suggestion.trial.group == at)
+    }
+
+    /// What a group's keys are, if that is known.
+    pub(super) fn by_of<'g>(&'g self, group: &'g Group) -> Option<&'g str> {
+        group.present.as_ref().and_then(|present| present.part.as_deref()).or(self.by)
     }
 
     pub(super) fn may_deny(&self, group: &Group) -> u64 {
@@ -66,6 +71,7 @@ impl Report<'_> {
             unreadable: read.unreadable,
             out_of_order: read.out_of_order,
             left_out: &read.left_out,
+            by: self.by_of(group),
             requests: group.requests,
             keys: group.keys,
             from_us: group.from_us,
@@ -95,6 +101,9 @@ struct Told<'r> {
     unreadable: u64,
     out_of_order: u64,
     left_out: &'r BTreeMap<String, u64>,
+    /// What its keys are, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by: Option<&'r str>,
     /// Of the group.
     requests: u64,
     keys: u64,

@@ -40,13 +40,7 @@ pub(super) fn print(report: &Report<'_>, mut out: impl Write) -> io::Result<()> 
 
 fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<()> {
     let group = &report.traffic.groups[at];
-    let by = match (&group.place, &group.present) {
-        (Place::Rule { .. }, Some(present)) => match &present.part {
-            Some(part) => format!(" by {part}"),
-            None => String::new(),
-        },
-        _ => format!(" by {}", report.by),
-    };
+    let by = report.by_of(group).map(|by| format!(" by {by}")).unwrap_or_default();
     let mut about = Vec::new();
     match &group.place {
         Place::Anywhere => {}
@@ -71,27 +65,41 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
     }
     limits(out, "limit", &recommended)?;
     if let Some(best) = recommended.first().filter(|_| frontier.len() > 1) {
-        limits(out, "the same, with other rates", &frontier)?;
+        limits(out, "other rates", &frontier)?;
         let period = human(best.limit.period());
-        let why = "Recommended is the rate with the least sum of rate and burst";
-        text(out, &format!("{why}: the most that a key can take in any {period}."))?;
+        let why = "Recommended is the rate with the least sum of rate and burst, the most that a key can take in any";
+        text(out, &format!("{why} {period}; of several, the highest, which refills soonest."))?;
     }
-    limits(out, "the same, with other windows", &of(Kind::OtherPeriod))?;
+    limits(out, "other windows", &of(Kind::OtherPeriod))?;
     if let Some(best) = recommended.first() {
         hits(report, best, out)?;
     }
     Ok(())
 }
 
-/// What the suggestions are, and what each would deny.
+/// What the suggestions are, and how many requests and keys each would deny.
 fn limits(out: &mut impl Write, title: &str, suggestions: &[&Suggestion]) -> io::Result<()> {
     let Some(first) = suggestions.first() else { return Ok(()) };
-    let texts: Vec<_> = suggestions.iter().map(|suggestion| suggestion.limit.to_string()).collect();
-    let room = texts.iter().map(String::len).max().unwrap_or_default().max(title.len());
-    writeln!(out, "\n{QUIET}{title:<room$} {:>7} {:>6}{QUIET:#}", "denied", "keys")?;
     let style = if first.kind == Kind::Recommended { PASTE } else { Style::new() };
-    for (text, Suggestion { denied, hits, .. }) in texts.iter().zip(suggestions) {
-        writeln!(out, "{style}{text:<room$}{style:#} {denied:>7} {:>6}", hits.len())?;
+    let row = |suggestion: &&Suggestion| {
+        [suggestion.limit.to_string(), suggestion.denied.to_string(), suggestion.hits.len().to_string()]
+    };
+    let rows: Vec<_> = suggestions.iter().map(row).collect();
+    let head = [title, "denied", "keys"].map(str::to_owned);
+    let widest = |at: usize| rows.iter().chain([&head]).map(|row| row[at].len()).max().unwrap_or_default();
+    let (text, denied, keys) = (widest(0), widest(1), widest(2));
+    let fits = text + denied + keys + 2 <= width();
+    writeln!(out)?;
+    for (row, style) in [(&head, QUIET)].into_iter().chain(rows.iter().map(|row| (row, style))) {
+        let [limit, count, hit] = row;
+        // On a narrow terminal, the numbers have a line of their own.
+        let (numbers, style_of_numbers) =
+            (format!("{count:>denied$} {hit:>keys$}"), if style == QUIET { QUIET } else { Style::new() });
+        let numbers = format!("{style_of_numbers}{numbers}{style_of_numbers:#}");
+        match fits {
+            true => writeln!(out, "{style}{limit:<text$}{style:#} {numbers}")?,
+            false => writeln!(out, "{style}{limit}{style:#}\n  {numbers}")?,
+        }
     }
     Ok(())
 }
@@ -99,20 +107,22 @@ fn limits(out: &mut impl Write, title: &str, suggestions: &[&Suggestion]) -> io:
 /// Who is hit, and when.
 fn hits(report: &Report<'_>, suggestion: &Suggestion, out: &mut impl Write) -> io::Result<()> {
     const NUMBERS: usize = 17;
+    const TIMES: usize = 34;
     if suggestion.hits.is_empty() {
         return Ok(());
     }
-    let title = format!("hit by {}", suggestion.limit);
-    writeln!(out, "\n{QUIET}{:>7} {:>8}  {title}{QUIET:#}", "denied", "of")?;
+    writeln!(out, "\n{QUIET}hit by {}{QUIET:#}", suggestion.limit)?;
+    writeln!(out, "{QUIET}{:>7} {:>8} key{QUIET:#}", "denied", "of")?;
+    let indent = width().saturating_sub(TIMES).clamp(1, NUMBERS);
     for hit in suggestion.hits.iter().take(NAMED) {
         let key = &report.traffic.keys[hit.key as usize];
         let whom = fitted(&shown(key.bytes()), width().saturating_sub(NUMBERS));
-        writeln!(out, "{:>7} {:>8}  {whom}", hit.denied, key.requests)?;
+        writeln!(out, "{:>7} {:>8} {whom}", hit.denied, key.requests)?;
         let when = match hit.last_us - hit.first_us {
             0 => format!("at {}", moment(hit.first_us)),
             time => format!("{}, for {}", moment(hit.first_us), human(Duration::from_micros(time))),
         };
-        writeln!(out, "{QUIET}{:NUMBERS$}{when}{QUIET:#}", "")?;
+        writeln!(out, "{QUIET}{:indent$}{when}{QUIET:#}", "")?;
     }
     if let more @ 1.. = suggestion.hits.len().saturating_sub(NAMED) {
         writeln!(out, "{:NUMBERS$}and {}", "", counted(more as u64, "more key"))?;
@@ -183,9 +193,9 @@ fn print_facts(out: &mut impl Write, about: &[(&'static str, String)]) -> io::Re
     facts(out, &all)
 }
 
-/// A time to the second, or as exactly as it is.
+/// A time to the second.
 fn moment(t_us: u64) -> String {
-    timestamp(t_us).replace(".000000", "")
+    timestamp(t_us - t_us % 1_000_000).replace(".000000", "")
 }
 
 /// The text, or as much of it as there is room for.

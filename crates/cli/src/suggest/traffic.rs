@@ -11,7 +11,7 @@ use tollgate::Operation;
 use super::counting::{Counting, Place, Present};
 use super::spool::{Request, Spool};
 use crate::by_time::{BLOCK, Horizon};
-use crate::records::{Record, Unreadable};
+use crate::records::{Format, Record, Unreadable};
 use crate::replay::{Source, Warnings};
 
 /// The records of a file, by time.
@@ -26,6 +26,7 @@ pub(super) struct Traffic {
 /// What was read.
 #[derive(Debug, Default)]
 pub(super) struct Read {
+    pub(super) is_access_log: bool,
     pub(super) records: u64,
     pub(super) unreadable: u64,
     pub(super) out_of_order: u64,
@@ -74,8 +75,9 @@ const GROUP: usize = 4;
 impl Traffic {
     /// Reads it through.
     pub(super) fn read(source: &Source<'_>, counting: &Counting<'_>) -> Result<Self> {
-        let (items, _, mut warnings) = source.open()?;
+        let (items, format, mut warnings) = source.open()?;
         let mut reading = Reading::default();
+        reading.read.is_access_log = matches!(format, Format::Combined | Format::AccessJson);
         let read_through = reading.read_through(items, counting, &mut warnings);
         warnings.sum_up();
         read_through?;

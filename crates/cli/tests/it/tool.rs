@@ -6,6 +6,7 @@ mod replay_input;
 mod replay_on_redis;
 mod rules;
 mod service_keys;
+mod suggest;
 
 use std::collections::BTreeMap;
 use std::io::Write;
