@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{Shape, micros, shape};
 use crate::records::Format;
@@ -80,7 +81,9 @@ impl Suggest {
         let service = self.rules.as_deref().map(RulesFile::read).transpose()?;
         let counting = self.counting(service.as_ref());
         let source = Source { path: &self.file, format: self.input, about: counting.identity(), strict: self.strict };
-        let mut traffic = Traffic::read(&source, &counting)?;
+        let progress = progress();
+        let mut traffic = Traffic::read(&source, &counting, &progress)?;
+        progress.set_message(", finding limits");
         let bound = Bound { share: self.deny_at_most, of: self.of };
 
         let mut groups: Vec<_> = (0..traffic.groups.len()).collect();
@@ -96,7 +99,9 @@ impl Suggest {
 
         let mut suggestions = search::search(&mut traffic, &groups, bound, self.per.map(micros))?;
         find_hits(&mut traffic.spool, &mut suggestions)?;
-        check::check(&mut traffic.spool, &traffic.keys, &mut suggestions).await?;
+        progress.set_message(", replaying");
+        check::check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).await?;
+        progress.finish_and_clear();
         let by = match &counting {
             Counting::Key if !traffic.read.is_access_log => None,
             Counting::Rules(_) => None,
@@ -123,6 +128,14 @@ impl Suggest {
     fn by(&self) -> &str {
         self.key.as_deref().unwrap_or("ip")
     }
+}
+
+/// Shows that something is being done, on a terminal.
+fn progress() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {human_pos} records read{msg}");
+    let progress = ProgressBar::new_spinner().with_style(style.expect("a well-formed template"));
+    progress.enable_steady_tick(Duration::from_millis(200));
+    progress
 }
 
 /// A period of at least a microsecond that a limit can have.

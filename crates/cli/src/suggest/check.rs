@@ -8,13 +8,15 @@ use tollgate::{Embedded, Limiter, Rule};
 
 use super::meter::State;
 use super::spool::{Request, Spool};
-use super::suggestion::{Checked, Suggestion};
-use super::traffic::Key;
+use super::suggestion::{Checked, Kind, Suggestion};
+use super::traffic::{Group, Key};
 use crate::escape::shown;
 use crate::output::timestamp;
 
 /// About how many decisions all checks together may take: some seconds.
-const DECISIONS: u64 = 1_000_000;
+const DECISIONS: u64 = 500_000;
+/// Of traffic with no more requests than this, what is recommended is checked in full.
+const FEW: u64 = 200_000;
 
 const FAULT: &str = "please report this as a fault of tollgate";
 
@@ -38,11 +40,17 @@ struct Replayed {
 /// # Errors
 ///
 /// A request was decided in another way than was said.
-pub(super) async fn check(spool: &mut Spool, keys: &[Key], suggestions: &mut [Suggestion]) -> Result<()> {
-    let most = DECISIONS / (suggestions.len() as u64).max(1);
+pub(super) async fn check(
+    spool: &mut Spool,
+    keys: &[Key],
+    groups: &[Group],
+    suggestions: &mut [Suggestion],
+) -> Result<()> {
+    let share = DECISIONS / (suggestions.len() as u64).max(1);
     let mut replayed: HashMap<u32, Vec<Replayed>> = HashMap::new();
     for (at, suggestion) in suggestions.iter_mut().enumerate() {
-        for (key, left) in choose(suggestion, keys, most) {
+        let in_full = suggestion.kind == Kind::Recommended && groups[suggestion.trial.group].requests <= FEW;
+        for (key, left) in choose(suggestion, keys, if in_full { FEW } else { share }) {
             let state = suggestion.trial.meter.unused();
             let whole = left == keys[key as usize].requests;
             replayed.entry(key).or_default().push(Replayed { suggestion: at, state, left, denied: 0, whole });

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anstyle::Style;
 
 use super::counting::Place;
+use super::meter::Meter;
 use super::report::{NAMED, Report};
 use super::share::Of;
 use super::suggestion::{Kind, Suggestion};
@@ -31,7 +32,9 @@ pub(super) fn print(report: &Report<'_>, mut out: impl Write) -> io::Result<()> 
         of_group(report, *at, &mut out)?;
     }
     if report.left > 0 {
-        writeln!(out, "\nand {}, with fewer requests", counted(report.left as u64, "more value"))?;
+        let of_rules = report.groups.iter().any(|at| report.traffic.groups[*at].present.is_some());
+        let what = if of_rules { "more limit" } else { "more value" };
+        writeln!(out, "\nand {}, with fewer requests", counted(report.left as u64, what))?;
     }
     to_paste(report, &mut out)?;
     checked(report, &mut out)?;
@@ -61,7 +64,7 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
     let of = |kind: Kind| report.of_group(at).filter(move |suggestion| suggestion.kind == kind).collect::<Vec<_>>();
     let (recommended, frontier) = (of(Kind::Recommended), of(Kind::Frontier));
     if recommended.is_empty() {
-        return text(out, "No limit that counts in microseconds keeps to that; this one is left as it is.");
+        return text(out, unfit(group));
     }
     limits(out, "limit", &recommended)?;
     if let Some(best) = recommended.first().filter(|_| frontier.len() > 1) {
@@ -75,6 +78,15 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
         hits(report, best, out)?;
     }
     Ok(())
+}
+
+/// Why nothing is suggested.
+fn unfit(group: &Group) -> &'static str {
+    if group.present.as_ref().is_some_and(|present| Meter::of(&present.limit).is_none()) {
+        return "Left as it is: permits, shards, debts, windows of the calendar and those that start by key or roll units \
+                over get no suggestions.";
+    }
+    "No limit that counts in microseconds keeps to that."
 }
 
 /// What the suggestions are, and how many requests and keys each would deny.
@@ -167,14 +179,9 @@ fn checked(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
         return text(out, &format!("{each}, with every key that it could hit."));
     }
     let requests: u64 = checked().map(|checked| checked.requests).sum();
-    let whom = "with the keys that it hits most and those that need the most, as far as a million decisions go";
-    text(
-        out,
-        &format!(
-            "{each}, {whom}: {requests} of them, on {} keys at least.",
-            checked().map(|of| of.keys).min().unwrap_or_default()
-        ),
-    )
+    let keys = checked().map(|of| of.keys).min().unwrap_or_default();
+    let whom = "with the keys that it hits most and those that need the most";
+    text(out, &format!("{each}, {whom}: {requests} requests, of {keys} keys at least."))
 }
 
 fn text(out: &mut impl Write, text: &str) -> io::Result<()> {

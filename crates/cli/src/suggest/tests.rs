@@ -118,7 +118,7 @@ proptest! {
         let mut suggestions = [Suggestion::of(trial, Kind::Recommended).expect("it fits")];
         find_hits(&mut traffic.spool, &mut suggestions).expect("found");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(check(&mut traffic.spool, &traffic.keys, &mut suggestions)).expect("confirmed");
+        runtime.block_on(check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions)).expect("confirmed");
         let [suggestion] = &suggestions;
         prop_assert_eq!(suggestion.checked.left, 0);
         let whom = |key: u32| std::str::from_utf8(traffic.keys[key as usize].bytes()).expect("UTF-8");
@@ -138,7 +138,7 @@ async fn what_a_replay_does_not_confirm_is_an_error() {
         let mut suggestions = [Suggestion::of(trial, Kind::Recommended).unwrap()];
         find_hits(&mut traffic.spool, &mut suggestions).unwrap();
         suggestions[0].hits[0].denied += wrong;
-        let checked = check(&mut traffic.spool, &traffic.keys, &mut suggestions).await;
+        let checked = check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).await;
         assert_eq!(checked.is_err(), wrong > 0, "{checked:?}");
     }
 }

@@ -5,12 +5,13 @@ use std::io;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use tollgate::Operation;
 
 use super::counting::{Counting, Place, Present};
 use super::spool::{Request, Spool};
 use crate::by_time::{BLOCK, Horizon};
+use crate::output::counted;
 use crate::records::{Format, Record, Unreadable};
 use crate::replay::{Source, Warnings};
 
@@ -74,11 +75,11 @@ const GROUP: usize = 4;
 
 impl Traffic {
     /// Reads it through.
-    pub(super) fn read(source: &Source<'_>, counting: &Counting<'_>) -> Result<Self> {
+    pub(super) fn read(source: &Source<'_>, counting: &Counting<'_>, progress: &ProgressBar) -> Result<Self> {
         let (items, format, mut warnings) = source.open()?;
         let mut reading = Reading::default();
         reading.read.is_access_log = matches!(format, Format::Combined | Format::AccessJson);
-        let read_through = reading.read_through(items, counting, &mut warnings);
+        let read_through = reading.read_through(items, counting, &mut warnings, progress);
         warnings.sum_up();
         read_through?;
         reading.end(&source.shown())
@@ -97,12 +98,6 @@ impl Traffic {
         }
         reading.end("requests").expect("some")
     }
-}
-
-/// Shows that a long file is being read.
-fn progress() -> ProgressBar {
-    let style = ProgressStyle::with_template("{spinner} {human_pos} records read");
-    ProgressBar::new_spinner().with_style(style.expect("a well-formed template"))
 }
 
 #[derive(Default)]
@@ -125,8 +120,8 @@ impl Reading {
         items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
         counting: &Counting<'_>,
         warnings: &mut Warnings,
+        progress: &ProgressBar,
     ) -> Result<()> {
-        let progress = progress();
         for item in items {
             match item.map_err(|error| warnings.broken(&error))? {
                 Ok(record) => {
@@ -143,7 +138,6 @@ impl Reading {
                 progress.set_position(lines);
             }
         }
-        progress.finish_and_clear();
         warnings.end()
     }
 
@@ -202,7 +196,7 @@ impl Reading {
         let Self { spool, mut horizon, keys, groups, read, .. } = self;
         let Some(spool) = spool else {
             let why = read.left_out.iter().map(|(why, count)| format!("; {count} with {why}")).collect::<String>();
-            bail!("{source}: expected requests to count, got none in {} records{why}", read.records);
+            bail!("{source}: expected requests to count, got none in {}{why}", counted(read.records, "record"));
         };
         horizon.end();
         let spool = if read.out_of_order > 0 { spool.by_time(horizon)? } else { spool };

@@ -256,7 +256,7 @@ fn what_cannot_be_used_is_one_line_that_names_the_value() {
         (vec![of(&cut_off)], "the gzip data is cut off"),
         (vec![of(&other)], "got what begins with \"a list of things\""),
         (vec![of(&empty)], "expected requests to count, got none in 0 records"),
-        (vec![of(&peeks)], "got none in 1 records; 1 with the operation peek"),
+        (vec![of(&peeks)], "got none in 1 record; 1 with the operation peek"),
         (vec![path.into(), "--input".into(), "combined".into()], "its first line can't be read as combined"),
         (vec![path.into(), "--deny-at-most".into(), "0.1".into()], "'0.1'"),
         (vec![path.into(), "--deny-at-most".into(), "-1%".into()], "'-1%'"),
