@@ -17,7 +17,7 @@ use crate::info::Fields;
 const SECTIONS: [&str; 9] =
     ["server", "clients", "memory", "stats", "replication", "cpu", "commandstats", "latencystats", "keyspace"];
 /// What was seen so many seconds before counts half.
-const HALF_LIFE: f64 = 5.0;
+const HALF_LIFE: f64 = 10.0;
 /// The busiest keys by writes that are looked at for reads too.
 const BUSIEST: usize = 32;
 /// What a command costs the server beside the time that it counts: reading it, and replying.
