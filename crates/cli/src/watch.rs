@@ -26,14 +26,13 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tollgate::Limiter;
 
 use crate::interrupted::interrupted;
 use crate::options::{self, Options};
 use crate::output::{Shape, can_be_redrawn, json, width};
 use crate::{failed, found};
-use collect::Collector;
+use collect::{Collector, Snapshots};
 use endpoint::Address;
 use service::Watched;
 use snapshot::Snapshot;
@@ -79,7 +78,7 @@ impl Watch {
             };
             return self.print_once(&snapshot);
         }
-        let snapshots = stream(collector, self.interval);
+        let snapshots = Snapshots::of(collector, self.interval);
         match self.options.shape() {
             Shape::Table if io::stdout().is_terminal() && can_be_redrawn() => {
                 screen::show(first, snapshots).await?;
@@ -99,31 +98,16 @@ impl Watch {
     }
 }
 
-/// One snapshot for each interval, as long as somebody receives them.
-fn stream(mut collector: Collector, interval: Duration) -> UnboundedReceiver<Snapshot> {
-    let (sender, receiver) = unbounded_channel();
-    tokio::spawn(async move {
-        loop {
-            let snapshot = collector.look(interval).await;
-            if sender.send(snapshot).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
 /// One after the other, until interrupted.
-async fn print_all(mut snapshots: UnboundedReceiver<Snapshot>, shape: Shape) -> Result<ExitCode> {
+async fn print_all(mut snapshots: Snapshots, shape: Shape) -> Result<ExitCode> {
     let unwanted = interrupted();
     tokio::pin!(unwanted);
     let mut history = History::default();
     loop {
         let snapshot = tokio::select! {
             _ = &mut unwanted => return Ok(ExitCode::SUCCESS),
-            snapshot = snapshots.recv() => snapshot,
+            snapshot = snapshots.next() => snapshot,
         };
-        let Some(snapshot) = snapshot else { return Ok(ExitCode::SUCCESS) };
         history.add(&snapshot);
         print(&snapshot, &history, shape)?;
     }

@@ -1,6 +1,7 @@
 //! All that is watched: the nodes, their keys, the service's endpoints; one snapshot for each interval.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
@@ -34,6 +35,31 @@ pub(super) struct Collector {
 enum Source {
     One,
     Cluster(Cluster),
+}
+
+/// One snapshot for each interval. Collecting goes on only while one is waited for, in the same task, so that a panic
+/// there ends the command.
+pub(super) struct Snapshots {
+    looking: Pin<Box<dyn Future<Output = (Collector, Snapshot)>>>,
+    interval: Duration,
+}
+
+impl Snapshots {
+    pub(super) fn of(collector: Collector, interval: Duration) -> Self {
+        Self { looking: Box::pin(look(collector, interval)), interval }
+    }
+
+    /// The next one. If this is dropped before it has one, the next call goes on where it was.
+    pub(super) async fn next(&mut self) -> Snapshot {
+        let (collector, snapshot) = (&mut self.looking).await;
+        self.looking = Box::pin(look(collector, self.interval));
+        snapshot
+    }
+}
+
+async fn look(mut collector: Collector, interval: Duration) -> (Collector, Snapshot) {
+    let snapshot = collector.look(interval).await;
+    (collector, snapshot)
 }
 
 impl Collector {

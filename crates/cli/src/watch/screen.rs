@@ -10,6 +10,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::collect::Snapshots;
 use super::controls::Controls;
 use super::snapshot::Snapshot;
 use super::summary::{History, Theme};
@@ -19,8 +20,8 @@ use crate::interrupted::interrupted;
 /// How soon the thread that reads keys notices that nobody wants them any more.
 const NOTICED: Duration = Duration::from_millis(100);
 
-/// Shows snapshots as they come, until the user has seen enough or no more come.
-pub(super) async fn show(first: Snapshot, mut snapshots: UnboundedReceiver<Snapshot>) -> Result<()> {
+/// Shows snapshots as they come, until the user has seen enough.
+pub(super) async fn show(first: Snapshot, mut snapshots: Snapshots) -> Result<()> {
     let mut screen = Screen::take()?;
     let mut events = Keyboard::listen();
     let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -46,15 +47,12 @@ pub(super) async fn show(first: Snapshot, mut snapshots: UnboundedReceiver<Snaps
                 Some(Err(error)) => return Err(error).context("the terminal's keys can't be read"),
                 None => return Ok(()),
             },
-            snapshot = snapshots.recv() => match snapshot {
-                Some(snapshot) => {
-                    if !controls.paused {
-                        history.add(&snapshot);
-                    }
-                    latest = Some(snapshot);
+            snapshot = snapshots.next() => {
+                if !controls.paused {
+                    history.add(&snapshot);
                 }
-                None => return Ok(()),
-            },
+                latest = Some(snapshot);
+            }
         }
         if controls.quit {
             return Ok(());
@@ -74,8 +72,11 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Without a terminal any more, there is nothing to give back.
-        let _ = ratatui::try_restore();
+        // A panic has given it back before it printed its message, which would be overwritten.
+        if !std::thread::panicking() {
+            // Without a terminal any more, there is nothing to give back.
+            let _ = ratatui::try_restore();
+        }
     }
 }
 
