@@ -7,6 +7,7 @@ mod histogram;
 mod keys;
 mod ledger;
 mod pace;
+mod page;
 mod report;
 mod run;
 mod tally;
@@ -22,6 +23,7 @@ use tollgate::{Limiter, Request};
 
 use crate::interrupted::interrupted;
 use crate::options::{self, Options};
+use crate::page::ReportFile;
 use crate::rule_arguments::{GRAMMAR, RuleOptions};
 use crate::subject::Subject;
 use crate::{failed, found};
@@ -82,6 +84,8 @@ pub(crate) struct Load {
     #[arg(long)]
     remote: bool,
     #[command(flatten)]
+    report: ReportFile,
+    #[command(flatten)]
     about: RuleOptions,
     #[command(flatten)]
     options: Options,
@@ -110,6 +114,7 @@ impl Load {
             bail!("url: {expected}, got {address}");
         }
         self.check_keys()?;
+        let report_file = self.report.open(&[])?;
         let prefix = self.about.own_prefix("load");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         self.options.say_who_decides();
@@ -152,7 +157,12 @@ impl Load {
             let why = "it ended before the warm-up did";
             bail!("no call was measured: {why}{}", tally.warmup);
         }
-        found(code, self.report(&run, &tally, &audit).print(anstream::stdout(), self.options.shape()))?;
+        let report = self.result(&run, &tally, &audit);
+        let printed = report.print(anstream::stdout(), self.options.shape());
+        if let Some(file) = report_file {
+            file.write(&page::page(&report))?;
+        }
+        found(code, printed)?;
         if let Some(unanswered) = tally.unanswered() {
             let less = if self.callers.is_none() { "--rate" } else { "--callers" };
             let advice = if tally.errors.deadline + tally.unsent > 0 {
@@ -238,7 +248,7 @@ impl Load {
         drawing.clear();
     }
 
-    fn report<'a>(&self, run: &Run, tally: &'a Tally, audit: &'a Result<Audit, String>) -> Report<'a> {
+    fn result<'a>(&self, run: &Run, tally: &'a Tally, audit: &'a Result<Audit, String>) -> Report<'a> {
         let open = self.callers.is_none();
         Report {
             rules: run.subject.rule.limits().map(ToString::to_string).collect(),

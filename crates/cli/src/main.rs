@@ -3,17 +3,18 @@
 //!
 //! # Layout
 //!
-//! A command has a file of its own, named as it is: `probe`, `replay`, `suggest`, `inspect`, `load`, `doctor`, `watch`,
-//! `rules`, `block`, `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and with
-//! `archive` `archive`.
+//! A command has a file of its own, named as it is: `probe`, `replay`, `compare`, `suggest`, `inspect`, `load`, `doctor`,
+//! `watch`, `rules`, `block`, `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and
+//! with `archive` `archive`.
 //! What they share:
 //!
 //! - what a user writes: `options` (where to decide, how to print), `rule_arguments` and `rules_file` (which rule),
 //!   `attributes`, `time_options`, `secrets`, `records` (recorded traffic);
 //! - what it means: `subject` (a rule, and what it counts), `operation`, `verdict` (what a set of rules decides on a
 //!   record), `held` (permits of recorded requests);
-//! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `escape`
-//!   (bytes as text), `messages` (on standard error);
+//! - what many decisions come to: `over_time` (when they were denied), `waits` (how long they would have waited);
+//! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `page` (a
+//!   report in HTML), `escape` (bytes as text), `messages` (on standard error);
 //! - what Redis reports about itself: `info`.
 //!
 //! The library, and the system of record where it is built in, are used as anybody may use them.
@@ -27,6 +28,7 @@ mod attributes;
 mod audit;
 mod block;
 mod by_time;
+mod compare;
 #[cfg(feature = "postgres")]
 mod database_output;
 #[cfg(feature = "postgres")]
@@ -45,6 +47,8 @@ mod messages;
 mod operation;
 mod options;
 mod output;
+mod over_time;
+mod page;
 mod probe;
 mod records;
 mod replay;
@@ -63,6 +67,7 @@ mod time_options;
 #[cfg(feature = "postgres")]
 mod users;
 mod verdict;
+mod waits;
 mod watch;
 
 use std::io;
@@ -104,6 +109,11 @@ enum Command {
     ///
     /// Exit code: 0; 2 on an error.
     Suggest(suggest::Suggest),
+    /// Play recorded traffic under several rules at once, and show side by side what each denies.
+    ///
+    /// Each RULE is one text, such as "gcra 100/1m burst 20"; several limits in it, separated by commas, are decided
+    /// together. The embedded engine decides, on a clock taken from the records, and every rule starts with no keys.
+    Compare(compare::Compare),
     /// Put a rule under load, measure the latency of decisions, and audit what was admitted.
     ///
     /// The audit compares what was admitted with an exact limiter. For a run of more than 500,000 calls, it takes a
@@ -185,6 +195,7 @@ async fn main() -> ExitCode {
         Command::Probe(probe) => probe.run().await,
         Command::Replay(replay) => replay.run().await,
         Command::Suggest(suggest) => suggest.run().await,
+        Command::Compare(compare) => compare.run().await,
         Command::Load(load) => load.run().await,
         Command::Inspect(inspect) => inspect.run().await,
         Command::Block(block) => block.run().await,

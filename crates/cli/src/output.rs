@@ -102,6 +102,14 @@ pub(crate) fn counted(count: u64, thing: &str) -> String {
     if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
 }
 
+/// `12.30 %`.
+pub(crate) fn percent(share: f64) -> String {
+    match share * 100.0 {
+        percent if percent > 0.0 && percent < 0.01 => "below 0.01 %".into(),
+        percent => format!("{percent:.2} %"),
+    }
+}
+
 /// A time of day in UTC, to the microsecond.
 pub(crate) fn timestamp(t_us: u64) -> String {
     let time = i64::try_from(t_us).ok().and_then(|t_us| jiff::Timestamp::from_microsecond(t_us).ok());
@@ -152,6 +160,11 @@ mod tests {
         ] {
             assert_eq!(human(Duration::from_micros(us)), expected);
         }
+    }
+
+    #[test]
+    fn a_small_share_is_not_none() {
+        assert_eq!([percent(0.0), percent(0.000_01), percent(0.123_45)], ["0.00 %", "below 0.01 %", "12.35 %"]);
     }
 
     #[test]

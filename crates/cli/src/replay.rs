@@ -1,7 +1,7 @@
 //! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
 
 mod by_rules;
-mod over_time;
+mod page;
 mod player;
 mod recording;
 mod source;
@@ -23,14 +23,15 @@ use tollgate::Rule;
 use crate::interrupted::interrupted;
 use crate::line::Printer;
 use crate::options::Options;
+use crate::page::ReportFile;
 use crate::records::{Format, Identity, KeyField, Record, Unreadable};
 use crate::rule_arguments::{GRAMMAR, RuleOptions};
 use crate::rules_file::RulesFile;
 use crate::subject::Subject;
 use crate::{messages, reader_is_gone};
 use by_rules::ByRules;
-pub(crate) use player::unplayable;
-use player::{Player, Plays};
+pub(crate) use page::{bars, busiest};
+pub(crate) use player::{Player, Plays, unplayable};
 pub(crate) use recording::{Recording, Records};
 pub(crate) use source::Source;
 use summary::Order;
@@ -65,6 +66,8 @@ pub(crate) struct Replay {
     /// The records; - for standard input, whose clock is kept from stepping back.
     file: PathBuf,
     #[command(flatten)]
+    report: ReportFile,
+    #[command(flatten)]
     about: RuleOptions,
     #[command(flatten)]
     options: Options,
@@ -80,6 +83,8 @@ impl Replay {
             None => Plays::Rule(Arc::new(self.subject()?), HashSet::new()),
             Some(service) => Plays::ByRules(self.set(service)?),
         };
+        let report = self.report.open(&[&self.file])?;
+        let ruled = plays.named();
         let prefix = self.about.own_prefix("replay");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
@@ -102,6 +107,9 @@ impl Replay {
         player.sum_up_permits();
         if self.summary {
             player.summary.print(anstream::stdout(), self.options.shape(), self.order())?;
+        }
+        if let Some(report) = report {
+            report.write(&page::page(&player.summary, &ruled, &self.file, self.order()))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -222,13 +230,13 @@ async fn play_all(
 }
 
 async fn play_one(player: &mut Player<'_, impl Write>, record: Record, warnings: &mut Warnings) -> Result<()> {
-    let unreadable = player.play(record).await?;
-    unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
+    let played = player.play(record).await?;
+    played.unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
 }
 
 async fn play_waiting(player: &mut Player<'_, impl Write>, warnings: &mut Warnings) -> Result<()> {
-    let unreadable = player.decide_waiting().await?;
-    unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
+    let played = player.decide_waiting().await?;
+    played.unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
 }
 
 /// The record, or `None` with a warning if it could not be read.

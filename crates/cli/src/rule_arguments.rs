@@ -236,10 +236,13 @@ impl KeyOptions {
     }
 }
 
-/// A rule with these limits on the key.
-#[cfg(test)]
-pub(crate) fn subject_of(limits: &str) -> Result<Subject> {
-    Subject::of(from_lines(&[limits.to_owned()], UNNAMED)?, Vec::new())
+/// A rule in one text, limits or JSON, all of whose limits count the key.
+pub(crate) fn subject_of(text: &str) -> Result<Subject> {
+    let rule = if is_json(text) { from_json(text, None)? } else { from_lines(&[text.to_owned()], UNNAMED)? };
+    if let Some(part) = rule.counted_parts().flatten().chain(rule.tag()).next() {
+        bail!("rule: expected one that counts the key alone, got one that counts or is tagged by {part}");
+    }
+    Subject::of(rule, Vec::new())
 }
 
 /// A prefix under this one that no other run uses, so that keys start empty and other keys aren't touched.

@@ -1,5 +1,7 @@
 //! `tollgate stats`: statistics of decisions, as a table and as bars.
 
+mod page;
+
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -17,6 +19,7 @@ use crate::found;
 use crate::messages::note;
 use crate::options;
 use crate::output::{QUIET, RIGHT, Shape, WRONG, counted, human, json as print_json, micros, shape, width};
+use crate::page::ReportFile;
 use crate::time_options::{span, times};
 
 #[derive(Debug, Args)]
@@ -51,6 +54,8 @@ pub(crate) struct Stats {
     /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
+    #[command(flatten)]
+    report: ReportFile,
     #[command(flatten)]
     database: Database,
 }
@@ -94,6 +99,7 @@ impl Stats {
         let exact = || self.per.and_then(|_| exact(from, end));
         let unit = self.by.or_else(exact).unwrap_or_else(fitting);
         ensure!(from <= end, "--from: expected a time before the end, {end:.0}, got {from:.0}");
+        let report = self.report.open(&[])?;
         // Includes the period that began before the start.
         let asked = from;
         let from = unit.beginning(from);
@@ -132,6 +138,9 @@ impl Stats {
             }
             Shape::Table => print_table(&rows, unit, self.per),
         };
+        if let Some(report) = report {
+            report.write(&page::page(&rows, unit, self.per, [from, end].map(|time| format!("{time:.0}"))))?;
+        }
         found(ExitCode::from(u8::from(rows.is_empty())), printed)
     }
 }

@@ -58,13 +58,13 @@ pub(super) enum Mode {
 /// Distribution of times, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Quantiles {
-    min: u64,
-    p50: u64,
-    p90: u64,
-    p99: u64,
-    p99_9: u64,
-    max: u64,
-    mean: f64,
+    pub(super) min: u64,
+    pub(super) p50: u64,
+    pub(super) p90: u64,
+    pub(super) p99: u64,
+    pub(super) p99_9: u64,
+    pub(super) max: u64,
+    pub(super) mean: f64,
 }
 
 impl Quantiles {
@@ -149,7 +149,7 @@ fn tenths(number: f64) -> f64 {
 }
 
 /// How many replies came, in which time, at which rate.
-fn answered(tally: &Tally) -> String {
+pub(super) fn answered(tally: &Tally) -> String {
     let mut text = format!("{} of {} calls", tally.answered(), tally.asked());
     let taken = Duration::from_secs_f64(tally.seconds());
     let planned = tally.planned.unwrap_or(taken);
@@ -174,12 +174,8 @@ impl Report<'_> {
         out.flush()
     }
 
-    fn as_facts(&self) -> Vec<(&'static str, String)> {
-        let tally = self.tally;
-        let mut lines: Vec<_> = self.rules.iter().map(|rule| ("rule", rule.clone())).collect();
-        for (name, _) in lines.iter_mut().skip(1) {
-            *name = "";
-        }
+    /// How calls were made, for people.
+    pub(super) fn load(&self) -> String {
         let how = match self.mode {
             Mode::Open { rate } => format!("open loop, {rate} calls a second"),
             Mode::Closed { callers: 1 } => "closed loop, 1 caller".to_owned(),
@@ -190,7 +186,16 @@ impl Report<'_> {
             (keys, None) => format!("{} keys, {keys}", self.key_count),
             (keys, Some(exponent)) => format!("{} keys, {keys} {exponent}", self.key_count),
         };
-        lines.push(("load", format!("{how}; {keys}; cost {}; seed {}", self.cost, self.seed)));
+        format!("{how}; {keys}; cost {}; seed {}", self.cost, self.seed)
+    }
+
+    fn as_facts(&self) -> Vec<(&'static str, String)> {
+        let tally = self.tally;
+        let mut lines: Vec<_> = self.rules.iter().map(|rule| ("rule", rule.clone())).collect();
+        for (name, _) in lines.iter_mut().skip(1) {
+            *name = "";
+        }
+        lines.push(("load", self.load()));
         if tally.has_stand_ins() {
             let by = tally.by.iter().map(|(by, count)| format!("{count} by {by}"));
             lines.push(("decided", by.collect::<Vec<_>>().join(", ")));

@@ -9,6 +9,7 @@ use tollgate::{By, Charged, Decision, Error};
 use super::drawing::Recent;
 use super::ledger::{Call, Ledger, Verdict};
 use crate::output::micros;
+use crate::over_time::OverTime;
 
 /// Counts of the measured calls, and every call's entry for the audit.
 #[derive(Debug)]
@@ -31,6 +32,9 @@ pub(super) struct Tally {
     pub(super) latency: Histogram<u64>,
     /// From when a call was due until it was sent.
     pub(super) lateness: Histogram<u64>,
+    /// The measured calls that were answered, from when the first one was due.
+    pub(super) over_time: OverTime,
+    first_due: Option<Instant>,
     /// The longest time from sending a measured call to its end, with or without a reply.
     pub(super) longest: Duration,
     /// From sending the first measured call to the last reply.
@@ -116,6 +120,8 @@ impl Tally {
             planned: None,
             latency: histogram(),
             lateness: histogram(),
+            over_time: OverTime::default(),
+            first_due: None,
             longest: Duration::ZERO,
             span: None,
             answers: 0,
@@ -182,6 +188,8 @@ impl Tally {
                 self.allowed += u64::from(decision.allowed);
                 self.denied += u64::from(!decision.allowed);
                 record(&mut self.latency, answered.saturating_duration_since(due));
+                let first_due = *self.first_due.get_or_insert(due);
+                self.over_time.note(micros(due.saturating_duration_since(first_due)), decision.allowed);
             }
             Err(error) => {
                 self.first_error.get_or_insert_with(|| error.to_string());

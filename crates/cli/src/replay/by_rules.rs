@@ -12,7 +12,7 @@ use crate::records::Record;
 use crate::verdict::{Call, Plan};
 
 /// A set, or one rule of it for all records.
-pub(super) struct ByRules<'s> {
+pub(crate) struct ByRules<'s> {
     pub(super) rules: &'s RuleSet,
     pub(super) only: Option<&'s str>,
     /// Attributes of records that don't have their own.

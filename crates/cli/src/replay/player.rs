@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use futures_util::future::{join_all, try_join_all};
-use tollgate::{Decision, Engine, Error, Limiter, OwnedRequest, Request, Rule};
+use tollgate::{Decision, Engine, Error, Limiter, OwnedRequest, Request, RetryAfter, Rule};
 
 use super::by_rules::ByRules;
 use super::summary::Summary;
@@ -15,16 +15,17 @@ use super::waves::waves;
 use crate::held::{self, Held};
 use crate::line::{Line, Printer};
 use crate::operation;
+use crate::output::counted;
 use crate::records::{Record, Unreadable};
 use crate::subject::Subject;
 use crate::verdict::{Judged, Plan};
 
 #[derive(Debug)]
-pub(super) struct Player<'s, W: Write> {
+pub(crate) struct Player<'s, W: Write> {
     limiter: Limiter,
     plays: Plays<'s>,
     printer: Printer<W>,
-    pub(super) summary: Summary,
+    pub(crate) summary: Summary,
     held: Held,
     waiting: Vec<(Record, Asks<'s>)>,
     /// How many records are decided at once: several if each costs a round trip.
@@ -36,11 +37,20 @@ pub(super) struct Player<'s, W: Write> {
 
 /// What decides.
 #[derive(Debug)]
-pub(super) enum Plays<'s> {
+pub(crate) enum Plays<'s> {
     /// One rule, on keys; and the ids that were given, with their keys.
     Rule(Arc<Subject>, HashSet<(Vec<u8>, Vec<u8>)>),
     /// A set of rules, on attributes.
     ByRules(ByRules<'s>),
+}
+
+/// What became of records that were decided.
+#[derive(Debug, Default)]
+pub(crate) struct Played {
+    /// The units that they took.
+    pub(crate) took: u64,
+    /// Those that ask for something impossible.
+    pub(crate) unreadable: Vec<Unreadable>,
 }
 
 /// What is asked for a record.
@@ -67,6 +77,19 @@ enum Answer<'s> {
     ByRules(Box<Judged<'s>>, Vec<Judged<'s>>),
 }
 
+impl Plays<'_> {
+    /// What decides, for people.
+    pub(super) fn named(&self) -> String {
+        match self {
+            Self::Rule(subject, _) => subject.rule.to_string(),
+            Self::ByRules(ByRules { only: Some(name), .. }) => format!("rule {name} of a set"),
+            Self::ByRules(ByRules { rules, only: None, .. }) => {
+                format!("a set of {}", counted(rules.definitions().len() as u64, "rule"))
+            }
+        }
+    }
+}
+
 /// How many records are decided between checks for a signal.
 const PLAYED_AT_A_TIME: u64 = 256;
 
@@ -74,7 +97,7 @@ const PLAYED_AT_A_TIME: u64 = 256;
 const TOGETHER: usize = 512;
 
 impl<'s, W: Write> Player<'s, W> {
-    pub(super) fn new(limiter: Limiter, plays: Plays<'s>, printer: Printer<W>, quiet: bool) -> Self {
+    pub(crate) fn new(limiter: Limiter, plays: Plays<'s>, printer: Printer<W>, quiet: bool) -> Self {
         let together = if matches!(limiter.engine(), Engine::Embedded(_)) { 1 } else { TOGETHER };
         let (summary, held) = (Summary::default(), Held::default());
         Self { limiter, plays, printer, summary, held, waiting: Vec::new(), together, quiet, played: 0 }
@@ -84,9 +107,8 @@ impl<'s, W: Write> Player<'s, W> {
         matches!(self.plays, Plays::ByRules(_))
     }
 
-    /// Decides the record, at once or with others that come soon. Returns those decided that ask for something
-    /// impossible, as unreadable.
-    pub(super) async fn play(&mut self, record: Record) -> Result<Vec<Unreadable>> {
+    /// Decides the record, at once or with others that come soon.
+    pub(crate) async fn play(&mut self, record: Record) -> Result<Played> {
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
         if self.played.is_multiple_of(PLAYED_AT_A_TIME) {
@@ -99,27 +121,25 @@ impl<'s, W: Write> Player<'s, W> {
         let asks = match self.plan(&record) {
             Ok(asks) => asks,
             Err(error) => {
-                let mut unreadable = self.decide_waiting().await?;
-                unreadable.push(unplayable(&record, error)?);
-                return Ok(unreadable);
+                let mut played = self.decide_waiting().await?;
+                played.unreadable.push(unplayable(&record, error)?);
+                return Ok(played);
             }
         };
         // Permits are renewed and given back between records.
         if self.together == 1 || self.held.are_any() || asks.hold() {
-            let mut unreadable = self.decide_waiting().await?;
+            let mut played = self.decide_waiting().await?;
             self.held.until(&self.limiter, record.t_us).await?;
-            match self.ask(&record, asks).await {
-                Ok(answer) => self.note(&record, answer).await?,
-                Err(error) => unreadable.push(unplayable(&record, error)?),
-            }
-            return Ok(unreadable);
+            let answer = self.ask(&record, asks).await;
+            self.note(&record, answer, &mut played).await?;
+            return Ok(played);
         }
         self.waiting.push((record, asks));
-        if self.waiting.len() < self.together { Ok(Vec::new()) } else { self.decide_waiting().await }
+        if self.waiting.len() < self.together { Ok(Played::default()) } else { self.decide_waiting().await }
     }
 
     /// Decides what waits for others.
-    pub(super) async fn decide_waiting(&mut self) -> Result<Vec<Unreadable>> {
+    pub(super) async fn decide_waiting(&mut self) -> Result<Played> {
         let waiting = std::mem::take(&mut self.waiting);
         let waves = waves(waiting.iter().map(|(_, asks)| asks.keys(&self.limiter)));
         let (records, asks): (Vec<_>, Vec<_>) = waiting.into_iter().unzip();
@@ -133,14 +153,11 @@ impl<'s, W: Write> Player<'s, W> {
                 answers[at] = Some(answer);
             }
         }
-        let mut unreadable = Vec::new();
+        let mut played = Played::default();
         for (record, answer) in records.iter().zip(answers.into_iter().flatten()) {
-            match answer {
-                Ok(answer) => self.note(record, answer).await?,
-                Err(error) => unreadable.push(unplayable(record, error)?),
-            }
+            self.note(record, answer, &mut played).await?;
         }
-        Ok(unreadable)
+        Ok(played)
     }
 
     fn plan(&mut self, record: &Record) -> Result<Asks<'s>, Error> {
@@ -185,15 +202,20 @@ impl<'s, W: Write> Player<'s, W> {
     }
 
     /// Counts and prints an answer.
-    async fn note(&mut self, record: &Record, answer: Answer<'s>) -> Result<()> {
+    async fn note(&mut self, record: &Record, answer: Result<Answer<'s>, Error>, played: &mut Played) -> Result<()> {
         match answer {
-            Answer::ByRules(judged, shadows) => {
+            Err(error) => played.unreadable.push(unplayable(record, error)?),
+            Ok(Answer::ByRules(judged, shadows)) => {
                 for judged in shadows.iter().chain([&*judged]) {
                     judged.hold(&mut self.held, &self.limiter, record).await?;
                 }
                 let whom = judged.whom(&record.attributes);
                 self.summary.touched(&whom);
-                self.summary.decided(&whom, record.t_us, judged.allowed);
+                // What no limit denies would never be allowed.
+                let decision = judged.asked.as_ref().map(|(_, decision)| decision);
+                let wait = decision.map_or(RetryAfter::Never, |decision| decision.retry_after);
+                played.took += decision.map_or(0, |decision| decision.granted);
+                self.summary.decided(&whom, record.t_us, judged.allowed, wait);
                 match judged.is_refused() {
                     true => self.summary.refused(),
                     false => self.summary.decided_by(judged.rule(), judged.allowed),
@@ -203,11 +225,12 @@ impl<'s, W: Write> Player<'s, W> {
                     self.printer.print(&Line::of_verdict(&judged, &shadows, record))?;
                 }
             }
-            Answer::Rule(call, decision) => {
+            Ok(Answer::Rule(call, decision)) => {
                 let KeyCall { subject, request, cost, id } = *call;
                 let Record { t_us, op, ref key, length, .. } = *record;
                 self.held.note(&self.limiter, &subject.rule, &request, record, decision.allowed).await?;
-                self.summary.decided(key, t_us, decision.allowed);
+                played.took += decision.granted;
+                self.summary.decided(key, t_us, decision.allowed, decision.retry_after);
                 if !self.quiet {
                     let line = Line::new(&subject, op, key, cost, &decision).at(t_us).named(id.as_deref());
                     let request_time = if subject.holds() { record.request_time() } else { None };
@@ -219,7 +242,7 @@ impl<'s, W: Write> Player<'s, W> {
     }
 
     /// Reports permits that couldn't be replayed, and counts them.
-    pub(super) fn sum_up_permits(&mut self) {
+    pub(crate) fn sum_up_permits(&mut self) {
         self.held.sum_up();
         self.summary.permits_not_replayed(self.held.not_replayed());
     }
@@ -235,7 +258,7 @@ impl<'s, W: Write> Player<'s, W> {
             Plays::Rule(subject, ids) => (subject, ids),
         };
         let (rule, parts) = (&subject.rule, subject.parts());
-        let keys: Vec<_> = self.summary.keys().collect();
+        let keys: Vec<_> = self.summary.keys().map(|(key, _)| key).collect();
         for keys in keys.chunks(TOGETHER) {
             try_join_all(keys.iter().map(|key| self.limiter.reset(rule, Request::new(key).parts(&parts)))).await?;
         }

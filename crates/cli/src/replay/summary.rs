@@ -5,34 +5,43 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 use serde::Serialize;
+use tollgate::RetryAfter;
 
-use super::over_time::{Counted, OverTime, percent};
 use crate::escape::shown;
-use crate::output::{QUIET, Shape, facts, json};
+use crate::output::{QUIET, Shape, facts, json, percent};
+use crate::over_time::{Counted, OverTime};
+use crate::waits::Waits;
 
 /// Counts while records are played.
 #[derive(Debug, Default)]
-pub(super) struct Summary {
+pub(crate) struct Summary {
     allowed: u64,
     denied: u64,
     unreadable: u64,
     out_of_order: u64,
     refused: u64,
     permits_not_replayed: u64,
-    /// Denials by key.
-    keys: HashMap<Vec<u8>, u64>,
+    keys: HashMap<Vec<u8>, OfKey>,
     /// For a set: the decisions of each rule, and what each shadow rule would have decided.
     rules: BTreeMap<Option<String>, Counts>,
     shadows: BTreeMap<Option<String>, Counts>,
     over_time: OverTime,
+    waits: Waits,
+}
+
+/// The decisions on a key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OfKey {
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-struct Counts {
+pub(super) struct Counts {
     /// `None` if no rule applied.
-    rule: Option<String>,
-    allowed: u64,
-    denied: u64,
+    pub(super) rule: Option<String>,
+    pub(super) allowed: u64,
+    pub(super) denied: u64,
 }
 
 /// The totals, with the field names and order that other programs rely on.
@@ -101,25 +110,31 @@ impl Summary {
     /// Notes a key that is about to be written.
     pub(super) fn touched(&mut self, key: &[u8]) {
         if !self.keys.contains_key(key) {
-            self.keys.insert(key.to_vec(), 0);
+            self.keys.insert(key.to_vec(), OfKey::default());
         }
     }
 
-    pub(super) fn decided(&mut self, key: &[u8], t_us: u64, allowed: bool) {
+    /// Notes a decision and, of a denial, the wait that it told.
+    pub(super) fn decided(&mut self, key: &[u8], t_us: u64, allowed: bool, retry_after: RetryAfter) {
         self.over_time.note(t_us, allowed);
+        let of_key = self.keys.get_mut(key);
         if allowed {
             self.allowed += 1;
+            of_key.into_iter().for_each(|key| key.allowed += 1);
             return;
         }
         self.denied += 1;
-        if let Some(denied) = self.keys.get_mut(key) {
-            *denied += 1;
-        }
+        self.waits.note(retry_after);
+        of_key.into_iter().for_each(|key| key.denied += 1);
     }
 
     /// Counts a request that the middleware refuses before any rule.
     pub(super) fn refused(&mut self) {
         self.refused += 1;
+    }
+
+    pub(crate) fn unread(&self) -> [u64; 2] {
+        [self.unreadable, self.out_of_order]
     }
 
     pub(super) fn permits_not_replayed(&mut self, count: u64) {
@@ -136,8 +151,37 @@ impl Summary {
         Counts::note(&mut self.shadows, rule, allowed);
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &Vec<u8>> {
-        self.keys.keys()
+    pub(crate) fn keys(&self) -> impl Iterator<Item = (&Vec<u8>, OfKey)> {
+        self.keys.iter().map(|(key, counts)| (key, *counts))
+    }
+
+    pub(crate) fn allowed(&self) -> u64 {
+        self.allowed
+    }
+
+    pub(crate) fn denied(&self) -> u64 {
+        self.denied
+    }
+
+    pub(crate) fn waits(&self) -> &Waits {
+        &self.waits
+    }
+
+    pub(crate) fn over_time(&self) -> Option<Counted> {
+        self.over_time.counted()
+    }
+
+    /// The keys that were denied most; those of none, by how often they asked.
+    pub(crate) fn busiest(&self) -> Vec<(&Vec<u8>, OfKey)> {
+        let mut keys: Vec<_> = self.keys().collect();
+        keys.sort_by_key(|(key, counts)| (Reverse(counts.denied), Reverse(counts.allowed), *key));
+        keys.truncate(NAMED);
+        keys
+    }
+
+    /// For a set: by the rule that applied, and what shadow rules would have decided; those that denied most first.
+    pub(super) fn by_rule(&self) -> [Vec<Counts>; 2] {
+        [&self.rules, &self.shadows].map(most_denied_first)
     }
 
     pub(super) fn print(&self, out: impl Write, shape: Shape, order: Order) -> io::Result<()> {
@@ -149,10 +193,11 @@ impl Summary {
     }
 
     fn totals(&self) -> Totals {
-        let mut denied: Vec<_> = self.keys.iter().filter(|(_, denied)| **denied > 0).collect();
-        denied.sort_by_key(|(key, denied)| (Reverse(**denied), *key));
+        let mut denied: Vec<_> =
+            self.keys().filter(|(_, of)| of.denied > 0).map(|(key, of)| (Reverse(of.denied), key)).collect();
+        denied.sort_unstable();
         let named = denied.iter().take(NAMED);
-        let busiest_denied = named.map(|(key, denied)| Busiest { key: shown(key), denied: **denied }).collect();
+        let busiest_denied = named.map(|(denied, key)| Busiest { key: shown(key), denied: denied.0 }).collect();
         let Self { allowed, denied, unreadable, out_of_order, refused, permits_not_replayed, .. } = *self;
         Totals {
             records: allowed + denied,

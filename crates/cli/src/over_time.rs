@@ -1,10 +1,12 @@
 //! Decisions over time: in a few equal intervals, however long the traffic is.
 
+mod section;
+
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::output::{human, timestamp};
+use crate::output::{human, percent, timestamp};
 
 /// The most intervals.
 const MOST: u64 = 48;
@@ -14,7 +16,7 @@ const SECONDS: [u64; 11] = [1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 43_200
 
 /// Counts by interval, from the first that has a record to the last.
 #[derive(Debug, Default)]
-pub(super) struct OverTime {
+pub(crate) struct OverTime {
     each_us: u64,
     /// The number of the first interval, counted from 1970.
     first: u64,
@@ -28,16 +30,16 @@ struct Interval {
 }
 
 /// The counts as other programs read them.
-#[derive(Debug, Serialize)]
-pub(super) struct Counted {
-    each_us: u64,
-    from_us: u64,
-    allowed: Vec<u64>,
-    denied: Vec<u64>,
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Counted {
+    pub(crate) each_us: u64,
+    pub(crate) from_us: u64,
+    pub(crate) allowed: Vec<u64>,
+    pub(crate) denied: Vec<u64>,
 }
 
 impl OverTime {
-    pub(super) fn note(&mut self, t_us: u64, allowed: bool) {
+    pub(crate) fn note(&mut self, t_us: u64, allowed: bool) {
         if self.intervals.is_empty() {
             self.each_us = SECONDS[0] * 1_000_000;
             self.first = t_us / self.each_us;
@@ -84,7 +86,7 @@ impl OverTime {
     }
 
     /// None if there was no record.
-    pub(super) fn counted(&self) -> Option<Counted> {
+    pub(crate) fn counted(&self) -> Option<Counted> {
         (!self.intervals.is_empty()).then(|| Counted {
             each_us: self.each_us,
             from_us: self.first * self.each_us,
@@ -97,31 +99,53 @@ impl OverTime {
 impl Counted {
     /// The share of each interval's records that were denied, as a line of bars relative to the highest, and what they
     /// mean. None if nothing was denied.
-    pub(super) fn drawn(&self) -> Option<String> {
+    pub(crate) fn drawn(&self) -> Option<String> {
+        let most = self.highest();
+        let each = human(Duration::from_micros(self.each_us));
+        let meaning = format!("denied in each {each} from {}, {} at most", self.beginning(), percent(most));
+        (most > 0.0).then(|| format!("{}  {meaning}", self.bars(most)))
+    }
+
+    /// The share of each interval's records that were denied, as a line of bars: a full one for this share.
+    pub(crate) fn bars(&self, full: f64) -> String {
         const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-        let share = |at: usize| self.denied[at] as f64 / (self.allowed[at] + self.denied[at]).max(1) as f64;
-        let shares: Vec<_> = (0..self.denied.len()).map(share).collect();
-        let most = shares.iter().copied().fold(0.0, f64::max);
-        if most == 0.0 {
-            return None;
-        }
-        let bar = |(at, share): (usize, &f64)| match (self.allowed[at] + self.denied[at], self.denied[at]) {
+        let bar = |at| match (self.total(at), self.denied[at]) {
             (0, _) => ' ',
             (_, 0) => '·',
-            _ => BARS[((share / most * 8.0).ceil() as usize).clamp(1, 8) - 1],
+            _ => BARS[((self.share(at) / full * 8.0).ceil() as usize).clamp(1, 8) - 1],
         };
-        let bars: String = shares.iter().enumerate().map(bar).collect();
-        let (each, from) = (human(Duration::from_micros(self.each_us)), timestamp(self.from_us));
-        let from = from.replace(".000000", "");
-        Some(format!("{bars}  denied in each {each} from {from}, {} at most", percent(most)))
+        (0..self.denied.len()).map(bar).collect()
     }
-}
 
-/// `12.3 %`.
-pub(super) fn percent(share: f64) -> String {
-    match share * 100.0 {
-        percent if percent > 0.0 && percent < 0.01 => "below 0.01 %".into(),
-        percent => format!("{percent:.2} %"),
+    /// The highest share of an interval's records that were denied.
+    pub(crate) fn highest(&self) -> f64 {
+        (0..self.denied.len()).map(|at| self.share(at)).fold(0.0, f64::max)
+    }
+
+    /// The most records of an interval.
+    pub(crate) fn busiest(&self) -> u64 {
+        (0..self.denied.len()).map(|at| self.total(at)).max().unwrap_or(0)
+    }
+
+    /// When the first interval begins.
+    pub(crate) fn beginning(&self) -> String {
+        timestamp(self.from_us).replace(".000000", "")
+    }
+
+    /// The same in at most so many intervals, each so many times as long.
+    pub(crate) fn in_at_most(&self, most: usize) -> Self {
+        let times = self.denied.len().div_ceil(most.max(1)).max(1);
+        let sums = |counts: &[u64]| counts.chunks(times).map(|counts| counts.iter().sum()).collect();
+        let each_us = self.each_us.saturating_mul(times as u64);
+        Self { each_us, from_us: self.from_us, allowed: sums(&self.allowed), denied: sums(&self.denied) }
+    }
+
+    fn total(&self, at: usize) -> u64 {
+        self.allowed[at] + self.denied[at]
+    }
+
+    fn share(&self, at: usize) -> f64 {
+        self.denied[at] as f64 / self.total(at).max(1) as f64
     }
 }
 
@@ -174,6 +198,19 @@ mod tests {
         let mut over_time = OverTime::default();
         over_time.note(1, true);
         assert!(over_time.counted().unwrap().drawn().is_none());
-        assert_eq!([percent(0.0), percent(0.000_01), percent(0.123_45)], ["0.00 %", "below 0.01 %", "12.35 %"]);
+    }
+
+    #[test]
+    fn fewer_intervals_have_the_same_sums() {
+        let mut over_time = OverTime::default();
+        for second in 0..10 {
+            over_time.note(second * SECOND, second % 2 == 0);
+        }
+        let counted = over_time.counted().unwrap();
+        let few = counted.in_at_most(4);
+        assert_eq!((few.each_us, few.from_us), (3 * SECOND, 0));
+        assert_eq!((&few.allowed, &few.denied), (&vec![2, 1, 2, 0], &vec![1, 2, 1, 1]));
+        assert_eq!(few.bars(1.0), "▃▆▃█");
+        assert_eq!(counted.in_at_most(80).denied, counted.denied);
     }
 }

@@ -1,0 +1,60 @@
+//! What a rule's keys take in Redis, estimated: the lengths of a key's name and state, and what Redis adds.
+
+use tollgate::{Algorithm, Limit, Limiter, Request, Rule};
+
+use super::edge::Edges;
+
+/// What Redis takes for a key besides its name and its state: two entries of hash tables (one for the expiry), an
+/// object, and rounding. Measured on Redis 7.0.15 as used_memory over 10,000 keys; it was 120 to 145.
+const PER_KEY: u64 = 130;
+
+/// Bytes for these keys at once, each as full as it ever was. The names are as in a service with the default prefix.
+pub(super) fn bytes<'k>(rule: &Rule, keys: impl Iterator<Item = &'k Vec<u8>>, edges: &Edges) -> u64 {
+    let names = Limiter::new(tollgate::Embedded::new());
+    let of_key = |key: &Vec<u8>| {
+        let names: u64 = names.keys(rule, Request::new(key)).unwrap_or_default().iter().map(|n| n.len() as u64).sum();
+        let mut place = 0;
+        let states = rule.limits().map(|limit| {
+            let entries = edges.entries(place, key);
+            place += usize::from(!limit.algorithm().holds());
+            (PER_KEY + state(limit, entries)) * u64::from(limit.shards().max(1))
+        });
+        names + states.sum::<u64>()
+    };
+    keys.map(of_key).sum()
+}
+
+/// The length of a limit's state, as lua/README.md says.
+fn state(limit: &Limit, entries: usize) -> u64 {
+    match limit.algorithm() {
+        Algorithm::SlidingLog => {
+            let slots = (entries as u64 * 6).div_ceil(5).max(4);
+            54 + 12 * slots + if slots > 17 { 100 } else { 0 }
+        }
+        Algorithm::Concurrency => 136,
+        Algorithm::FixedWindow => 48,
+        Algorithm::CalendarWindow => 34,
+        _ => 44,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule_arguments::subject_of;
+
+    #[test]
+    fn a_log_takes_memory_for_each_request_and_others_for_each_key() {
+        let bytes = |rule: &str, requests: u64| {
+            let rule = subject_of(rule).unwrap().rule;
+            let mut edges = Edges::of(&rule);
+            (0..requests).for_each(|at| edges.note(b"user:42", at, 1));
+            bytes(&rule, [b"user:42".to_vec()].iter(), &edges)
+        };
+        let name = "tollgate:{user:42}:cli/gcra-1m".len() as u64;
+        assert_eq!(bytes("gcra 100/1m", 1), PER_KEY + name + 44);
+        assert_eq!(bytes("gcra 100/1m", 90), bytes("gcra 100/1m", 1));
+        assert!(bytes("sliding-log 100/1m", 90) > bytes("sliding-log 100/1m", 1) + 90 * 12);
+        assert!(bytes("gcra 100/1m, fixed-window 9/1d", 1) > 2 * PER_KEY + 44 + 48);
+    }
+}

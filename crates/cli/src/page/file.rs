@@ -1,0 +1,113 @@
+//! The option `--report`, and the file that it names.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use super::{Page, html};
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportFile {
+    /// Also write a report to this file: one HTML page with plots and tables, which needs nothing else.
+    #[arg(long = "report", value_name = "FILE")]
+    path: Option<PathBuf>,
+}
+
+/// A file that is open to be written at the end. Whatever it held is kept until then, and if it is new and nothing is
+/// written, it is removed.
+#[derive(Debug)]
+pub(crate) struct Report {
+    path: PathBuf,
+    file: File,
+    is_new: bool,
+}
+
+impl ReportFile {
+    /// Opens the file, before the work that would otherwise be lost. It must be none of these, which are read.
+    pub(crate) fn open(&self, read: &[&Path]) -> Result<Option<Report>> {
+        let Some(path) = &self.path else { return Ok(None) };
+        let shown = path.display();
+        if path.as_os_str().is_empty() || path.as_os_str() == "-" {
+            bail!("--report: expected a file to write, such as report.html, got {:?}", path.display().to_string());
+        }
+        if read.iter().any(|read| is_same(read, path)) {
+            bail!("--report: expected another file than the one that is read, got {shown}");
+        }
+        let why = || format!("--report: expected a file that can be written, got {shown}");
+        let is_new = !path.exists();
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).with_context(why)?;
+        Ok(Some(Report { path: path.clone(), file, is_new }))
+    }
+}
+
+impl Report {
+    /// Replaces what is in the file.
+    pub(crate) fn write(mut self, page: &Page) -> Result<()> {
+        let text = html::page(page)?;
+        let why = format!("--report: {}", self.path.display());
+        // A pipe or a device has no length.
+        if self.file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            self.file.set_len(0).context(why.clone())?;
+        }
+        self.file.write_all(text.as_bytes()).and_then(|()| self.file.flush()).context(why)?;
+        self.is_new = false;
+        Ok(())
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if self.is_new {
+            // It is empty. If it can't be removed, that does no harm.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    let whole = |path: &Path| path.canonicalize().ok();
+    whole(one).is_some() && whole(one) == whole(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(path: PathBuf) -> ReportFile {
+        ReportFile { path: Some(path) }
+    }
+
+    #[test]
+    fn what_a_file_held_is_kept_until_there_is_a_page() {
+        let folder = tempfile::tempdir().unwrap();
+        let [old, new] = ["old.html", "new.html"].map(|name| folder.path().join(name));
+        std::fs::write(&old, "x".repeat(1 << 20)).unwrap();
+        for path in [&old, &new] {
+            drop(report(path.clone()).open(&[]).unwrap());
+        }
+        assert_eq!(std::fs::read(&old).unwrap().len(), 1 << 20);
+        assert!(!new.exists());
+        let page = Page { title: "A title".into(), ..Page::default() };
+        for path in [&old, &new] {
+            report(path.clone()).open(&[]).unwrap().unwrap().write(&page).unwrap();
+            assert!(std::fs::read_to_string(path).unwrap().ends_with("</html>\n"));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_read_is_not_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("access.log");
+        std::fs::write(&log, "a log").unwrap();
+        let error = report(folder.path().join(".").join("access.log")).open(&[&log]).unwrap_err();
+        assert!(error.to_string().starts_with("--report: expected another file"), "{error}");
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "a log");
+        assert!(report(folder.path().join("-")).open(&[&log]).is_ok());
+        for path in ["", "-"] {
+            assert!(report(path.into()).open(&[]).unwrap_err().to_string().contains("expected a file to write"));
+        }
+    }
+}

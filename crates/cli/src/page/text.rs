@@ -1,0 +1,107 @@
+//! Text for a page: of any origin, any length and any characters.
+
+/// The most characters of a cell or a fact, and of a name in a plot.
+pub(super) const LONGEST: usize = 160;
+
+/// Text with nothing in it that a page would take for its own: as the content of an element or of an attribute.
+pub(super) fn escaped(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            _ => safe.push(character),
+        }
+    }
+    safe
+}
+
+/// Text without characters that can't be in a page or that change the direction of what is around them, which stand
+/// there by their numbers.
+pub(super) fn printable(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        if is_printable(character) {
+            safe.push(character);
+        } else {
+            safe.extend(character.escape_unicode());
+        }
+    }
+    safe
+}
+
+fn is_printable(character: char) -> bool {
+    let turns =
+        matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_no_character = matches!(character, '\u{fffe}' | '\u{ffff}' | '\u{fdd0}'..='\u{fdef}');
+    !(character.is_control() || turns || is_no_character)
+}
+
+/// Text of at most about so many characters: of a longer one its beginning and end, and its length.
+pub(super) fn shortened(text: &str, most: usize) -> String {
+    if text.len() <= most || text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let length = format!(" ({} characters)", grouped(text.chars().count() as u64));
+    let room = most.saturating_sub(length.len() + 1).max(2);
+    let end = room / 3;
+    let ends: Vec<_> = text.chars().rev().take(end).collect();
+    let begins: String = text.chars().take(room - end).collect();
+    format!("{begins}…{}{length}", ends.iter().rev().collect::<String>())
+}
+
+/// `1,234,567`
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `12 bytes`, `3.4 kB`, `1.2 MB`, `5.0 GB`.
+pub(crate) fn bytes(count: u64) -> String {
+    match count as f64 {
+        count if count < 1e3 => format!("{count} bytes"),
+        count if count < 1e6 => format!("{:.1} kB", count / 1e3),
+        count if count < 1e9 => format!("{:.1} MB", count / 1e6),
+        count => format!("{:.1} GB", count / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_text_is_taken_for_the_page() {
+        assert_eq!(escaped("<script>'\"&amp;"), "&lt;script&gt;&#39;&quot;&amp;amp;");
+        assert_eq!(printable("a\u{202e}b\0\u{7f}\u{ffff}"), "a\\u{202e}b\\u{0}\\u{7f}\\u{ffff}");
+        assert_eq!(printable("Zoë \u{5d0} e\u{301}"), "Zoë \u{5d0} e\u{301}");
+    }
+
+    #[test]
+    fn a_long_text_is_shortened_in_its_middle_and_says_how_long_it_is() {
+        assert_eq!(shortened("short", 5), "short");
+        let long = format!("begin{}end", "x".repeat(1 << 20));
+        let short = shortened(&long, 40);
+        assert!(short.starts_with("beginx") && short.ends_with("xend (1,048,584 characters)"), "{short}");
+        assert!(short.chars().count() <= 40, "{short}");
+        assert_eq!(shortened(&"é".repeat(30), 30), "é".repeat(30));
+        assert!(shortened(&"é".repeat(31), 8).chars().count() < 31);
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        let texts = [0, 12, 123, 1234, 1_234_567].map(grouped);
+        assert_eq!(texts, ["0", "12", "123", "1,234", "1,234,567"]);
+        assert_eq!([999, 1_500, 2_000_000, 3_100_000_000].map(bytes), ["999 bytes", "1.5 kB", "2.0 MB", "3.1 GB"]);
+    }
+}

@@ -1,0 +1,180 @@
+//! Statistics of decisions as a page.
+
+use std::time::Duration;
+
+use tollgate_record::history::Stats as Counted;
+
+use super::{Per, Unit, label, share};
+use crate::output::{human, micros, percent};
+use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section, Series, Table, grouped};
+
+/// More columns than this can't be told apart.
+const MOST: usize = 300;
+
+/// Of these rows, each for a period or, with `per`, for a name; of decisions from and to these times.
+pub(super) fn page(rows: &[Counted], unit: Unit, per: Option<Per>, span: [String; 2]) -> Page {
+    let [from, to] = span;
+    let mut page = Page { title: format!("Decisions from {from} to {to}"), ..Page::default() };
+    let sum = |count: fn(&Counted) -> u64| rows.iter().map(count).sum::<u64>();
+    let (allowed, throttled, blocked) = (sum(|row| row.allowed), sum(|row| row.throttled), sum(|row| row.blocked));
+    let all = allowed + throttled + blocked;
+    page.says = match all {
+        0 => "No decision is counted.".to_owned(),
+        _ => {
+            let shares = [throttled, blocked].map(|part| percent(part as f64 / all as f64));
+            let [throttled, blocked, all] = [throttled, blocked, all].map(grouped);
+            let [of_throttled, of_blocked] = shares;
+            format!(
+                "Of {all} requests, {throttled} were throttled ({of_throttled}) and {blocked} were blocked ({of_blocked})."
+            )
+        }
+    };
+    for (name, count) in [("Requests", all), ("Allowed", allowed), ("Throttled", throttled), ("Blocked", blocked)] {
+        page.fact(name, grouped(count));
+    }
+    let (hits, misses) = (sum(|row| row.cache_hits), sum(|row| row.cache_misses));
+    page.fact("Answered from a cache", share(hits, hits + misses));
+    let left_out = rows.len().saturating_sub(MOST);
+    if left_out > 0 {
+        page.fact("Rows that are not drawn", grouped(left_out as u64));
+    }
+    match per {
+        _ if rows.is_empty() => {}
+        Some(per) => page.sections.push(by_name(&rows[..rows.len() - left_out], unit, per)),
+        None => {
+            let rows = &rows[left_out..];
+            page.sections.extend([over_time(rows, unit), latency(rows, unit)]);
+        }
+    }
+    page
+}
+
+/// The name of a kind, its ink, and what a row says of it.
+type Kind<T> = (&'static str, Ink, fn(&Counted) -> T);
+
+const KINDS: [Kind<u64>; 3] = [
+    ("allowed", Ink::Allowed, |row| row.allowed),
+    ("throttled", Ink::Denied, |row| row.throttled),
+    ("blocked", Ink::Other, |row| row.blocked),
+];
+
+/// A count for each row, and none for each that is missing.
+fn series(rows: &[Option<&Counted>]) -> Vec<Series> {
+    KINDS
+        .into_iter()
+        .map(|(name, ink, count)| {
+            let counts = rows.iter().map(|row| row.map_or(0, count)).collect();
+            Series { name: name.to_owned(), ink, counts }
+        })
+        .collect()
+}
+
+fn by_name(rows: &[Counted], unit: Unit, per: Per) -> Section {
+    let what = per.name();
+    let mut table = Table::new([what, "allowed", "throttled", "blocked", "p50", "p95", "p99"]);
+    let mut plot = Bars { series: series(&rows.iter().map(Some).collect::<Vec<_>>()), ..Bars::default() };
+    for row in rows {
+        let name = label(row.began, row.name.as_deref(), unit);
+        let denied = row.throttled + row.blocked;
+        plot.notes.push(format!("{} of {} denied", grouped(denied), grouped(denied + row.allowed)));
+        table.row(cells(name.clone(), row));
+        plot.names.push(name);
+    }
+    let says = format!(
+        "Those with most denials first: each bar is one {what}, its hatched part throttled, its dotted part blocked."
+    );
+    Section { title: format!("By {what}"), says, plot: Some(Plot::Bars(plot)), table }
+}
+
+/// Those of periods without decisions too, as long as they are few.
+fn periods<'r>(rows: &'r [Counted], unit: Unit) -> Vec<(String, Option<&'r Counted>)> {
+    let length = Duration::from_secs(unit.seconds().unsigned_abs());
+    let mut all: Vec<(String, Option<&'r Counted>)> = Vec::new();
+    for (at, row) in rows.iter().enumerate() {
+        all.push((label(row.began, None, unit), Some(row)));
+        let next = rows.get(at + 1).and_then(|next| next.began);
+        let (Some(mut began), Some(next)) = (row.began, next) else { continue };
+        while let Some(missing) = began.checked_add(length).filter(|missing| *missing < next) {
+            if all.len() >= 2 * MOST {
+                break;
+            }
+            all.push((label(Some(missing), None, unit), None));
+            began = missing;
+        }
+    }
+    all
+}
+
+fn over_time(rows: &[Counted], unit: Unit) -> Section {
+    let name = unit.width().name();
+    let periods = periods(rows, unit);
+    let mut table = Table::new([&*format!("{name} (UTC)"), "allowed", "throttled", "blocked", "p50", "p95", "p99"]);
+    for row in rows {
+        table.row(cells(label(row.began, None, unit), row));
+    }
+    let mut edges: Vec<_> = periods.iter().map(|(label, _)| short(label)).collect();
+    edges.push(String::new());
+    let says = format!(
+        "Each column is one {name}: its hatched part was throttled by a limit, its dotted part blocked by a rule or for \
+         a user."
+    );
+    let plot = Columns {
+        edges,
+        across: axis(rows, unit),
+        up: format!("requests per {name}"),
+        series: series(&periods.iter().map(|(_, row)| *row).collect::<Vec<_>>()),
+        ..Columns::default()
+    };
+    Section { title: "Over time".into(), says, plot: Some(Plot::Columns(plot)), table }
+}
+
+fn latency(rows: &[Counted], unit: Unit) -> Section {
+    let name = unit.width().name();
+    let periods = periods(rows, unit);
+    let kinds: [Kind<Duration>; 3] = [
+        ("half, up to (p50)", Ink::Plain, |row| row.p50),
+        ("95 %, up to (p95)", Ink::Other, |row| row.p95),
+        ("99 %, up to (p99)", Ink::Denied, |row| row.p99),
+    ];
+    let mut table = Table::new([&*format!("{name} (UTC)"), "p50", "p95", "p99"]);
+    for row in rows {
+        let [p50, p95, p99] = kinds.map(|(_, _, time)| human(time(row)));
+        table.row([label(row.began, None, unit), p50, p95, p99]);
+    }
+    let highest = |time: fn(&Counted) -> Duration| human(rows.iter().map(time).max().unwrap_or_default());
+    let says = format!(
+        "How long decisions took in each {name}. In the worst one, half took up to {}, 95 of 100 up to {} and 99 of 100 \
+         up to {}.",
+        highest(kinds[0].2),
+        highest(kinds[1].2),
+        highest(kinds[2].2)
+    );
+    let lines = kinds.map(|(name, ink, time)| {
+        let values = periods.iter().map(|(_, row)| row.map(|row| micros(time(row)) as f64)).collect();
+        Line { name: name.to_owned(), ink, values }
+    });
+    let plot = Lines {
+        labels: periods.iter().map(|(label, _)| short(label)).collect(),
+        across: axis(rows, unit),
+        up: "time of a decision".into(),
+        measure: Measure::Time,
+        lines: lines.into(),
+    };
+    Section { title: "Latency".into(), says, plot: Some(Plot::Lines(plot)), table }
+}
+
+fn cells(name: String, row: &Counted) -> [String; 7] {
+    let [allowed, throttled, blocked] = [row.allowed, row.throttled, row.blocked].map(grouped);
+    let [p50, p95, p99] = [row.p50, row.p95, row.p99].map(human);
+    [name, allowed, throttled, blocked, p50, p95, p99]
+}
+
+/// A period without its year, which the title of the axis has.
+fn short(label: &str) -> String {
+    label.get(5..).unwrap_or(label).to_owned()
+}
+
+fn axis(rows: &[Counted], unit: Unit) -> String {
+    let first = rows.first().map(|row| label(row.began, None, Unit::Day)).unwrap_or_default();
+    format!("{} (UTC), from {first} on", unit.width().name())
+}
