@@ -99,13 +99,16 @@ enum Command {
     /// gives its id back, or until the ttl ends; an access log's is given back at once, and the log is said not to
     /// tell. With --rules, requests that the middleware refuses, since servers read their path in two ways, are denied.
     Replay(replay::Replay),
-    /// Suggest limits from recorded traffic: the least that denies at most a given share.
+    /// Suggest limits from recorded traffic: the lowest that deny at most a given share.
     ///
     /// For each algorithm, it finds the smallest numbers under which at most the given share would have been denied: for
     /// GCRA and token buckets the burst for each rate, for windows and logs the rate. Keys start unused, as in a replay.
-    /// A limit with one unit less would deny more than the share; where every request costs one unit, no smaller number
-    /// keeps to it. Limits are checked by a replay before they are printed. Only acquires are counted, each by its own
-    /// cost, whatever their ids; a rule with several limits gets numbers for each as if it were alone.
+    /// What is printed keeps to the share, and one unit less doesn't. If the share is of keys, or if every request costs
+    /// one unit and the algorithm isn't sliding-window, no smaller number does either. Limits are checked by a replay
+    /// before they are printed.
+    ///
+    /// Only acquires are counted, each by its own cost, whatever their ids; a rule with several limits gets numbers for
+    /// each as if it were alone. Concurrency isn't suggested.
     ///
     /// Exit code: 0; 2 on an error.
     Suggest(suggest::Suggest),

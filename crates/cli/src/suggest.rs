@@ -44,7 +44,7 @@ pub(crate) struct Suggest {
     /// How much of the traffic may be denied.
     #[arg(long, value_name = "SHARE", default_value = "0.1%", allow_hyphen_values = true)]
     deny_at_most: Share,
-    /// Of what that is a share: of all requests, or of all keys, of which a key counts if any of its requests is denied.
+    /// Of what that is a share.
     #[arg(long, value_enum, default_value = "requests")]
     of: Of,
     /// The period of rates and windows, such as 1m. Default: 1s, 1m or 1h, whichever first gives a window of ten units.
@@ -83,7 +83,10 @@ impl Suggest {
         let source = Source { path: &self.file, format: self.input, about: counting.identity(), strict: self.strict };
         let progress = progress();
         let mut traffic = Traffic::read(&source, &counting, &progress)?;
+        // Not before: messages about the records would be printed into its line.
+        progress.set_position(traffic.read.records);
         progress.set_message(", finding limits");
+        progress.enable_steady_tick(Duration::from_millis(200));
         let bound = Bound { share: self.deny_at_most, of: self.of };
 
         let mut groups: Vec<_> = (0..traffic.groups.len()).collect();
@@ -133,9 +136,7 @@ impl Suggest {
 /// Shows that something is being done, on a terminal.
 fn progress() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {human_pos} records read{msg}");
-    let progress = ProgressBar::new_spinner().with_style(style.expect("a well-formed template"));
-    progress.enable_steady_tick(Duration::from_millis(200));
-    progress
+    ProgressBar::new_spinner().with_style(style.expect("a well-formed template"))
 }
 
 /// A period of at least a microsecond that a limit can have.

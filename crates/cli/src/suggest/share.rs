@@ -17,9 +17,9 @@ pub(super) struct Share(u64);
 /// Of what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Of {
-    /// Of all requests, so many may be denied.
+    /// Of all requests, this share may be denied.
     Requests,
-    /// Of all keys, so many may have any request denied.
+    /// Of all keys, this share may have any request denied.
     Keys,
 }
 
