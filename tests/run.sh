@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk and tmux with the system's
-# package manager if they are missing.
+# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk, tmux, Chromium and npm with
+# the system's package manager if they are missing, and axe with npm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,6 +26,9 @@ command -v python3 >/dev/null || install python3 python3 python3 python3 python3
 
 # A Parquet reader and an S3 server, for the archive tests.
 bash tests/python.sh
+
+# A browser and axe, for the tests of reports.
+bash tests/browser.sh
 
 # Stands before a service, as a proxy that names its clients. Debian puts it where only root's PATH leads.
 command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || install nginx nginx nginx nginx nginx

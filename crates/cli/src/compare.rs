@@ -88,13 +88,14 @@ impl Compare {
         }?;
         contenders.iter_mut().for_each(|contender| contender.player.sum_up_permits());
         let outcomes: Vec<_> = contenders.iter().map(Outcome::of).collect();
-        match shape(self.format) {
-            Shape::Jsonl => outcomes.iter().try_for_each(|outcome| json(anstream::stdout(), outcome))?,
-            Shape::Table => table::print(anstream::stdout(), &outcomes, input)?,
-        }
+        let printed = match shape(self.format) {
+            Shape::Jsonl => outcomes.iter().try_for_each(|outcome| json(anstream::stdout(), outcome)),
+            Shape::Table => table::print(anstream::stdout(), &outcomes, input),
+        };
         if let Some(report) = report {
             report.write(&page::page(&contenders, &outcomes, &file, input))?;
         }
+        printed?;
         Ok(ExitCode::SUCCESS)
     }
 

@@ -14,16 +14,17 @@ mod bins;
 mod draw;
 mod file;
 mod html;
+#[allow(dead_code, reason = "no command draws points yet, and without postgres none draws lines")]
 mod plot;
 mod text;
 
 pub(crate) use axis::{since_start, times};
 pub(crate) use bins::Bins;
 pub(crate) use file::ReportFile;
-pub(crate) use plot::{Bars, Columns, Ink, Line, Lines, Measure, Plot, Series};
-#[allow(unused_imports, reason = "for commands that compare choices")]
-pub(crate) use plot::{Point, Points};
-pub(crate) use text::{bytes, grouped};
+pub(crate) use plot::{Bars, Columns, Ink, Plot, Series};
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use plot::{Line, Lines, Measure, Point, Points};
+pub(crate) use text::{bytes, file_name, grouped};
 
 /// What a page says.
 #[derive(Clone, Debug, Default)]

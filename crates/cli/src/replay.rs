@@ -105,12 +105,14 @@ impl Replay {
         }
         player.flush()?;
         player.sum_up_permits();
-        if self.summary {
-            player.summary.print(anstream::stdout(), self.options.shape(), self.order())?;
-        }
+        let printed = match self.summary {
+            true => player.summary.print(anstream::stdout(), self.options.shape(), self.order()),
+            false => Ok(()),
+        };
         if let Some(report) = report {
             report.write(&page::page(&player.summary, &ruled, &self.file, self.order()))?;
         }
+        printed?;
         Ok(ExitCode::SUCCESS)
     }
 

@@ -65,14 +65,9 @@ impl Outcome {
         self.wait_us.map_or_else(|| ["-", "-"].map(str::to_owned), |Quantiles { p50, max, .. }| [p50, max].map(told))
     }
 
-    /// `200 in 1m, 2.00x`
+    /// `200, 2.00x`: the units, and how many times the rate.
     pub(super) fn most(&self) -> String {
-        self.most_in_a_period.map_or_else(
-            || "-".to_owned(),
-            |most| {
-                let period = human(Duration::from_micros(most.period_us));
-                format!("{} in {period}, {:.2}x", grouped(most.units), most.times())
-            },
-        )
+        let most = |most: Most| format!("{}, {:.2}x", grouped(most.units), most.times());
+        self.most_in_a_period.map_or_else(|| "-".to_owned(), most)
     }
 }

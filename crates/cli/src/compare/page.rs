@@ -8,12 +8,11 @@ use super::outcome::Outcome;
 use super::{Contender, Input};
 use crate::output::human;
 use crate::over_time::Counted;
-use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, bytes, grouped, times};
+use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, bytes, file_name, grouped, times};
 use crate::replay::{bars, busiest};
 
 pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], file: &Path, input: Input) -> Page {
-    let source = if file.as_os_str() == "-" { "standard input".into() } else { file.display().to_string() };
-    let rules = outcomes.len();
+    let (source, rules) = (file_name(file), outcomes.len());
     let mut page = Page { title: format!("{source} under {rules} rules"), ..Page::default() };
     if rules == 1 {
         page.title = format!("{source} under one rule");
@@ -25,6 +24,16 @@ pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], file: &Path, 
     page.fact("Records out of order", format!("{}{sorted}", grouped(input.out_of_order)));
     if let Some(outcome) = outcomes.first() {
         page.fact("Keys", grouped(outcome.keys));
+    }
+    for (contender, outcome) in contenders.iter().zip(outcomes) {
+        let rule = &outcome.rule;
+        if let permits @ 1.. = contender.player.summary.permits_not_held() {
+            let name = format!("Permits of {rule} held for another time than in truth");
+            page.fact(&name, format!("{}, so its denials mean little", grouped(permits)));
+        }
+        if outcome.not_played > 0 {
+            page.fact(&format!("Records that {rule} can't decide"), grouped(outcome.not_played));
+        }
     }
     page.sections.push(side_by_side(outcomes));
     page.sections.push(edges(outcomes));

@@ -28,7 +28,7 @@ pub(crate) fn times(from_us: u64, each_us: u64, count: usize) -> (Vec<String>, S
 pub(crate) fn since_start(from_us: u64, each_us: u64, count: usize) -> (Vec<String>, String) {
     let ends = (0..=count as u64).map(|number| from_us.saturating_add(number.saturating_mul(each_us)));
     let label = |us| if us == 0 { "0".to_owned() } else { human(Duration::from_micros(us)) };
-    (ends.map(label).collect(), "time since the first measured call was due".to_owned())
+    (ends.map(label).collect(), "time since the first call".to_owned())
 }
 
 fn written(us: u64, format: &str) -> String {

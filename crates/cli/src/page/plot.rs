@@ -6,7 +6,6 @@ pub(crate) enum Plot {
     Columns(Columns),
     Bars(Bars),
     Lines(Lines),
-    #[allow(dead_code, reason = "for commands that compare choices")]
     Points(Points),
 }
 

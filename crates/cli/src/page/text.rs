@@ -1,7 +1,9 @@
 //! Text for a page: of any origin, any length and any characters.
 
-/// The most characters of a cell or a fact, and of a name in a plot.
-pub(super) const LONGEST: usize = 160;
+use std::path::Path;
+
+/// The most characters of a cell or a fact.
+pub(super) const LONGEST: usize = 120;
 
 /// Text with nothing in it that a page would take for its own: as the content of an element or of an attribute.
 pub(super) fn escaped(text: &str) -> String {
@@ -51,6 +53,14 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     let ends: Vec<_> = text.chars().rev().take(end).collect();
     let begins: String = text.chars().take(room - end).collect();
     format!("{begins}…{}{length}", ends.iter().rev().collect::<String>())
+}
+
+/// What a file is called, without the folders that it is in; - is standard input.
+pub(crate) fn file_name(path: &Path) -> String {
+    if path.as_os_str() == "-" {
+        return "standard input".to_owned();
+    }
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// `1,234,567`

@@ -5,14 +5,13 @@ use std::path::Path;
 use super::summary::{Counts, Order, Summary};
 use crate::escape::shown;
 use crate::output::percent;
-use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, grouped, times};
+use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, file_name, grouped, times};
 
 /// Of records from this file, under what is called so.
 pub(super) fn page(summary: &Summary, ruled: &str, file: &Path, order: Order) -> Page {
     let (allowed, denied) = (summary.allowed(), summary.denied());
     let records = allowed + denied;
-    let source = if file.as_os_str() == "-" { "standard input".into() } else { file.display().to_string() };
-    let mut page = Page { title: format!("Replay of {source} under {ruled}"), ..Page::default() };
+    let mut page = Page { title: format!("Replay of {} under {ruled}", file_name(file)), ..Page::default() };
     let keys: Vec<_> = summary.keys().filter(|(_, of_key)| of_key.denied > 0).collect();
     let [some, all, whom, of] = [denied, records, keys.len() as u64, summary.keys().count() as u64].map(grouped);
     page.says = match (records, denied) {
@@ -37,6 +36,10 @@ pub(super) fn page(summary: &Summary, ruled: &str, file: &Path, order: Order) ->
         Order::Clamped => ", played at the latest time by then",
     };
     page.fact("Records out of order", format!("{}{played}", grouped(out_of_order)));
+    if let permits @ 1.. = summary.permits_not_held() {
+        let why = "so denials by concurrency mean little";
+        page.fact("Permits held for another time than in truth", format!("{}, {why}", grouped(permits)));
+    }
     page.sections.extend(summary.over_time().map(|counted| counted.section("Over time", "requests", times, None)));
     let [rules, shadows] = summary.by_rule();
     page.sections.extend(by_rule("By rule", "The rule that applied decided.", &rules));
@@ -72,6 +75,9 @@ pub(crate) fn busiest(summary: &Summary) -> Option<Section> {
             "{} denied, and come first; the others are those that asked most often. The hatched part of a bar was denied.",
             if denied == 1 { "One key was".to_owned() } else { format!("{denied} keys were") }
         ),
+        _ if denied == busiest.len() => {
+            "These are all the keys that were denied. The hatched part of a bar was denied.".to_owned()
+        }
         _ => {
             let of_these: u64 = busiest.iter().map(|(_, of_key)| of_key.denied).sum();
             let [of_these, all] = [of_these, summary.denied()].map(grouped);
@@ -103,4 +109,30 @@ pub(crate) fn bars(title: &str, says: String, what: &str, rows: impl Iterator<It
         Series { name: "denied".into(), ink: Ink::Denied, counts: denied },
     ];
     Section { title: title.to_owned(), says, plot: Some(Plot::Bars(plot)), table }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tollgate::RetryAfter;
+
+    use super::*;
+
+    /// Neither records nor keys add to a page beyond a bound.
+    #[test]
+    fn a_page_of_a_million_records_is_as_small_as_one_of_a_few() {
+        let mut summary = Summary::default();
+        for at in 0..1_000_000_u64 {
+            let key = format!("user:{}", at * at % 50_021).into_bytes();
+            summary.touched(&key);
+            let wait = RetryAfter::After(Duration::from_micros(at % 90_001 * 700));
+            summary.decided(&key, at * 86_400, at % 3 > 0, wait);
+        }
+        let page = page(&summary, "gcra 1/1s", Path::new("access.log"), Order::Sorted);
+        assert!(page.says.starts_with("333,334 of 1,000,000 requests were denied (33.33 %)"), "{}", page.says);
+        assert_eq!(page.sections.len(), 3);
+        let rows: usize = page.sections.iter().map(|section| section.table.rows.len()).sum();
+        assert!(rows < 100, "{rows}");
+    }
 }

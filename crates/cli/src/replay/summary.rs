@@ -133,12 +133,18 @@ impl Summary {
         self.refused += 1;
     }
 
+    /// How many lines can't be read, and how many records are earlier than those before them.
     pub(crate) fn unread(&self) -> [u64; 2] {
         [self.unreadable, self.out_of_order]
     }
 
     pub(super) fn permits_not_replayed(&mut self, count: u64) {
         self.permits_not_replayed = count;
+    }
+
+    /// Permits that were not held for as long as they were in truth.
+    pub(crate) fn permits_not_held(&self) -> u64 {
+        self.permits_not_replayed
     }
 
     /// Counts the decision of a rule in a set.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tollgate_record::history::Stats as Counted;
 
-use super::{Per, Unit, label, share};
-use crate::output::{human, micros, percent};
+use super::{Per, Unit, label, rounded};
+use crate::output::{micros, percent};
 use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section, Series, Table, grouped};
 
 /// More columns than this can't be told apart.
@@ -33,7 +33,9 @@ pub(super) fn page(rows: &[Counted], unit: Unit, per: Option<Per>, span: [String
         page.fact(name, grouped(count));
     }
     let (hits, misses) = (sum(|row| row.cache_hits), sum(|row| row.cache_misses));
-    page.fact("Answered from a cache", share(hits, hits + misses));
+    if hits + misses > 0 {
+        page.fact("Answered from a cache", percent(hits as f64 / (hits + misses) as f64));
+    }
     let left_out = rows.len().saturating_sub(MOST);
     if left_out > 0 {
         page.fact("Rows that are not drawn", grouped(left_out as u64));
@@ -112,7 +114,7 @@ fn over_time(rows: &[Counted], unit: Unit) -> Section {
     for row in rows {
         table.row(cells(label(row.began, None, unit), row));
     }
-    let mut edges: Vec<_> = periods.iter().map(|(label, _)| short(label)).collect();
+    let (mut edges, across) = axis(&periods, unit);
     edges.push(String::new());
     let says = format!(
         "Each column is one {name}: its hatched part was throttled by a limit, its dotted part blocked by a rule or for \
@@ -120,7 +122,7 @@ fn over_time(rows: &[Counted], unit: Unit) -> Section {
     );
     let plot = Columns {
         edges,
-        across: axis(rows, unit),
+        across,
         up: format!("requests per {name}"),
         series: series(&periods.iter().map(|(_, row)| *row).collect::<Vec<_>>()),
         ..Columns::default()
@@ -138,10 +140,10 @@ fn latency(rows: &[Counted], unit: Unit) -> Section {
     ];
     let mut table = Table::new([&*format!("{name} (UTC)"), "p50", "p95", "p99"]);
     for row in rows {
-        let [p50, p95, p99] = kinds.map(|(_, _, time)| human(time(row)));
+        let [p50, p95, p99] = kinds.map(|(_, _, time)| rounded(time(row)));
         table.row([label(row.began, None, unit), p50, p95, p99]);
     }
-    let highest = |time: fn(&Counted) -> Duration| human(rows.iter().map(time).max().unwrap_or_default());
+    let highest = |time: fn(&Counted) -> Duration| rounded(rows.iter().map(time).max().unwrap_or_default());
     let says = format!(
         "How long decisions took in each {name}. In the worst one, half took up to {}, 95 of 100 up to {} and 99 of 100 \
          up to {}.",
@@ -153,28 +155,23 @@ fn latency(rows: &[Counted], unit: Unit) -> Section {
         let values = periods.iter().map(|(_, row)| row.map(|row| micros(time(row)) as f64)).collect();
         Line { name: name.to_owned(), ink, values }
     });
-    let plot = Lines {
-        labels: periods.iter().map(|(label, _)| short(label)).collect(),
-        across: axis(rows, unit),
-        up: "time of a decision".into(),
-        measure: Measure::Time,
-        lines: lines.into(),
-    };
+    let (labels, across) = axis(&periods, unit);
+    let plot = Lines { labels, across, up: "time of a decision".into(), measure: Measure::Time, lines: lines.into() };
     Section { title: "Latency".into(), says, plot: Some(Plot::Lines(plot)), table }
 }
 
 fn cells(name: String, row: &Counted) -> [String; 7] {
     let [allowed, throttled, blocked] = [row.allowed, row.throttled, row.blocked].map(grouped);
-    let [p50, p95, p99] = [row.p50, row.p95, row.p99].map(human);
+    let [p50, p95, p99] = [row.p50, row.p95, row.p99].map(rounded);
     [name, allowed, throttled, blocked, p50, p95, p99]
 }
 
-/// A period without its year, which the title of the axis has.
-fn short(label: &str) -> String {
-    label.get(5..).unwrap_or(label).to_owned()
-}
-
-fn axis(rows: &[Counted], unit: Unit) -> String {
-    let first = rows.first().map(|row| label(row.began, None, Unit::Day)).unwrap_or_default();
-    format!("{} (UTC), from {first} on", unit.width().name())
+/// Periods as short as they can be, and what the axis is called, which has the rest.
+fn axis(periods: &[(String, Option<&Counted>)], unit: Unit) -> (Vec<String>, String) {
+    let day = |label: &str| label.get(..10).unwrap_or(label).to_owned();
+    let first = periods.first().map(|(label, _)| day(label)).unwrap_or_default();
+    let is_one_day = periods.iter().all(|(label, _)| day(label) == first) && unit.seconds() < Unit::Day.seconds();
+    let (from, rest) = if is_one_day { (11, first) } else { (5, format!("from {first} on")) };
+    let labels = periods.iter().map(|(label, _)| label.get(from..).unwrap_or(label).to_owned());
+    (labels.collect(), format!("{} (UTC), {rest}", unit.width().name()))
 }

@@ -10,6 +10,7 @@ mod encrypted_connections;
 mod history;
 mod passwords;
 mod printed_keys;
+mod report;
 mod rules;
 mod usage_totals;
 mod users;

@@ -4,6 +4,7 @@
 mod database;
 mod load;
 mod on_servers;
+mod report;
 mod support;
 mod terminal;
 mod tool;

@@ -23,13 +23,14 @@ pub(super) fn draw(points: &Points, ground: Ground, area: &Area<'_>) -> Drawn {
         let (x, y) = place(point.x, point.y);
         area.draw(&Circle::new((x, y), 3, Ink::Denied.colour().filled()))?;
         area.draw(&Circle::new((x, y), 8, Ink::Denied.colour().stroke_width(3)))?;
-        // On the side where there is more room, and clear of the axes.
+        // On the side where there is more room, and above its point: a choice that needs less of one number has more of
+        // the other, so that the others lie beside and below.
         let (h, at, room) = if x > (frame.left + frame.right) / 2 {
             (HPos::Right, x - 14, x - 14 - frame.left)
         } else {
             (HPos::Left, x + 14, frame.right - x - 14)
         };
-        let y = y.clamp(frame.top + ground.font(), frame.bottom - ground.font());
+        let y = (y - 2 * ground.font()).max(frame.top + ground.font());
         area.draw(&Text::new(name(chosen, ground.characters(room)), (at, y), ground.text(INK, h, VPos::Center)))?;
     }
     Ok(())

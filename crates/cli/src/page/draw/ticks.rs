@@ -139,13 +139,14 @@ pub(super) fn draw_labels(
     let mut free = i32::MIN;
     for (share, label) in labels.iter().step_by(apart) {
         let (label, x) = (name(label, LABEL), frame.x(*share));
-        let half = ground.pixels(&label) / 2;
+        // An m is wider than most.
+        let half = ground.pixels(&label) / 2 + 4;
         // At the ends, it moves inwards.
         let middle = x.max(half).min(ground.width() - half);
         if middle - half < free {
             continue;
         }
-        free = middle + half + ground.font() / 2;
+        free = middle + half + 2;
         area.draw(&PathElement::new(vec![(x, frame.bottom), (x, frame.bottom + 4)], QUIET))?;
         let style = ground.text(QUIET, HPos::Center, VPos::Top);
         area.draw(&Text::new(label, (middle, frame.bottom + 6), style))?;
