@@ -14,7 +14,7 @@ mod bins;
 mod draw;
 mod file;
 mod html;
-#[allow(dead_code, reason = "no command draws points yet, and without postgres none draws lines")]
+#[allow(dead_code, reason = "without postgres no command draws lines")]
 mod plot;
 mod text;
 

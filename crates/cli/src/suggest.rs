@@ -8,6 +8,7 @@ mod counting;
 mod fit;
 mod grid;
 mod meter;
+mod page;
 mod report;
 mod search;
 mod share;
@@ -27,6 +28,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{Shape, micros, shape};
+use crate::page::ReportFile;
 use crate::records::Format;
 use crate::replay::Source;
 use crate::rules_file::RulesFile;
@@ -69,6 +71,8 @@ pub(crate) struct Suggest {
     /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
+    #[command(flatten)]
+    report: ReportFile,
 }
 
 /// How many values of --each are shown, or rules' limits; the busiest.
@@ -81,6 +85,7 @@ impl Suggest {
         let service = self.rules.as_deref().map(RulesFile::read).transpose()?;
         let counting = self.counting(service.as_ref());
         let source = Source { path: &self.file, format: self.input, about: counting.identity(), strict: self.strict };
+        let file = self.report.open(&[&self.file])?;
         let progress = progress();
         let mut traffic = Traffic::read(&source, &counting, &progress)?;
         // Not before: messages about the records would be printed into its line.
@@ -116,6 +121,9 @@ impl Suggest {
             Shape::Jsonl => report.print_json(out),
             Shape::Table => table::print(&report, out),
         };
+        if let (Ok(()), Some(file)) = (&printed, file) {
+            file.write(&page::page(&report, &self.file))?;
+        }
         found(ExitCode::SUCCESS, printed)
     }
 
