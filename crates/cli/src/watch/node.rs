@@ -22,8 +22,6 @@ const HALF_LIFE: f64 = 10.0;
 const BUSIEST: usize = 32;
 /// What a command costs the server beside the time that it counts: reading it, and replying.
 const OVERHEAD: f64 = 3.0;
-/// What a read that waits costs the server.
-const WAIT_US: f64 = 10.0;
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -168,11 +166,9 @@ impl Node {
         let object = if now.evicts_by_frequency() { "object|freq" } else { "object|idletime" };
         let of = |command: &str, count: u64| now.us_per_call(command).unwrap_or(0.0) * count as f64;
         let small = of("scan", sent.scans) + of(object, sent.objects);
-        let looks =
-            of("client|tracking", 2 * window.pieces) + of("time", 2 * window.pieces) + of("exists", window.asked);
-        // The server counts the time for which it waits, too.
-        let waits = WAIT_US * window.pieces as f64;
-        of("info", 1) + OVERHEAD * (small + looks) + waits + MESSAGE_US * window.messages as f64
+        let pieces = of("client|tracking", 2 * window.pieces) + of("time", 2 * window.pieces);
+        let looks = pieces + of("xread", window.pieces) + of("exists", window.asked);
+        of("info", 1) + OVERHEAD * (small + looks) + MESSAGE_US * window.messages as f64
     }
 }
 
