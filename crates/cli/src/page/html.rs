@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::draw::{self, Ground};
 use super::plot::{Ink, Plot};
 use super::text::{LONGEST, escaped, printable, shortened};
-use super::{Page, Section, Table};
+use super::{Page, Section};
 
 /// Nothing is fetched and nothing runs, whatever the page's texts may be.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
@@ -52,7 +52,7 @@ fn section(section: &Section, id: &str) -> Result<String> {
         html += &figure(plot, id)?;
     }
     if !section.table.rows.is_empty() {
-        html += &table(&section.table, &title, id)?;
+        html += &table(section, &title, id)?;
     }
     Ok(html + "</section>\n")
 }
@@ -87,10 +87,12 @@ fn swatch(ink: Ink, plot: &Plot) -> String {
     format!("<svg class=\"swatch\" aria-hidden=\"true\" viewBox=\"0 0 24 12\">{shape}</svg>")
 }
 
-fn table(table: &Table, title: &str, id: &str) -> Result<String> {
-    let label = format!("Table: {title}");
+fn table(section: &Section, title: &str, id: &str) -> Result<String> {
+    let (label, table) = (format!("Table: {title}"), &section.table);
+    // Beside a plot it is for those who want the numbers.
+    let open = if section.plot.is_none() { " open" } else { "" };
     let mut html = format!(
-        "<details>\n<summary>The numbers as a table</summary>\n\
+        "<details{open}>\n<summary>The numbers as a table</summary>\n\
          <div class=\"scroll\" role=\"region\" aria-label=\"{label}\" tabindex=\"0\">\n\
          <table id=\"{id}-table\">\n<caption>{title}</caption>\n<thead><tr>"
     );
@@ -131,6 +133,7 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::Table;
     use crate::page::plot::{Bars, Columns, Line, Lines, Mark, Measure, Point, Points, Series};
 
     const HOSTILE: &str = "<script>alert(1)</script>\"'&]]>--\u{202e}\0\u{1b}\u{ffff}<!-- </style>";

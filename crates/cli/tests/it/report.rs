@@ -71,6 +71,12 @@ fn every_report_is_sound_in_a_browser_on_screens_and_on_paper() {
     }
     is_sound(&mut browser, &at("compare.html"));
 
+    let page = report(&["suggest", file, "--deny-at-most", "1%", "--per", "1m"], &at("suggest.html"));
+    for said in ["would have denied", "Rate against burst", "Who would be hit", "fixed-window"] {
+        assert!(page.contains(said), "{said}");
+    }
+    is_sound(&mut browser, &at("suggest.html"));
+
     let load = ["load", "gcra 10/1s", "--rate", "300", "--duration", "1s", "--warmup", "0s", "--key-count", "9"];
     let page = report(&load, &at("load.html"));
     for said in ["300 of 300 calls were answered", "Latency", "Sent late", "0 over-admissions"] {

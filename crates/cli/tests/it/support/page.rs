@@ -55,10 +55,10 @@ pub(crate) fn is_sound(browser: &mut Browser, file: &Path) {
         let colour = browser.value("getComputedStyle(document.body).backgroundColor");
         let paper = if view.dark && !view.printed { "rgb(20, 23, 26)" } else { "rgb(255, 255, 255)" };
         assert_eq!(colour, json!(paper), "{shown}");
-        // On paper, all numbers are there; on a screen, once they are asked for.
+        // On paper, all numbers are there; on a screen, those beside a plot once they are asked for.
         let hidden = browser.value("[...document.querySelectorAll('table')].filter(table => !table.checkVisibility({ contentVisibilityAuto: true })).length");
-        let tables = browser.value("document.querySelectorAll('table').length");
-        assert_eq!(hidden, if view.printed { json!(0) } else { tables }, "{shown}");
+        let plots = browser.value("document.querySelectorAll('figure').length");
+        assert_eq!(hidden, if view.printed { json!(0) } else { plots }, "{shown}");
         browser.value("document.querySelectorAll('details').forEach(details => { details.open = true; })");
         assert!(browser.value(too_wide).as_i64().is_some_and(|more| more <= 0), "{shown}, with tables");
         // It takes most of the time, and asks about structure, which is the same in all views, and colours.
