@@ -34,6 +34,8 @@ pub(super) struct Census {
     counting: Counts,
     complete: Option<Counts>,
     watched: HashMap<Vec<u8>, Looks>,
+    /// The last one that was scanned.
+    any_key: Option<Vec<u8>>,
 }
 
 /// Keys of one run through the keyspace, so far.
@@ -114,9 +116,9 @@ impl Census {
         self.watched.iter().filter(|(_, looks)| looks.looks > 0.0)
     }
 
-    /// Some key of this node.
+    /// Some key of a limit on this node.
     pub(super) fn any_key(&self) -> Option<&Vec<u8>> {
-        self.watched.keys().next()
+        self.any_key.as_ref()
     }
 
     /// Counts the keys, and returns those of limits.
@@ -132,6 +134,9 @@ impl Census {
             if !is_marker {
                 of_limits.push(key);
             }
+        }
+        if let Some(key) = of_limits.last() {
+            self.any_key = Some(key.clone());
         }
         of_limits
     }
@@ -228,6 +233,7 @@ mod tests {
         let of: Vec<_> = counts.of.iter().map(|(label, count)| (label.text(), *count)).collect();
         assert_eq!(of, [("api (ids)".to_owned(), 1), ("api/gcra-1s".to_owned(), 2)]);
         assert_eq!((counts.scanned, all), (4, false));
+        assert_eq!(census.any_key(), Some(&key(2)), "whether or not it is in use");
     }
 
     #[test]
