@@ -173,8 +173,20 @@ fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
     });
     assert_eq!(seen["rules"].as_array().map(Vec::len), Some(1), "{seen}");
     drop(watch);
+    // As the smallest user of a cluster.
+    let rights = [rights_of("watcher").as_slice(), &["+cluster|slots", "+cluster|info"]].concat().join(" ");
+    servers.nodes().iter().for_each(|node| drop(node.user("watcher", &rights)));
+    let output = tollgate(&["watch", "--once", "--url", &servers.url().replace("://", "://watcher:sesame@")]);
+    let sample = &lines(&output)[0]["sample"];
+    assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
+    assert_eq!((&sample["no_writes"], &sample["no_scan"]), (&Value::Null, &Value::Null), "{sample}");
 
     let servers = Sentinels::start();
+    let rights = [rights_of("watcher").as_slice(), &["+role"]].concat().join(" ");
+    let primary = servers.primary().expect("a primary");
+    servers.server(primary).user("watcher", &rights);
+    let output = tollgate(&["watch", "--once", "--url", &servers.url().replace("://", "://watcher:sesame@")]);
+    assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
     let output = tollgate(&["watch", "--once", "--url", &servers.url()]);
     assert_eq!((code(&output), &lines(&output)[0]["nodes"][0]["role"]), (0, &"master".into()), "{}", stderr(&output));
 }
