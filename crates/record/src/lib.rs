@@ -70,7 +70,7 @@ struct Readme;
 /// So do those of the page on migration.
 #[cfg(doctest)]
 #[doc = include_str!("../../../MIGRATION.md")]
-struct Migration;
+struct MigrationPage;
 
 pub use configuration::{Configuration, Status};
 pub use postgres::migrations::{Migration, Schema};
