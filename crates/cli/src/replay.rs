@@ -83,7 +83,7 @@ impl Replay {
             None => Plays::Rule(Arc::new(self.subject()?), HashSet::new()),
             Some(service) => Plays::ByRules(self.set(service)?),
         };
-        let report = self.report.open(&[&self.file])?;
+        let report = self.report.open(&[Some(&self.file), self.about.rules_path()])?;
         let ruled = plays.named();
         let prefix = self.about.own_prefix("replay");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
@@ -163,10 +163,9 @@ impl Replay {
         self.options.say_who_decides();
         let progress = self.progress(recording.records);
         let (records, mut warnings) = recording.in_order()?;
-        let mut played = play_all(player, records, &progress, &mut warnings).await;
-        if played.is_ok() {
-            played = play_waiting(player, &mut warnings).await;
-        }
+        let played = play_all(player, records, &progress, &mut warnings).await;
+        // What was read before an error is decided all the same.
+        let played = played.and(play_waiting(player, &mut warnings).await);
         progress.finish_and_clear();
         warnings.sum_up();
         played
@@ -174,6 +173,17 @@ impl Replay {
 
     /// Plays standard input as it arrives, on a clock that never steps back.
     async fn play_stream(
+        &self,
+        player: &mut Player<'_, impl Write>,
+        records: &mut source::Records,
+        warnings: &mut Warnings,
+    ) -> Result<()> {
+        let played = self.play_as_it_comes(player, records, warnings).await;
+        played.and(play_waiting(player, warnings).await)?;
+        warnings.end()
+    }
+
+    async fn play_as_it_comes(
         &self,
         player: &mut Player<'_, impl Write>,
         records: &mut source::Records,
@@ -196,8 +206,7 @@ impl Replay {
                 player.flush()?;
             }
         }
-        play_waiting(player, warnings).await?;
-        warnings.end()
+        Ok(())
     }
 
     fn order(&self) -> Order {

@@ -175,7 +175,10 @@ impl<'s, W: Write> Player<'s, W> {
         let mut request = Request::new(key).parts(&parts).cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
         if let Some(id) = &id {
             request = request.id(id);
-            ids.insert((key.clone(), id.clone()));
+            // The embedded engine's keys go with it.
+            if self.together > 1 {
+                ids.insert((key.clone(), id.clone()));
+            }
         }
         let subject = Arc::clone(subject);
         Ok(Asks::Rule(Box::new(KeyCall { subject, request: request.into_owned(), cost, id })))
