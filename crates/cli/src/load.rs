@@ -114,7 +114,7 @@ impl Load {
             bail!("url: {expected}, got {address}");
         }
         self.check_keys()?;
-        let report_file = self.report.open(&[])?;
+        let report_file = self.report.open(&[self.about.rules_path()])?;
         let prefix = self.about.own_prefix("load");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
         self.options.say_who_decides();

@@ -1,7 +1,7 @@
 //! The arguments of a command that say what it is about: a rule, where its keys are, and what its limits count.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -134,6 +134,11 @@ pub(crate) struct KeyOptions {
 }
 
 impl RuleOptions {
+    /// The service's own file, if it is named.
+    pub(crate) fn rules_path(&self) -> Option<&Path> {
+        self.set.as_deref()
+    }
+
     /// The rule written in these arguments, with the parts that its limits count.
     pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject> {
         let rule = match rules {

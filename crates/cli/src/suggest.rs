@@ -85,7 +85,7 @@ impl Suggest {
         let service = self.rules.as_deref().map(RulesFile::read).transpose()?;
         let counting = self.counting(service.as_ref());
         let source = Source { path: &self.file, format: self.input, about: counting.identity(), strict: self.strict };
-        let file = self.report.open(&[&self.file])?;
+        let file = self.report.open(&[Some(&self.file), self.rules.as_deref()])?;
         let progress = progress();
         let mut traffic = Traffic::read(&source, &counting, &progress)?;
         // Not before: messages about the records would be printed into its line.

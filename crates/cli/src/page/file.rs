@@ -16,55 +16,51 @@ pub(crate) struct ReportFile {
     path: Option<PathBuf>,
 }
 
-/// A file that is open to be written at the end. Whatever it held is kept until then, and if it is new and nothing is
-/// written, it is removed.
+/// A file to be written at the end. Whatever it held is kept until then.
 #[derive(Debug)]
 pub(crate) struct Report {
     path: PathBuf,
-    file: File,
-    is_new: bool,
 }
 
 impl ReportFile {
-    /// Opens the file, before the work that would otherwise be lost. It must be none of these, which are read.
-    pub(crate) fn open(&self, read: &[&Path]) -> Result<Option<Report>> {
+    /// Sees to it that the file can be written, before the work that would otherwise be lost. It must be none of these,
+    /// which are read.
+    pub(crate) fn open(&self, read: &[Option<&Path>]) -> Result<Option<Report>> {
         let Some(path) = &self.path else { return Ok(None) };
         let shown = path.display();
         if path.as_os_str() == "-" {
             bail!("--report: expected a file to write, such as report.html, got {shown}");
         }
-        if read.iter().any(|read| is_same(read, path)) {
+        if read.iter().flatten().any(|read| is_same(read, path)) {
             bail!("--report: expected another file than the one that is read, got {shown}");
         }
         let why = || format!("--report: expected a file that can be written, got {shown}");
         let is_new = !path.exists();
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).with_context(why)?;
-        Ok(Some(Report { path: path.clone(), file, is_new }))
+        open(path).with_context(why)?;
+        if is_new {
+            // The run may yet fail, or be killed.
+            std::fs::remove_file(path).with_context(why)?;
+        }
+        Ok(Some(Report { path: path.clone() }))
     }
 }
 
 impl Report {
     /// Replaces what is in the file.
-    pub(crate) fn write(mut self, page: &Page) -> Result<()> {
+    pub(crate) fn write(self, page: &Page) -> Result<()> {
         let text = html::page(page)?;
-        let why = format!("--report: {}", self.path.display());
+        let why = || format!("--report: {}", self.path.display());
+        let mut file = open(&self.path).with_context(why)?;
         // A pipe or a device has no length.
-        if self.file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            self.file.set_len(0).context(why.clone())?;
+        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            file.set_len(0).with_context(why)?;
         }
-        self.file.write_all(text.as_bytes()).and_then(|()| self.file.flush()).context(why)?;
-        self.is_new = false;
-        Ok(())
+        file.write_all(text.as_bytes()).and_then(|()| file.flush()).with_context(why)
     }
 }
 
-impl Drop for Report {
-    fn drop(&mut self) {
-        if self.is_new {
-            // It is empty. If it can't be removed, that does no harm.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).open(path)
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {
@@ -102,10 +98,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("access.log");
         std::fs::write(&log, "a log").unwrap();
-        let error = report(folder.path().join(".").join("access.log")).open(&[&log]).unwrap_err();
+        let error = report(folder.path().join(".").join("access.log")).open(&[Some(&log)]).unwrap_err();
         assert!(error.to_string().starts_with("--report: expected another file"), "{error}");
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "a log");
-        assert!(report(folder.path().join("-")).open(&[&log]).is_ok());
+        assert!(report(folder.path().join("-")).open(&[Some(&log)]).is_ok());
         assert!(report("-".into()).open(&[]).unwrap_err().to_string().contains("expected a file to write"));
     }
 }

@@ -62,7 +62,7 @@ fn of_group(report: &Report<'_>, at: usize) -> Vec<Section> {
     let Some(best) = recommended.first() else { return Vec::new() };
     let named = match &group.place {
         Place::Anywhere => String::new(),
-        Place::Value(value) => format!(": {}", shown(value)),
+        Place::Value(value) => format!(": {}", shown(value).chars().take(80).collect::<String>()),
         Place::Rule { name, .. } => format!(": rule {name}"),
     };
     let frontier: Vec<_> = report.of_group(at).filter(|suggestion| suggestion.kind == Kind::Frontier).collect();
