@@ -20,6 +20,7 @@ use tollgate::{Embedded, Limiter, Rule};
 
 use crate::interrupted::interrupted;
 use crate::line::Printer;
+use crate::operation;
 use crate::output::{Shape, json, shape};
 use crate::page::ReportFile;
 use crate::records::{Format, Identity, KeyField, Record, Unreadable};
@@ -72,6 +73,8 @@ struct Input {
     records: u64,
     unreadable: u64,
     out_of_order: u64,
+    /// Whether these were played at the latest time by then, not sorted.
+    clamped: bool,
 }
 
 impl Compare {
@@ -80,7 +83,7 @@ impl Compare {
         let limiter = Limiter::new(Embedded::new());
         let contend = |(at, rule): (usize, &String)| Contender::new(rule, &limiter, at);
         let mut contenders = rules.iter().enumerate().map(contend).collect::<Result<Vec<_>>>()?;
-        let report = self.report.open(&[&file])?;
+        let report = self.report.open(&[Some(&file)])?;
         let input = tokio::select! {
             biased;
             told = interrupted() => Err(told.map_or_else(anyhow::Error::from, |()| anyhow!("interrupted"))),
@@ -125,7 +128,7 @@ impl Compare {
         }
         progress.finish_and_clear();
         warnings.sum_up();
-        Ok(Input { records, unreadable, out_of_order })
+        Ok(Input { records, unreadable, out_of_order, clamped: false })
     }
 }
 
@@ -144,7 +147,7 @@ impl Contender {
 /// Plays standard input on a clock that never steps back.
 async fn play_stream(contenders: &mut [Contender], source: &Source<'_>) -> Result<Input> {
     let (mut records, mut warnings) = source.stream().await?;
-    let (mut input, mut latest) = (Input::default(), 0);
+    let (mut input, mut latest) = (Input { clamped: true, ..Input::default() }, 0);
     while let Some(item) = records.recv().await {
         match item.map_err(|error| warnings.broken(&error))? {
             Ok(mut record) => {
@@ -171,7 +174,9 @@ async fn play_one(contenders: &mut [Contender], record: &Record, warnings: &mut 
     for Contender { rule, player, edges, unplayed } in contenders {
         // The embedded engine decides each record at once.
         let played = player.play(record.clone()).await?;
-        edges.note(&record.key, record.t_us, played.took);
+        // What a record gives back isn't subtracted, nor is a penalty admitted.
+        let admitted = if operation::asks(record.op) { played.took } else { 0 };
+        edges.note(&record.key, record.t_us, admitted);
         for Unreadable { line, reason } in played.unreadable {
             *unplayed += 1;
             warnings.unreadable(Unreadable { line, reason: format!("{reason} (under {rule})") })?;

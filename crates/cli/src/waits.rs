@@ -1,4 +1,4 @@
-//! How long denied callers were told to wait.
+//! How long denied callers would have waited: the waits that denials have.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl Waits {
         self.never
     }
 
-    /// `None` if nobody was told to wait.
+    /// `None` if no denial has a wait.
     pub(crate) fn quantiles(&self) -> Option<Quantiles> {
         let at = |percent| three_digits(self.times.value_at_percentile(percent)).min(self.longest_us);
         (!self.times.is_empty()).then(|| Quantiles { p50: at(50.0), p90: at(90.0), max: self.longest_us })
@@ -67,22 +67,22 @@ impl Waits {
         };
         let title = "How long denied callers would have waited".to_owned();
         let Some(Quantiles { p50, p90, max }) = self.quantiles() else {
-            let says = format!("Nobody was told to wait.{never}");
+            let says = format!("No denial has a wait.{never}");
             return (self.never > 0).then(|| Section { title, says, ..Section::default() });
         };
         let bins = Bins::even(&self.times);
-        let mut table = Table::new(["wait", "denied requests", "of those told to wait"]);
+        let mut table = Table::new(["wait", "denied requests", "of those with a wait"]);
         for (at, count) in bins.counts.iter().enumerate() {
             table.row([bins.name(at), grouped(*count), percent(*count as f64 / self.times.len() as f64)]);
         }
         let [half, most, longest] = [p50, p90, three_digits(max).max(1)].map(|us| human(Duration::from_micros(us)));
         let says = format!(
-            "Each denial tells its caller how long to wait before the same request would be allowed, without other \
-             traffic. Half were told {half} or less, nine in ten {most} or less, and nobody more than {longest}.{never}"
+            "Each denial has the wait after which the same request would be allowed, without other traffic. Half of \
+             the waits are {half} or less, nine in ten {most} or less, and none is longer than {longest}.{never}"
         );
         let plot = Columns {
             edges: bins.labels(),
-            across: "the wait that a denial told".into(),
+            across: "the wait that a denial has".into(),
             up: "denied requests".into(),
             marks: vec![bins.mark(p50, "half wait up to"), bins.mark(p90, "nine in ten up to")],
             series: vec![Series { name: "denied".into(), ink: Ink::Denied, counts: bins.counts }],

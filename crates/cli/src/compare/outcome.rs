@@ -24,7 +24,7 @@ pub(super) struct Outcome {
     pub(super) not_played: u64,
     pub(super) keys: u64,
     pub(super) keys_denied: u64,
-    /// Of denied requests, if any was told one.
+    /// Of denied requests, if any has one.
     pub(super) wait_us: Option<Quantiles>,
     /// Denied requests that no wait helps.
     pub(super) never: u64,
@@ -59,10 +59,10 @@ impl Outcome {
         percent(self.denied as f64 / self.records.max(1) as f64)
     }
 
-    /// Half of those told to wait were told no more than this, and all of them no more than that.
+    /// Half of the waits are no longer than this, and all of them no longer than that.
     pub(super) fn waits(&self) -> [String; 2] {
-        let told = |us| human(Duration::from_micros(us));
-        self.wait_us.map_or_else(|| ["-", "-"].map(str::to_owned), |Quantiles { p50, max, .. }| [p50, max].map(told))
+        let shown = |us| human(Duration::from_micros(us));
+        self.wait_us.map_or_else(|| ["-", "-"].map(str::to_owned), |Quantiles { p50, max, .. }| [p50, max].map(shown))
     }
 
     /// `200, 2.00x`: the units, and how many times the rate.

@@ -20,7 +20,11 @@ pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], file: &Path, 
     page.says = says(outcomes);
     page.fact("Records", grouped(input.records));
     page.fact("Lines that could not be read", grouped(input.unreadable));
-    let sorted = if input.out_of_order > 0 { ", put in order before they were played" } else { "" };
+    let sorted = match (input.out_of_order, input.clamped) {
+        (0, _) => "",
+        (_, true) => ", played at the latest time by then",
+        (_, false) => ", put in order before they were played",
+    };
     page.fact("Records out of order", format!("{}{sorted}", grouped(input.out_of_order)));
     if let Some(outcome) = outcomes.first() {
         page.fact("Keys", grouped(outcome.keys));

@@ -106,6 +106,10 @@ fn by_rules(
     if applies.overridden.is_some() {
         return left_out("an override");
     }
+    // Whatever its numbers, how much it denies depends on how long it blocks.
+    if charge.rule().blocks_for().is_some() {
+        return left_out("a rule that blocks the keys it denies");
+    }
     let (rule, cost) = (charge.rule(), record.cost.unwrap_or(charge.cost()));
     let keys = counted_keys(charge);
     for (at, ((limit, part), key)) in rule.limits().zip(rule.counted_parts()).zip(&keys).enumerate() {

@@ -2,6 +2,7 @@
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use ratatui::text::Line;
 
 use super::controls::Tab;
 use super::snapshot::Snapshot;
@@ -16,7 +17,9 @@ const MOST_ROWS: usize = 20;
 pub(super) fn picture(snapshot: &Snapshot, history: &History, width: u16) -> String {
     let view = View { snapshot, history, theme: Theme { colours: false } };
     let summary = lines(groups(snapshot, history, view.theme), width.into(), view.theme);
-    let mut text: String = summary.iter().map(|line| format!("{}\n", line.to_string().trim_end())).collect();
+    // What an endpoint says may have anything in it.
+    let plain = |line: &Line<'_>| line.to_string().replace(char::is_control, " ");
+    let mut text: String = summary.iter().map(|line| format!("{}\n", plain(line).trim_end())).collect();
     for tab in Tab::ALL {
         let mut shown = table(tab, snapshot, 0, "", width);
         let left_out = match tab {

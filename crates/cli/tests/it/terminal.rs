@@ -167,7 +167,7 @@ fn a_terminal_that_cannot_be_redrawn_gets_one_picture_after_the_other() {
 #[test]
 fn a_load_is_drawn_while_it_runs_and_ends_with_a_histogram() {
     for (columns, rows) in [(80, 60), (40, 60)] {
-        let arguments = "load 'gcra 5/1s' --rate 200 --keys hot --warmup 0s --duration 3s --format table";
+        let arguments = "load 'gcra 5/1s' --rate 200 --keys hot --warmup 0s --duration 5s --format table";
         let terminal = Terminal::run(columns, rows, &line("", arguments));
         let screen = terminal.until("it is drawn", |screen| screen.contains("\ndenied  "));
         for drawn in [" calls\nrate  ", "/s  ", "\np99  ", "%  "] {

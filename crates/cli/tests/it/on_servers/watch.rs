@@ -99,7 +99,8 @@ fn a_key_that_is_written_and_one_that_is_only_denied_are_told_apart() {
             && of(snapshot, "shut", "touched_share").is_some_and(|share| share > 0.0)
     });
     assert!(number(&seen["scripts"]["calls_per_second"]) > 0.0, "{seen}");
-    assert_eq!(seen["scripts"]["by_command"][0]["command"], "evalsha", "{seen}");
+    let commands = seen["scripts"]["by_command"].as_array().expect("commands");
+    assert!(commands.iter().any(|command| command["command"] == "evalsha"), "{seen}");
     assert_eq!(seen["keys"][0]["rule"], "open", "the hottest first: {seen}");
     let rules: BTreeSet<_> =
         seen["rules"].as_array().expect("rules").iter().map(|rule| rule["rule"].as_str()).collect();
