@@ -34,8 +34,8 @@ impl Limiter {
         }
     }
 
-    /// While this lives, the keys of the call are being changed, unless it is one that others don't gain by. However the
-    /// call ends, it may have changed them.
+    /// Marks the call's keys as being changed for as long as the result lives. None for an acquire and a peek, which give
+    /// nothing back.
     pub(super) fn changing(
         &self,
         rule: &Rule,

@@ -109,7 +109,7 @@ pub(super) fn hex(RGBColor(red, green, blue): RGBColor) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
-/// What the style sheet fills with, so that nothing is told by its colour alone.
+/// The patterns that the style sheet fills with: each kind has one, beside its colour.
 pub(super) fn patterns() -> &'static str {
     "<svg class=\"patterns\" aria-hidden=\"true\" width=\"0\" height=\"0\"><defs>\
      <pattern id=\"hatch\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\

@@ -116,7 +116,7 @@ fn limits(out: &mut impl Write, title: &str, suggestions: &[&Suggestion]) -> io:
     Ok(())
 }
 
-/// Who is hit, and when.
+/// The keys that would be denied most, and when.
 fn hits(report: &Report<'_>, suggestion: &Suggestion, out: &mut impl Write) -> io::Result<()> {
     const NUMBERS: usize = 17;
     const TIMES: usize = 34;
