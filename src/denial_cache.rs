@@ -17,10 +17,10 @@ use crate::decision::Decision;
 /// changed its rule (or Redis lost the key, or its clock was stepped), and then for at most [a second](Self::longest).
 /// What this process does to a key with [`refund`](crate::Limiter::refund), [`settle`](crate::Limiter::settle),
 /// [`reset`](crate::Limiter::reset) and the like takes effect at once, in all clones of the limiter and all limiters
-/// that share the cache: these must have the same Redis and prefix. After such a call that was dropped or got no answer,
-/// no denial of its keys is remembered for as long as one may be, at most a minute, since Redis may yet run it. Permits, remembered ids, counted denials and requests
-/// with a time of their own always go to Redis. A denial repeated here doesn't reach Redis, so it doesn't
-/// [block](crate::Rule::block_for) the key anew.
+/// that share the cache: these must have the same Redis and prefix. After such a call that was dropped or got no
+/// answer, no denial of its keys is remembered for as long as one may be, at most a minute, since Redis may yet run it.
+/// Permits, remembered ids, counted denials and requests with a time of their own always go to Redis. A denial repeated
+/// here doesn't reach Redis, so it doesn't [block](crate::Rule::block_for) the key anew.
 ///
 /// ```
 /// use std::time::Duration;

@@ -34,8 +34,8 @@ impl Limiter {
         }
     }
 
-    /// Marks the call's keys as being changed for as long as the result lives. None for an acquire and a peek, which give
-    /// nothing back.
+    /// Marks the call's keys as being changed for as long as the result lives. None for an acquire and a peek, which
+    /// give nothing back.
     pub(super) fn changing(
         &self,
         rule: &Rule,
