@@ -34,6 +34,10 @@ pub(super) struct Census {
     counting: Counts,
     complete: Option<Counts>,
     watched: HashMap<Vec<u8>, Looks>,
+    /// How many keys the budget still allows; negative where the last step of a scan took more than was left.
+    left: i64,
+    /// The number of the present look.
+    turn: u64,
     /// The last one that was scanned.
     any_key: Option<Vec<u8>>,
 }
@@ -50,6 +54,8 @@ pub(super) struct Looks {
     looks: f64,
     touched: f64,
     pub(super) freq: Option<u64>,
+    /// The number of the last look.
+    turn: u64,
 }
 
 /// How often each command was sent.
@@ -70,17 +76,21 @@ impl Census {
     ) -> Result<Sent, Failure> {
         let by_frequency = reading.evicts_by_frequency();
         let (until, mut sent) = (Instant::now() + within / 2, Sent::default());
-        let watched: Vec<_> = self.watched.keys().cloned().collect();
+        let allowed = i64::try_from(keys_within(reading, within)).unwrap_or(i64::MAX);
+        // Nothing is saved up: a quiet time leaves no burst for later.
+        self.left = self.left.min(0) + allowed;
+        self.turn += 1;
+        // At least half is for the scan, however many keys are in use and however short the time is.
+        let watched = self.longest_unseen(usize::try_from(allowed / 2).unwrap_or(usize::MAX).max(1));
         self.look_again(connection, &watched, by_frequency, within, &mut sent).await?;
-        let mut left = keys_within(reading, within).saturating_sub(watched.len() as u64);
-        while left > 0 && Instant::now() < until {
+        while self.left > 0 && Instant::now() < until {
             let mut scan = Pipeline::with_capacity(1);
             scan.cmd("SCAN").arg(self.cursor).arg("COUNT").arg(STEP);
             let reply = connection.all(&scan).await?.pop().unwrap_or_else(|| Err(Failure::Refused(String::new())))?;
             sent.scans += 1;
             let garbled = |_| Failure::Refused("a reply to SCAN that can't be read".to_owned());
             let (cursor, keys): (u64, Vec<Vec<u8>>) = from_redis_value(reply).map_err(garbled)?;
-            left = left.saturating_sub(STEP);
+            self.left -= i64::try_from(STEP).unwrap_or(i64::MAX);
             self.cursor = cursor;
             let fresh = self.count(keys, prefix);
             self.look_again(connection, &fresh, by_frequency, within, &mut sent).await?;
@@ -91,6 +101,15 @@ impl Census {
         }
         self.forget_the_idle();
         Ok(sent)
+    }
+
+    /// Those of the watched keys that were looked at longest ago, and takes them from the budget.
+    fn longest_unseen(&mut self, most: usize) -> Vec<Vec<u8>> {
+        let mut watched: Vec<_> = self.watched.iter().map(|(key, looks)| (looks.turn, key)).collect();
+        watched.sort_unstable();
+        let keys: Vec<_> = watched.into_iter().take(most).map(|(_, key)| key.clone()).collect();
+        self.left -= i64::try_from(keys.len()).unwrap_or(i64::MAX);
+        keys
     }
 
     /// Also looks at these from now on.
@@ -187,6 +206,7 @@ impl Census {
             return;
         }
         let looks = self.watched.entry(key.to_vec()).or_default();
+        looks.turn = self.turn;
         looks.looks = looks.looks * FADE + 1.0;
         looks.touched = looks.touched * FADE + f64::from(u8::from(touched));
         looks.freq = by_frequency.then_some(number);
@@ -264,6 +284,23 @@ mod tests {
         assert_eq!(census.watched.len(), MOST_WATCHED);
         assert!(census.watched().all(|(_, looks)| looks.freq.is_some_and(|freq| freq >= MOST_WATCHED as u64)));
         assert!(census.watched().all(|(_, looks)| looks.touched_share().is_none()));
+    }
+
+    #[test]
+    fn keys_in_use_take_turns_and_leave_half_of_the_budget_to_the_scan() {
+        let mut census = Census::default();
+        (0..60).for_each(|number| census.seen(&key(number), 0, false, SECOND));
+        let mut looked_at = BTreeMap::new();
+        for _ in 0..12 {
+            census.turn += 1;
+            census.left = 25;
+            for key in census.longest_unseen(12) {
+                census.seen(&key, 0, false, SECOND);
+                *looked_at.entry(key).or_insert(0) += 1;
+            }
+            assert_eq!(census.left, 13);
+        }
+        assert_eq!((looked_at.len(), looked_at.values().min(), looked_at.values().max()), (60, Some(&2), Some(&3)));
     }
 
     #[test]

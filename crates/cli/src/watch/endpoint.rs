@@ -47,10 +47,14 @@ impl FromStr for Address {
     }
 }
 
+/// Without the query, which may hold a secret.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port, path } = self;
-        write!(f, "http://{host}:{port}{path}")
+        match path.split_once('?') {
+            Some((path, _)) => write!(f, "http://{host}:{port}{path}?…"),
+            None => write!(f, "http://{host}:{port}{path}"),
+        }
     }
 }
 
@@ -110,7 +114,7 @@ mod tests {
             ("http://localhost", "http://localhost:80/metrics"),
             ("http://localhost/", "http://localhost:80/metrics"),
             ("http://10.0.0.1:9000", "http://10.0.0.1:9000/metrics"),
-            ("http://[::1]:9000/a/b?c=d", "http://[::1]:9000/a/b?c=d"),
+            ("http://[::1]:9000/a/b?token=s3cret", "http://[::1]:9000/a/b?…"),
         ] {
             assert_eq!(text.parse::<Address>().expect(text).to_string(), expected);
         }

@@ -10,7 +10,7 @@ use super::connection::{Connection, Failure};
 use super::rates::Rates;
 use super::reading::{Reading, ScriptCalls};
 use super::snapshot::{Figures, Node as Shown, rounded};
-use super::written::{MESSAGE_US, Window, Writes};
+use super::written::{Window, Writes};
 use crate::info::Fields;
 
 /// The sections of INFO that are shown.
@@ -168,7 +168,7 @@ impl Node {
         let small = of("scan", sent.scans) + of(object, sent.objects);
         let pieces = of("client|tracking", 2 * window.pieces) + of("time", 2 * window.pieces);
         let looks = pieces + of("xread", window.pieces) + of("exists", window.asked);
-        of("info", 1) + OVERHEAD * (small + looks) + MESSAGE_US * window.messages as f64
+        of("info", 1) + OVERHEAD * (small + looks) + window.cost_us()
     }
 }
 

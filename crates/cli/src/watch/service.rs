@@ -1,6 +1,6 @@
 //! What a service's metrics say of the time between two readings, as `tollgate::describe_metrics` names them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use super::endpoint::Address;
@@ -15,11 +15,10 @@ const BATCH: &str = "tollgate_batch_keys";
 const BREAKERS: &str = "tollgate_breakers_open";
 const DROPPED: &str = "tollgate_background_dropped_total";
 
-/// An endpoint, and its last two readings.
+/// An endpoint, and its last reading.
 #[derive(Debug)]
 pub(super) struct Watched {
     address: Address,
-    before: Option<Reading>,
     now: Option<Reading>,
     error: Option<String>,
 }
@@ -27,12 +26,39 @@ pub(super) struct Watched {
 #[derive(Debug)]
 struct Reading {
     at: Instant,
-    samples: Vec<Sample>,
+    /// Since the reading before, if there was one.
+    seconds: Option<f64>,
+    samples: Vec<Read>,
+}
+
+#[derive(Debug)]
+struct Read {
+    sample: Sample,
+    /// How much a counter has grown since the reading before; a process that began anew counts from 0.
+    grown: Option<f64>,
+}
+
+impl Reading {
+    fn new(at: Instant, samples: Vec<Sample>, before: Option<&Self>) -> Self {
+        let series = |sample: &Sample| (sample.name.clone(), sample.labels.clone());
+        let known = before.map(|before| {
+            let samples = before.samples.iter().map(|read| &read.sample);
+            samples.map(|sample| (series(sample), sample.value)).collect::<HashMap<_, _>>()
+        });
+        let grown = |sample: &Sample| {
+            let before = known.as_ref()?.get(&series(sample)).copied().unwrap_or(0.0);
+            let grown = if sample.value < before { sample.value } else { sample.value - before };
+            Some(grown).filter(|grown| grown.is_finite())
+        };
+        let samples = samples.into_iter().map(|sample| Read { grown: grown(&sample), sample }).collect();
+        let seconds = before.map(|before| (at - before.at).as_secs_f64()).filter(|seconds| *seconds > 0.0);
+        Self { at, seconds, samples }
+    }
 }
 
 impl Watched {
     pub(super) fn new(address: Address) -> Self {
-        Self { address, before: None, now: None, error: None }
+        Self { address, now: None, error: None }
     }
 
     pub(super) async fn read(&mut self) {
@@ -40,10 +66,10 @@ impl Watched {
         match read {
             Ok(samples) => {
                 self.error = None;
-                self.before = self.now.replace(Reading { at: Instant::now(), samples });
+                self.now = Some(Reading::new(Instant::now(), samples, self.now.as_ref()));
             }
             // Its numbers are unknown, not 0.
-            Err(why) => (self.before, self.now, self.error) = (None, None, Some(why)),
+            Err(why) => (self.now, self.error) = (None, Some(why)),
         }
     }
 }
@@ -77,7 +103,7 @@ pub(super) fn service(all: &[Watched]) -> Service {
                 total,
             })
             .collect(),
-        breakers_open: sum(all.iter().flat_map(|one| one.values(BREAKERS)).map(|sample| Some(sample.value))),
+        breakers_open: sum(all.iter().flat_map(|one| one.values(BREAKERS)).map(|read| Some(read.sample.value))),
         background_dropped_per_second: sum(rates(all, DROPPED).values().map(|(rate, _)| *rate)),
     };
     let (keys, batches) = (grown(all, &format!("{BATCH}_sum"), None), grown(all, &format!("{BATCH}_count"), None));
@@ -94,21 +120,12 @@ pub(super) fn service(all: &[Watched]) -> Service {
 type Labels = BTreeMap<String, String>;
 
 impl Watched {
-    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Sample> {
-        self.now.iter().flat_map(|reading| &reading.samples).filter(move |sample| sample.name == name)
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Read> {
+        self.now.iter().flat_map(|reading| &reading.samples).filter(move |read| read.sample.name == name)
     }
 
     fn seconds(&self) -> Option<f64> {
-        let (before, now) = (self.before.as_ref()?, self.now.as_ref()?);
-        Some((now.at - before.at).as_secs_f64()).filter(|seconds| *seconds > 0.0)
-    }
-
-    /// How much a counter has grown since the reading before; a process that began anew counts from 0.
-    fn growth(&self, of: &Sample) -> Option<f64> {
-        let before = self.before.as_ref()?.samples.iter();
-        let before = before.filter(|sample| sample.name == of.name && sample.labels == of.labels);
-        let before = before.map(|sample| sample.value).next().unwrap_or(0.0);
-        Some(if of.value < before { of.value } else { of.value - before }).filter(|grown| grown.is_finite())
+        self.now.as_ref()?.seconds
     }
 }
 
@@ -116,8 +133,8 @@ impl Watched {
 fn rates(all: &[Watched], name: &str) -> BTreeMap<Labels, (Option<f64>, f64)> {
     let mut rates: BTreeMap<Labels, (Option<f64>, f64)> = BTreeMap::new();
     for one in all {
-        for sample in one.values(name).filter(|sample| sample.value.is_finite()) {
-            let rate = one.seconds().zip(one.growth(sample)).map(|(seconds, grown)| grown / seconds);
+        for Read { sample, grown } in one.values(name).filter(|read| read.sample.value.is_finite()) {
+            let rate = one.seconds().zip(*grown).map(|(seconds, grown)| grown / seconds);
             let (so_far, total) = rates.entry(sample.labels.iter().cloned().collect()).or_default();
             *so_far = sum([*so_far, rate]);
             *total += sample.value;
@@ -128,8 +145,8 @@ fn rates(all: &[Watched], name: &str) -> BTreeMap<Labels, (Option<f64>, f64)> {
 
 /// How much counters of this name, and of this source, have grown.
 fn grown(all: &[Watched], name: &str, source: Option<&str>) -> Option<f64> {
-    let of = all.iter().flat_map(|one| one.values(name).map(move |sample| (one, sample)));
-    sum(of.filter(|(_, sample)| is_of(sample, source)).map(|(one, sample)| one.growth(sample)))
+    let of = all.iter().flat_map(|one| one.values(name));
+    sum(of.filter(|read| is_of(&read.sample, source)).map(|read| read.grown))
 }
 
 fn latency(all: &[Watched]) -> Vec<Latency> {
@@ -153,9 +170,9 @@ fn quantile(all: &[Watched], name: &str, source: Option<&str>, share: f64) -> Op
     let bucket = format!("{name}_bucket");
     let mut buckets: Vec<(f64, f64)> = Vec::new();
     for one in all {
-        for sample in one.values(&bucket).filter(|sample| is_of(sample, source)) {
+        for Read { sample, grown } in one.values(&bucket).filter(|read| is_of(&read.sample, source)) {
             let Some(bound) = sample.label("le").and_then(|le| le.parse::<f64>().ok()) else { continue };
-            let grown = one.growth(sample)?;
+            let grown = (*grown)?;
             match buckets.iter_mut().find(|(known, _)| *known == bound) {
                 Some((_, count)) => *count += grown,
                 None => buckets.push((bound, grown)),
@@ -167,7 +184,8 @@ fn quantile(all: &[Watched], name: &str, source: Option<&str>, share: f64) -> Op
         return within(&buckets, share);
     }
     let is_it = |sample: &&Sample| sample.label("quantile").and_then(|of| of.parse().ok()) == Some(share);
-    let exported = all.iter().flat_map(|one| one.values(name)).filter(|sample| is_of(sample, source)).filter(is_it);
+    let values = all.iter().flat_map(|one| one.values(name)).map(|read| &read.sample);
+    let exported = values.filter(|sample| is_of(sample, source)).filter(is_it);
     exported.map(|sample| sample.value).filter(|value| value.is_finite()).max_by(f64::total_cmp)
 }
 
@@ -204,9 +222,10 @@ mod tests {
 
     fn watched(before: &str, now: &str) -> Watched {
         let began = Instant::now();
-        let read = |at, text| Some(Reading { at, samples: samples(text, PREFIX).expect("metrics") });
-        let address = "http://localhost:9000".parse().expect("an address");
-        Watched { address, before: read(began, before), now: read(began + Duration::from_secs(2), now), error: None }
+        let read = |at, text, before| Reading::new(at, samples(text, PREFIX).expect("metrics"), before);
+        let before = read(began, before, None);
+        let now = read(began + Duration::from_secs(2), now, Some(&before));
+        Watched { address: "http://localhost:9000".parse().expect("an address"), now: Some(now), error: None }
     }
 
     const ALLOWED: &str =
@@ -258,7 +277,7 @@ mod tests {
     #[test]
     fn an_endpoint_that_cannot_be_read_leaves_numbers_unknown() {
         let mut away = watched("", "tollgate_breakers_open 1");
-        (away.before, away.now, away.error) = (None, None, Some("no connection".into()));
+        (away.now, away.error) = (None, Some("no connection".into()));
         let service = service(&[away]);
         assert_eq!((service.decisions_per_second, service.breakers_open), (None, None));
         assert_eq!(service.endpoints[0].error.as_deref(), Some("no connection"));

@@ -3,8 +3,8 @@
 //! For each turn of its event loop in which keys of the prefix were written, the server sends one message that names
 //! them. A denied call writes nothing, so it isn't seen. A key that expires is named too, so each piece of a look is
 //! followed by a question which of the keys are still there (EXISTS, which isn't a use of a key). Each message costs
-//! the server some 50 microseconds, so only as many are asked for as the budget allows: all of them on a quiet server,
-//! those of some milliseconds in each second on a busy one. The end of each of these times is queued on the server
+//! the server some 50 microseconds and more for each name in it, so only as many are asked for as the budget allows:
+//! all of them on a quiet server, those of some milliseconds in each second on a busy one. The end of each of these times is queued on the server
 //! behind a read that waits there (`XREAD BLOCK`), so it comes in time whatever becomes of this process, and nothing
 //! piles up for it in the server's memory.
 
@@ -16,11 +16,13 @@ use tollgate::redis::{Client, Pipeline, ProtocolVersion, PushInfo, PushKind, Val
 
 use super::connection::{Connection, Failure};
 
-/// Messages a second, on average.
-const BUDGET: f64 = 50.0;
+/// Microseconds of the server in a second, on average.
+const BUDGET_US: f64 = 3000.0;
 /// What a message costs the server: measured as the main thread's time on Redis 7.0, from 33 to 70 on an idle and on a
 /// busy machine.
-pub(super) const MESSAGE_US: f64 = 60.0;
+const MESSAGE_US: f64 = 60.0;
+/// What each name in it costs beside: from 0.3 to 0.5 for 10 to 200 names on an idle Redis 7.0.
+const NAME_US: f64 = 0.5;
 /// The longest time without a look at how many there were, so that a burst can't cost much.
 const LONGEST: Duration = Duration::from_millis(50);
 const SHORTEST: Duration = Duration::from_millis(2);
@@ -36,7 +38,7 @@ pub(super) struct Writes {
     connection: Connection,
     pushes: UnboundedReceiver<PushInfo>,
     prefix: String,
-    /// Messages a second, lately.
+    /// What the messages of a second cost the server, lately, in microseconds.
     pace: Option<f64>,
 }
 
@@ -45,6 +47,8 @@ pub(super) struct Writes {
 pub(super) struct Window {
     pub(super) time: Duration,
     pub(super) messages: u64,
+    /// How many names they had.
+    pub(super) names: u64,
     /// How often each key was written: how many messages named it, without the one of its end.
     pub(super) keys: HashMap<Vec<u8>, f64>,
     pub(super) pieces: u64,
@@ -68,20 +72,20 @@ impl Writes {
     /// key that doesn't exist, in a slot of this node.
     pub(super) async fn look(&mut self, within: Duration, nothing: &[u8]) -> Result<Window, Failure> {
         let (pieces, each) = plan(self.pace, within);
-        let most = 2.0 * BUDGET * within.as_secs_f64();
+        let most = 2.0 * BUDGET_US * within.as_secs_f64();
         let mut window = Window::default();
         let mut starts = tokio::time::interval(within.mul_f64(0.95) / pieces);
         starts.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         for _ in 0..pieces {
             starts.tick().await;
             self.piece(each, nothing, &mut window).await?;
-            if window.messages as f64 > most {
+            if window.cost_us() > most {
                 break;
             }
         }
         let seconds = window.time.as_secs_f64();
         if seconds > 0.0 {
-            self.pace = Some(window.messages as f64 / seconds);
+            self.pace = Some(window.cost_us() / seconds);
         }
         Ok(window)
     }
@@ -105,6 +109,7 @@ impl Writes {
             if push.kind == PushKind::Invalidate {
                 window.messages += 1;
                 for key in push.data.iter().flat_map(names) {
+                    window.names += 1;
                     *named.entry(key.clone()).or_default() += 1;
                 }
             }
@@ -132,6 +137,11 @@ impl Writes {
 }
 
 impl Window {
+    /// What the messages have cost the server, in microseconds.
+    pub(super) fn cost_us(&self) -> f64 {
+        MESSAGE_US * self.messages as f64 + NAME_US * self.names as f64
+    }
+
     /// Keys with how many messages named them; whether the first ones still exist is known. The rest are taken to be
     /// like these.
     fn add(&mut self, asked: &[(Vec<u8>, u64)], there: &[bool], rest: &[(Vec<u8>, u64)]) {
@@ -159,7 +169,7 @@ fn plan(pace: Option<f64>, within: Duration) -> (u32, Duration) {
     let longest = within.mul_f64(MOST);
     let all = match pace {
         None => AT_FIRST.min(longest),
-        Some(pace) => within.mul_f64((BUDGET / pace.max(1.0)).min(MOST)).max(SHORTEST).min(longest),
+        Some(pace) => within.mul_f64((BUDGET_US / pace.max(1.0)).min(MOST)).max(SHORTEST).min(longest),
     };
     let pieces = u32::try_from(all.as_millis().div_ceil(LONGEST.as_millis())).unwrap_or(u32::MAX).max(1);
     (pieces, (all / pieces).max(Duration::from_millis(1)))
@@ -196,11 +206,17 @@ mod tests {
     fn a_quiet_server_is_looked_at_nearly_all_the_time_and_a_busy_one_briefly() {
         assert_eq!(plan(None, SECOND), (1, AT_FIRST));
         assert_eq!(plan(Some(0.0), SECOND), (18, LONGEST));
-        assert_eq!(plan(Some(50.0), SECOND), (18, LONGEST));
-        assert_eq!(plan(Some(500.0), SECOND), (2, LONGEST));
-        assert_eq!(plan(Some(10_000.0), SECOND), (1, Duration::from_millis(5)));
+        assert_eq!(plan(Some(3e3), SECOND), (18, LONGEST));
+        assert_eq!(plan(Some(3e4), SECOND), (2, LONGEST));
+        assert_eq!(plan(Some(6e5), SECOND), (1, Duration::from_millis(5)));
         assert_eq!(plan(Some(1e9), SECOND), (1, SHORTEST));
-        assert_eq!(plan(Some(500.0), 10 * SECOND), (20, LONGEST));
+        assert_eq!(plan(Some(3e4), 10 * SECOND), (20, LONGEST));
+    }
+
+    #[test]
+    fn a_message_of_many_names_costs_as_much_as_several() {
+        let of = |messages, names| Window { messages, names, ..Window::default() }.cost_us();
+        assert!(of(1, 200) > 2.0 * of(1, 1), "{} {}", of(1, 200), of(1, 1));
     }
 
     #[test]
@@ -216,7 +232,7 @@ mod tests {
 
     #[test]
     fn no_plan_is_longer_than_the_time_that_there_is() {
-        for pace in [None, Some(0.0), Some(1.0), Some(150.0), Some(1e6)] {
+        for pace in [None, Some(0.0), Some(60.0), Some(9e3), Some(1e8)] {
             for ms in [1, 2, 10, 100, 1000, 60_000] {
                 let within = Duration::from_millis(ms);
                 let (pieces, each) = plan(pace, within);

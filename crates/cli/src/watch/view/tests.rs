@@ -214,3 +214,23 @@ fn a_plain_picture_has_every_table_and_no_control_characters() {
         assert!(width < 40 || text.contains("user:19") && !text.contains("user:20"), "{text}");
     }
 }
+
+#[test]
+fn no_control_character_of_a_name_reaches_the_terminal() {
+    const HOSTILE: &str = "a\u{1b}[2Jb\rc\u{9b}d\ne\u{0}";
+    let mut snapshot = Snapshot { service: Some(service()), ..snapshot() };
+    snapshot.rules[0].of.rule = HOSTILE.into();
+    snapshot.nodes[0].error = Some(HOSTILE.into());
+    let of_service = snapshot.service.as_mut().unwrap();
+    of_service.decisions[0].rule = HOSTILE.into();
+    of_service.endpoints.push(Endpoint { url: "http://h:1/m".into(), error: Some(HOSTILE.into()) });
+    let is_control = |c: char| c.is_control() && c != '\n';
+    for width in [40, 80, 140] {
+        for keys in ["", "\t", "\t\t", "\t\t\t"] {
+            let (text, _) = drawn(&snapshot, (width, 30), keys, true);
+            assert!(!text.contains(is_control), "{width}: {text:?}");
+        }
+        let plain = picture(&snapshot, &History::default(), width);
+        assert!(!plain.contains(is_control), "{width}: {plain:?}");
+    }
+}

@@ -25,7 +25,12 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn start(arguments: &[&str]) -> Self {
-        let mut watch = command(&[&["watch", "--format", "jsonl", "--interval", "200ms"], arguments].concat());
+        Self::every("200ms", arguments)
+    }
+
+    fn every(interval: &str, arguments: &[&str]) -> Self {
+        let common = ["watch", "--format", "jsonl", "--deadline", "10s", "--interval", interval];
+        let mut watch = command(&[&common, arguments].concat());
         let mut process = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
         let lines = BufReader::new(process.stdout.take().expect("piped"));
         Self { process, lines }
@@ -109,6 +114,21 @@ fn a_key_that_is_written_and_one_that_is_only_denied_are_told_apart() {
 }
 
 #[test]
+fn all_keys_are_scanned_beside_many_in_use_and_at_the_shortest_interval() {
+    let server = Server::start();
+    let _load = Load::start(&server.url(), &["gcra 1000000/1s", "--key-count", "100", "--rate", "1000"]);
+    let others = "for n = 1, 500 do redis.call('set', 'tollgate:{user:' .. n .. '}:idle/gcra-1s', 'x') end";
+    let () = cmd("EVAL").arg(others).arg(0).query(&mut server.connection()).expect("written");
+    let mut watch = Running::every("100ms", &["--url", &server.url()]);
+    let seen = watch.until("all keys are scanned", |snapshot| {
+        let idle = snapshot["rules"].as_array().expect("rules").iter().find(|rule| rule["rule"] == "idle");
+        snapshot["sample"]["complete"] == true && idle.is_some()
+    });
+    let share = number(&seen["nodes"][0]["watch_share"]);
+    assert!(share < 0.1, "not much more than its budget, also on a busy machine: {share}");
+}
+
+#[test]
 fn watching_changes_nothing_and_counts_as_no_use_of_a_key() {
     let server = Server::start();
     let mut redis = server.connection();
@@ -123,7 +143,7 @@ fn watching_changes_nothing_and_counts_as_no_use_of_a_key() {
     };
     block_until("the keys are idle", || idle() >= 3);
     server.reset_command_counts();
-    let output = tollgate(&["watch", "--once", "--url", &server.url()]);
+    let output = tollgate(&["watch", "--once", "--deadline", "10s", "--url", &server.url()]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     let sent: BTreeSet<_> = server.commands().into_keys().filter(|name| name != "config|resetstat").collect();
     let expected = ["client|tracking", "hello", "info", "object|idletime", "scan", "time", "xread"];
@@ -177,7 +197,14 @@ fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
     // As the smallest user of a cluster.
     let rights = [rights_of("watcher").as_slice(), &["+cluster|slots", "+cluster|info"]].concat().join(" ");
     servers.nodes().iter().for_each(|node| drop(node.user("watcher", &rights)));
-    let output = tollgate(&["watch", "--once", "--url", &servers.url().replace("://", "://watcher:sesame@")]);
+    let output = tollgate(&[
+        "watch",
+        "--once",
+        "--deadline",
+        "10s",
+        "--url",
+        &servers.url().replace("://", "://watcher:sesame@"),
+    ]);
     let sample = &lines(&output)[0]["sample"];
     assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
     assert_eq!((&sample["no_writes"], &sample["no_scan"]), (&Value::Null, &Value::Null), "{sample}");
@@ -186,9 +213,16 @@ fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
     let rights = [rights_of("watcher").as_slice(), &["+role"]].concat().join(" ");
     let primary = servers.primary().expect("a primary");
     servers.server(primary).user("watcher", &rights);
-    let output = tollgate(&["watch", "--once", "--url", &servers.url().replace("://", "://watcher:sesame@")]);
+    let output = tollgate(&[
+        "watch",
+        "--once",
+        "--deadline",
+        "10s",
+        "--url",
+        &servers.url().replace("://", "://watcher:sesame@"),
+    ]);
     assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
-    let output = tollgate(&["watch", "--once", "--url", &servers.url()]);
+    let output = tollgate(&["watch", "--once", "--deadline", "10s", "--url", &servers.url()]);
     assert_eq!((code(&output), &lines(&output)[0]["nodes"][0]["role"]), (0, &"master".into()), "{}", stderr(&output));
 }
 
@@ -199,7 +233,8 @@ fn the_documented_smallest_user_suffices_and_each_right_that_it_lacks_is_named()
     assert_eq!(code(&tollgate(&["probe", "gcra 5/1d", "user:1", "--url", &url])), 0);
     let rights = rights_of("watcher");
     let once = |name: &str, rights: &[&str]| {
-        let output = tollgate(&["watch", "--once", "--url", &server.user(name, &rights.join(" "))]);
+        let output =
+            tollgate(&["watch", "--once", "--deadline", "10s", "--url", &server.user(name, &rights.join(" "))]);
         (code(&output), stderr(&output), lines(&output).pop().unwrap_or_default())
     };
     let (exit, told, seen) = once("watcher", &rights);
@@ -235,7 +270,7 @@ fn the_documented_smallest_user_suffices_and_each_right_that_it_lacks_is_named()
 fn a_picture_as_text_has_no_escapes_and_fits_a_page() {
     let server = Server::start();
     assert_eq!(code(&tollgate(&["probe", "gcra 5/1d", "user:1", "--url", &server.url()])), 0);
-    let output = tollgate(&["watch", "--once", "--format", "table", "--url", &server.tcp_url()]);
+    let output = tollgate(&["watch", "--once", "--deadline", "10s", "--format", "table", "--url", &server.tcp_url()]);
     let text = stdout(&output);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(text.starts_with("redis     127.0.0.1:"), "{text}");

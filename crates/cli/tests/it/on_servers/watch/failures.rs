@@ -48,14 +48,25 @@ fn a_service_is_read_where_it_exports_its_metrics() {
         let _ = stream.write_all(format!("{head}{}{}0\r\n\r\n", chunk(one), chunk(two)).as_bytes());
     });
     let url = server.url();
-    let both = ["watch", "--once", "--url", &url, "--metrics", &chunked, "--metrics", &of_body(DECISIONS)];
+    let both = [
+        "watch",
+        "--once",
+        "--deadline",
+        "10s",
+        "--url",
+        &url,
+        "--metrics",
+        &chunked,
+        "--metrics",
+        &of_body(DECISIONS),
+    ];
     let output = tollgate(&both);
     let service = &lines(&output)[0]["service"];
     assert_eq!((code(&output), stderr(&output).as_str()), (0, ""), "{service}");
     let decisions = &service["decisions"][0];
     assert_eq!((&decisions["total"], &decisions["source"]), (&82.0.into(), &"redis".into()), "{service}");
     assert_eq!((&decisions["per_second"], &service["breakers_open"]), (&0.0.into(), &2.0.into()), "{service}");
-    let none = tollgate(&["watch", "--once", "--url", &url]);
+    let none = tollgate(&["watch", "--once", "--deadline", "10s", "--url", &url]);
     assert_eq!(lines(&none)[0]["service"], Value::Null);
 }
 
@@ -83,7 +94,8 @@ fn nonsense_from_an_endpoint_is_one_line_and_the_rest_is_shown() {
         (answer("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nup 1\n"), "the response broke off"),
         (nobody, "no connection: "),
     ] {
-        let output = tollgate(&["watch", "--once", "--url", &server.url(), "--metrics", &endpoint]);
+        let output =
+            tollgate(&["watch", "--once", "--deadline", "10s", "--url", &server.url(), "--metrics", &endpoint]);
         let told = stderr(&output);
         assert_eq!((code(&output), told.lines().count()), (2, 1), "{expected}: {told}");
         assert!(told.starts_with(&format!("error: {endpoint}: ")) && told.contains(expected), "{expected}: {told}");
@@ -96,7 +108,7 @@ fn an_endpoint_that_never_answers_does_not_keep_the_rest_waiting_for_ever() {
     let server = Server::start();
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", silent.local_addr().expect("its address"));
-    let output = tollgate(&["watch", "--once", "--url", &server.url(), "--metrics", &url]);
+    let output = tollgate(&["watch", "--once", "--deadline", "10s", "--url", &server.url(), "--metrics", &url]);
     assert_eq!(code(&output), 2);
     assert_eq!(stderr(&output), format!("error: {url}/metrics: no answer within 2s\n"));
 }
