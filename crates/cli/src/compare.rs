@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::{Embedded, Limiter, Rule};
 
 use crate::interrupted::interrupted;
@@ -23,8 +22,8 @@ use crate::line::Printer;
 use crate::operation;
 use crate::output::{Shape, json, shape};
 use crate::page::ReportFile;
-use crate::records::{Format, Identity, KeyField, Record, Unreadable};
-use crate::replay::{Player, Plays, Recording, Source, Warnings};
+use crate::records::{KeyField, Record, Unreadable};
+use crate::replay::{Player, Plays, Reading, Recording, Source, Warnings, progress};
 use crate::rule_arguments::{GRAMMAR, subject_of};
 use edge::Edges;
 use outcome::Outcome;
@@ -37,15 +36,11 @@ pub(crate) struct Compare {
     // Options may stand between them, so clap takes them one by one: this is shown as <RULE>... <FILE>.
     #[arg(value_name = "RULE>... <FILE", num_args = 1.., required = true)]
     rules_and_file: Vec<OsString>,
-    /// The records' format. Default: detected from the beginning of the file.
-    #[arg(long, value_enum)]
-    input: Option<Format>,
+    #[command(flatten)]
+    reading: Reading,
     /// Which field of an access log to count by. Default: ip.
     #[arg(long, value_enum)]
     key: Option<KeyField>,
-    /// Stop at the first line that can't be read.
-    #[arg(long)]
-    strict: bool,
     /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
@@ -55,8 +50,6 @@ pub(crate) struct Compare {
 
 /// More rules than this can't be told apart side by side.
 const MOST_RULES: usize = 12;
-/// From this many records, a progress bar is worthwhile.
-const LONG: u64 = 2000;
 
 /// A rule at play.
 struct Contender {
@@ -113,8 +106,7 @@ impl Compare {
     }
 
     async fn play(&self, contenders: &mut [Contender], file: &PathBuf) -> Result<Input> {
-        let about = Identity::Key(self.key.unwrap_or(KeyField::Ip));
-        let source = Source { path: file, format: self.input, about, strict: self.strict };
+        let source = self.reading.by_key(file, self.key);
         if source.is_standard_input() {
             return play_stream(contenders, &source).await;
         }
@@ -147,15 +139,13 @@ impl Contender {
 /// Plays standard input on a clock that never steps back.
 async fn play_stream(contenders: &mut [Contender], source: &Source<'_>) -> Result<Input> {
     let (mut records, mut warnings) = source.stream().await?;
-    let (mut input, mut latest) = (Input { clamped: true, ..Input::default() }, 0);
-    while let Some(item) = records.recv().await {
-        match item.map_err(|error| warnings.broken(&error))? {
+    let mut input = Input { clamped: true, ..Input::default() };
+    while let Some(item) = records.next(&warnings).await? {
+        match item {
             Ok(mut record) => {
                 warnings.read();
                 input.records += 1;
-                input.out_of_order += u64::from(record.t_us < latest);
-                latest = latest.max(record.t_us);
-                record.t_us = latest;
+                input.out_of_order += u64::from(records.clamp(&mut record));
                 play_one(contenders, &record, &mut warnings).await?;
             }
             Err(unreadable) => {
@@ -179,17 +169,9 @@ async fn play_one(contenders: &mut [Contender], record: &Record, warnings: &mut 
         edges.note(&record.key, record.t_us, admitted);
         for Unreadable { line, reason } in played.unreadable {
             *unplayed += 1;
+            player.summary.passed_over(record.t_us);
             warnings.unreadable(Unreadable { line, reason: format!("{reason} (under {rule})") })?;
         }
     }
     Ok(())
-}
-
-/// A bar on standard error.
-fn progress(records: u64) -> ProgressBar {
-    if records < LONG {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} records, {eta} left");
-    ProgressBar::new(records).with_style(style.expect("a well-formed template"))
 }

@@ -24,7 +24,7 @@ pub(crate) struct OverTime {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Interval {
+pub(crate) struct Interval {
     allowed: u64,
     denied: u64,
 }
@@ -40,6 +40,12 @@ pub(crate) struct Counted {
 
 impl OverTime {
     pub(crate) fn note(&mut self, t_us: u64, allowed: bool) {
+        let interval = self.reach(t_us);
+        if allowed { interval.allowed += 1 } else { interval.denied += 1 }
+    }
+
+    /// The interval of this time, which is there from now on.
+    pub(crate) fn reach(&mut self, t_us: u64) -> &mut Interval {
         if self.intervals.is_empty() {
             self.each_us = SECONDS[0] * 1_000_000;
             self.first = t_us / self.each_us;
@@ -57,8 +63,7 @@ impl OverTime {
         if self.intervals.len() <= at {
             self.intervals.resize(at + 1, Interval::default());
         }
-        let interval = &mut self.intervals[at];
-        if allowed { interval.allowed += 1 } else { interval.denied += 1 }
+        &mut self.intervals[at]
     }
 
     /// Whether the intervals from the first to the last are still few with one for this time.
@@ -190,6 +195,16 @@ mod tests {
             counted.drawn().unwrap(),
             "█▃                   ·  denied in each 5s from 1970-01-01T00:01:35Z, 100.00 % at most"
         );
+    }
+
+    #[test]
+    fn a_time_without_a_record_has_an_interval_too() {
+        let mut over_time = OverTime::default();
+        over_time.reach(7 * SECOND);
+        over_time.note(9 * SECOND, false);
+        over_time.reach(10 * SECOND);
+        let counted = over_time.counted().unwrap();
+        assert_eq!((counted.from_us, counted.denied.as_slice()), (7 * SECOND, &[0, 0, 1, 0][..]));
     }
 
     #[test]

@@ -17,14 +17,14 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use tollgate::Rule;
 
 use crate::interrupted::interrupted;
 use crate::line::Printer;
 use crate::options::Options;
 use crate::page::ReportFile;
-use crate::records::{Format, Identity, KeyField, Record, Unreadable};
+use crate::records::{Identity, KeyField, Record, Unreadable};
 use crate::rule_arguments::{GRAMMAR, RuleOptions};
 use crate::rules_file::RulesFile;
 use crate::subject::Subject;
@@ -32,8 +32,8 @@ use crate::{messages, reader_is_gone};
 use by_rules::ByRules;
 pub(crate) use page::{bars, busiest};
 pub(crate) use player::{Player, Plays, unplayable};
-pub(crate) use recording::{Recording, Records};
-pub(crate) use source::Source;
+pub(crate) use recording::{Recording, Records, progress};
+pub(crate) use source::{Reading, Source, Stream};
 use summary::Order;
 pub(crate) use summary::is_zero;
 pub(crate) use unreadable::Warnings;
@@ -48,18 +48,14 @@ pub(crate) struct Replay {
     /// Also count denied calls, and show them as overage.
     #[arg(long)]
     overage: bool,
-    /// The records' format. Default: detected from the beginning of the file.
-    #[arg(long, value_enum)]
-    input: Option<Format>,
+    #[command(flatten)]
+    reading: Reading,
     /// Which field of an access log to count by; with --rules, the rules decide. Default: ip.
     #[arg(long, value_enum, conflicts_with = "set")]
     key: Option<KeyField>,
     /// Replay a file as it stands, even if its clock steps back, instead of sorted by time.
     #[arg(long)]
     unsorted: bool,
-    /// Stop at the first line that can't be read.
-    #[arg(long)]
-    strict: bool,
     /// Print totals instead of decisions.
     #[arg(long)]
     summary: bool,
@@ -72,9 +68,6 @@ pub(crate) struct Replay {
     #[command(flatten)]
     options: Options,
 }
-
-/// From this many records, a progress bar is worthwhile.
-const LONG: u64 = 2000;
 
 impl Replay {
     pub(crate) async fn run(self) -> Result<ExitCode> {
@@ -149,9 +142,10 @@ impl Replay {
     }
 
     async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<()> {
-        let by_key = Identity::Key(self.key.unwrap_or(KeyField::Ip));
-        let about = if player.plays_a_set() { Identity::Attributes } else { by_key };
-        let source = Source { path: &self.file, format: self.input, about, strict: self.strict };
+        let source = match player.plays_a_set() {
+            true => self.reading.of(&self.file, Identity::Attributes),
+            false => self.reading.by_key(&self.file, self.key),
+        };
         if source.is_standard_input() {
             let (mut records, mut warnings) = source.stream().await?;
             let played = self.play_stream(player, &mut records, &mut warnings).await;
@@ -175,7 +169,7 @@ impl Replay {
     async fn play_stream(
         &self,
         player: &mut Player<'_, impl Write>,
-        records: &mut source::Records,
+        records: &mut Stream,
         warnings: &mut Warnings,
     ) -> Result<()> {
         let played = self.play_as_it_comes(player, records, warnings).await;
@@ -186,22 +180,19 @@ impl Replay {
     async fn play_as_it_comes(
         &self,
         player: &mut Player<'_, impl Write>,
-        records: &mut source::Records,
+        records: &mut Stream,
         warnings: &mut Warnings,
     ) -> Result<()> {
-        let (mut latest, mut said) = (0, false);
-        while let Some(item) = records.recv().await {
-            let item = item.map_err(|error| warnings.broken(&error))?;
+        let mut said = false;
+        while let Some(item) = records.next(warnings).await? {
             let Some(mut record) = readable(item, player, warnings)? else { continue };
             if !std::mem::replace(&mut said, true) {
                 self.options.say_who_decides();
             }
-            player.summary.in_order(record.t_us, latest);
-            latest = latest.max(record.t_us);
-            record.t_us = latest;
+            player.summary.in_order(records.clamp(&mut record));
             play_one(player, record, warnings).await?;
             // What has come is decided together, and shown as soon as nothing more is there.
-            if records.is_empty() {
+            if records.is_drained() {
                 play_waiting(player, warnings).await?;
                 player.flush()?;
             }
@@ -219,11 +210,8 @@ impl Replay {
 
     /// A bar on standard error, unless decisions scroll by on the same terminal.
     fn progress(&self, records: u64) -> ProgressBar {
-        if records < LONG || (io::stdout().is_terminal() && !self.summary) {
-            return ProgressBar::hidden();
-        }
-        let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} records, {eta} left");
-        ProgressBar::new(records).with_style(style.expect("a well-formed template"))
+        let scrolls = io::stdout().is_terminal() && !self.summary;
+        if scrolls { ProgressBar::hidden() } else { progress(records) }
     }
 }
 

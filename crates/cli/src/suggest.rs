@@ -19,6 +19,7 @@ mod traffic;
 mod trial;
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -29,8 +30,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{Shape, micros, shape};
 use crate::page::ReportFile;
-use crate::records::Format;
-use crate::replay::Source;
+use crate::replay::Reading;
 use crate::rules_file::RulesFile;
 use crate::{found, options};
 use counting::Counting;
@@ -62,12 +62,8 @@ pub(crate) struct Suggest {
     /// Suggest numbers for the rules in this file, for the requests to which each applies.
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// The records' format. Default: detected from the beginning of the file.
-    #[arg(long, value_enum)]
-    input: Option<Format>,
-    /// Stop at the first line that can't be read.
-    #[arg(long)]
-    strict: bool,
+    #[command(flatten)]
+    reading: Reading,
     /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
     #[arg(long, value_enum)]
     format: Option<Shape>,
@@ -83,8 +79,8 @@ const LIMITS: usize = 100;
 impl Suggest {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let service = self.rules.as_deref().map(RulesFile::read).transpose()?;
-        let counting = self.counting(service.as_ref());
-        let source = Source { path: &self.file, format: self.input, about: counting.identity(), strict: self.strict };
+        let counting = self.counting(service.as_ref())?;
+        let source = self.reading.of(&self.file, counting.identity());
         let file = self.report.open(&[Some(&self.file), self.rules.as_deref()])?;
         let progress = progress();
         let mut traffic = Traffic::read(&source, &counting, &progress)?;
@@ -97,22 +93,28 @@ impl Suggest {
         let mut groups: Vec<_> = (0..traffic.groups.len()).collect();
         groups.sort_by_key(|at| Reverse(traffic.groups[*at].requests));
         let most = if service.is_some() { LIMITS } else { GROUPS };
-        let left = groups.len().saturating_sub(most);
-        groups.truncate(most);
+        let all = groups.len();
         if let Some(service) = &service {
+            let place = |at: &usize| &traffic.groups[*at].place;
+            // All of a rule's limits or none, since they are pasted together.
+            let cut: HashSet<_> = groups.iter().skip(most).filter_map(|at| place(at).rule()).collect();
+            groups.truncate(most);
+            groups.retain(|at| place(at).rule().is_none_or(|rule| !cut.contains(rule)));
             // As the file has them.
             let names: Vec<_> = service.rules.definitions().iter().map(|rule| rule.name.as_str()).collect();
-            groups.sort_by_key(|at| traffic.groups[*at].place.in_order(&names));
+            groups.sort_by_key(|at| place(at).in_order(&names));
         }
+        groups.truncate(most);
+        let left = all - groups.len();
 
         let mut suggestions = search::search(&mut traffic, &groups, bound, self.per.map(micros))?;
-        find_hits(&mut traffic.spool, &mut suggestions)?;
+        find_hits(&mut traffic.spool, &traffic.keys, &mut suggestions)?;
         progress.set_message(", replaying");
         check::check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).await?;
         progress.finish_and_clear();
         let by = match &counting {
             Counting::Key if !traffic.read.is_access_log => None,
-            Counting::Rules(_) => None,
+            Counting::Rules { .. } => None,
             _ => Some(self.by()),
         };
         let report = Report { traffic: &traffic, groups: &groups, left, suggestions: &suggestions, bound, by };
@@ -127,12 +129,12 @@ impl Suggest {
         found(ExitCode::SUCCESS, printed)
     }
 
-    fn counting<'s>(&self, service: Option<&'s RulesFile>) -> Counting<'s> {
-        match (service, &self.key, &self.each) {
-            (Some(service), ..) => Counting::Rules(service),
+    fn counting(&self, service: Option<&RulesFile>) -> Result<Counting> {
+        Ok(match (service, &self.key, &self.each) {
+            (Some(service), ..) => Counting::of_rules(&service.rules)?,
             (None, None, None) => Counting::Key,
             _ => Counting::Attribute { key: self.by().to_owned(), each: self.each.clone() },
-        }
+        })
     }
 
     /// The attribute to count by.

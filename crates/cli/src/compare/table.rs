@@ -26,8 +26,8 @@ fn print_in(width: usize, mut out: impl Write, outcomes: &[Outcome], input: Inpu
     writeln!(out)?;
     let fits = |rows: &[String]| rows.iter().all(|row| row.chars().count() <= width);
     let [named, numbered] = [columns(outcomes, true), columns(outcomes, false)];
-    let is_numbered = !fits(&named) && fits(&numbered);
-    match if fits(&named) { Some(named) } else { is_numbered.then_some(numbered) } {
+    let (is_named, is_numbered) = (fits(&named), !fits(&named) && fits(&numbered));
+    match if is_named { Some(named) } else { is_numbered.then_some(numbered) } {
         Some(rows) => {
             for (at, row) in rows.iter().enumerate() {
                 if at == 0 { writeln!(out, "{QUIET}{row}{QUIET:#}")? } else { writeln!(out, "{row}")? }
@@ -47,6 +47,9 @@ fn print_in(width: usize, mut out: impl Write, outcomes: &[Outcome], input: Inpu
         writeln!(out)?;
         let rules = (1..).zip(outcomes).map(|(number, outcome)| format!("{number}  {}", outcome.rule));
         rules.flat_map(|rule| wrapped(&rule, width)).try_for_each(|line| writeln!(out, "{line}"))?;
+    }
+    if is_named || is_numbered {
+        not_played(&mut out, outcomes, width)?;
     }
     over_time(&mut out, outcomes, width)?;
     out.flush()
@@ -94,6 +97,15 @@ fn as_facts(outcome: &Outcome) -> Vec<(&'static str, String)> {
         facts.push(("not played", grouped(outcome.not_played)));
     }
     facts
+}
+
+/// Which rules couldn't decide some records, where there is no column for that.
+fn not_played(out: &mut impl Write, outcomes: &[Outcome], width: usize) -> io::Result<()> {
+    for outcome in outcomes.iter().filter(|outcome| outcome.not_played > 0) {
+        let text = format!("not played under {}: {}", outcome.rule, counted(outcome.not_played, "record"));
+        wrapped(&text, width).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    }
+    Ok(())
 }
 
 /// The share that each rule denied, over time, all to one scale.
@@ -149,7 +161,8 @@ mod tests {
 
     #[test]
     fn no_line_is_wider_than_the_terminal() {
-        let rules = [outcome("fixed-window 60/1m", 123_456), outcome("gcra 60/1m burst 20, fixed-window 5000/1d", 7)];
+        let second = Outcome { not_played: 4321, ..outcome("gcra 60/1m burst 20, fixed-window 5000/1d", 7) };
+        let rules = [outcome("fixed-window 60/1m", 123_456), second];
         for width in [40, 60, 80, 120] {
             let mut out = Vec::new();
             let input = Input { records: 1_234_567, unreadable: 12, out_of_order: 345, clamped: false };
@@ -160,6 +173,7 @@ mod tests {
             for said in ["123,456", "120, 2.00x", "59.999s", "200.0 kB", "fixed-window 60/1m", "a full bar is"] {
                 assert!(text.replace('\n', " ").contains(said), "{width}: {said}: {text}");
             }
+            assert!(text.contains("not played") && text.replace(',', "").contains("4321"), "{width}: {text}");
         }
     }
 }

@@ -11,6 +11,9 @@ use super::unreadable::Warnings;
 use crate::by_time::{BLOCK, Horizon, Sorted};
 use crate::records::{Format, Record, Unreadable};
 
+/// From this many records, a progress bar is worthwhile.
+const LONG: u64 = 2000;
+
 /// Records in the order in which they are played.
 pub(crate) type Records<'s> = Box<dyn Iterator<Item = Result<Record>> + 's>;
 
@@ -111,6 +114,15 @@ impl<'s> Recording<'s> {
         };
         Ok((records, warnings))
     }
+}
+
+/// A bar on standard error while so many records are played.
+pub(crate) fn progress(records: u64) -> ProgressBar {
+    if records < LONG {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{wide_bar} {human_pos} of {human_len} records, {eta} left");
+    ProgressBar::new(records).with_style(style.expect("a well-formed template"))
 }
 
 /// Shows that a long file is being read.

@@ -5,22 +5,77 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use tokio::sync::{mpsc, oneshot};
 
 use super::unreadable::Warnings;
 use crate::messages;
-use crate::records::{self, Format, Identity, Looks, Record, Unreadable};
+use crate::records::{self, Format, Identity, KeyField, Looks, Record, Unreadable};
 
 type Item = io::Result<Result<Record, Unreadable>>;
-pub(crate) type Records = mpsc::Receiver<Item>;
+
+/// How records are read.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Reading {
+    /// The records' format. Default: detected from the beginning of the file.
+    #[arg(long, value_enum)]
+    input: Option<Format>,
+    /// Stop at the first line that can't be read.
+    #[arg(long)]
+    strict: bool,
+}
 
 /// A file, or standard input.
 pub(crate) struct Source<'a> {
-    pub(crate) path: &'a Path,
-    /// `None`: detected.
-    pub(crate) format: Option<Format>,
-    pub(crate) about: Identity,
-    pub(crate) strict: bool,
+    path: &'a Path,
+    reading: Reading,
+    about: Identity,
+    /// The field to count by that was asked for, which only an access log has.
+    by: Option<KeyField>,
+}
+
+/// Standard input's records as they arrive.
+pub(crate) struct Stream {
+    records: mpsc::Receiver<Item>,
+    latest: u64,
+}
+
+impl Reading {
+    /// The source of this path, whose records are read for this.
+    pub(crate) fn of(self, path: &Path, about: Identity) -> Source<'_> {
+        Source { path, reading: self, about, by: None }
+    }
+
+    /// The same for records by key; of an access log, by this field, or by the client's address.
+    pub(crate) fn by_key(self, path: &Path, by: Option<KeyField>) -> Source<'_> {
+        Source { path, reading: self, about: Identity::Key(by.unwrap_or(KeyField::Ip)), by }
+    }
+}
+
+impl Stream {
+    /// Waits for the next one; none after the last.
+    ///
+    /// # Errors
+    ///
+    /// Standard input can't be read further.
+    pub(crate) async fn next(&mut self, warnings: &Warnings) -> Result<Option<Result<Record, Unreadable>>> {
+        let next = self.records.recv().await.transpose();
+        next.map_err(|error| warnings.broken(&error))
+    }
+
+    /// Keeps the clock from stepping back: gives the record the latest time so far if its own is earlier, and returns
+    /// whether it was.
+    pub(crate) fn clamp(&mut self, record: &mut Record) -> bool {
+        let is_earlier = record.t_us < self.latest;
+        self.latest = self.latest.max(record.t_us);
+        record.t_us = self.latest;
+        is_earlier
+    }
+
+    /// Whether nothing more has arrived yet.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.records.is_empty()
+    }
 }
 
 impl Source<'_> {
@@ -36,9 +91,9 @@ impl Source<'_> {
     /// The records, and their format.
     pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Format, Warnings)> {
         let file = self.text()?;
-        let (looks, file) = records::look(file, self.format.is_none()).with_context(|| self.shown())?;
+        let (looks, file) = records::look(file, self.reading.input.is_none()).with_context(|| self.shown())?;
         let format = self.settled(&looks)?;
-        let warnings = Warnings::new(&self.shown(), format, &looks, self.strict);
+        let warnings = Warnings::new(&self.shown(), format, &looks, self.reading.strict);
         Ok((records::read(format, self.about, file), format, warnings))
     }
 
@@ -56,11 +111,11 @@ impl Source<'_> {
     }
 
     /// Standard input's records. Reading it blocks a thread, which ends with the process.
-    pub(crate) async fn stream(&self) -> Result<(Records, Warnings)> {
+    pub(crate) async fn stream(&self) -> Result<(Stream, Warnings)> {
         let (tell_looks, looks) = oneshot::channel();
         let (tell_format, format) = oneshot::channel();
         let (sender, records) = mpsc::channel(1024);
-        let (about, unsure) = (self.about, self.format.is_none());
+        let (about, unsure) = (self.about, self.reading.input.is_none());
         std::thread::spawn(move || {
             let looked = records::decompressed(BufReader::new(io::stdin()));
             let input = match looked.and_then(|input| records::look(input, unsure)) {
@@ -84,32 +139,40 @@ impl Source<'_> {
         let format = self.settled(&looks)?;
         // If the reader has ended, it has sent the reason.
         let _ = tell_format.send(format);
-        Ok((records, Warnings::new(&self.shown(), format, &looks, self.strict)))
+        let warnings = Warnings::new(&self.shown(), format, &looks, self.reading.strict);
+        Ok((Stream { records, latest: 0 }, warnings))
     }
 
     /// The format to read: the one given, or the one detected.
     fn settled(&self, looks: &Looks) -> Result<Format> {
         let shown = self.shown();
-        match (self.format, looks.format, &looks.begins) {
-            (Some(given), ..) => Ok(given),
+        let format = match (self.reading.input, looks.format, &looks.begins) {
+            (Some(given), ..) => given,
             (None, Some(format), _) => {
-                let what = match format {
-                    Format::Jsonl => "JSON lines",
-                    Format::Csv => "CSV",
-                    Format::Combined | Format::AccessJson => "an access log",
-                };
-                messages::note(format!("{shown} looks like {what}: read as --input {format}"));
-                Ok(format)
+                messages::note(format!("{shown} looks like {}: read as --input {format}", what(format)));
+                format
             }
-            (None, None, None) => Ok(Format::Jsonl),
+            (None, None, None) => Format::Jsonl,
             (None, None, Some(begins)) => {
                 let why = "expected --input jsonl, csv, combined or access-json, since it looks like none of them";
                 bail!("{shown}: {why}, got what begins with {begins}")
             }
+        };
+        if self.by.is_some() && matches!(format, Format::Jsonl | Format::Csv) {
+            bail!("{shown}: expected an access log with --key, got {}, which has keys of its own", what(format));
         }
+        Ok(format)
     }
 
     pub(crate) fn shown(&self) -> String {
         if self.is_standard_input() { "standard input".to_owned() } else { self.path.display().to_string() }
+    }
+}
+
+fn what(format: Format) -> &'static str {
+    match format {
+        Format::Jsonl => "JSON lines",
+        Format::Csv => "CSV",
+        Format::Combined | Format::AccessJson => "an access log",
     }
 }

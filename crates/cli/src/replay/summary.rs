@@ -102,9 +102,14 @@ impl Summary {
         (self.unreadable, self.out_of_order) = (unreadable, out_of_order);
     }
 
-    /// Notes a record at this time after others, the latest of which was at `latest`.
-    pub(super) fn in_order(&mut self, t_us: u64, latest: u64) {
-        self.out_of_order += u64::from(t_us < latest);
+    /// Notes whether a record's time was earlier than one before.
+    pub(super) fn in_order(&mut self, out_of_order: bool) {
+        self.out_of_order += u64::from(out_of_order);
+    }
+
+    /// Notes a record at this time that isn't decided, so that counts over time reach to it.
+    pub(crate) fn passed_over(&mut self, t_us: u64) {
+        self.over_time.reach(t_us);
     }
 
     /// Notes a key that is about to be written.

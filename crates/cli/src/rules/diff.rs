@@ -22,8 +22,8 @@ use crate::found;
 use crate::held::Held;
 use crate::options::from_zero;
 use crate::output::{QUIET, Shape, counted, facts, json, shape};
-use crate::records::{Format, Identity, Record};
-use crate::replay::{Recording, Records, Source, Warnings, is_zero, unplayable};
+use crate::records::{Identity, Record};
+use crate::replay::{Reading, Recording, Records, Source, Warnings, is_zero, unplayable};
 use crate::rules_file::RulesFile;
 use crate::verdict::{Judged, MISSING, Plan};
 
@@ -36,15 +36,11 @@ pub(crate) struct Diff {
     after: PathBuf,
     /// The records; - for standard input. Without records, only the rules themselves are compared.
     log: Option<PathBuf>,
-    /// The records' format. Default: detected from the beginning of the file.
-    #[arg(long, value_enum)]
-    input: Option<Format>,
+    #[command(flatten)]
+    reading: Reading,
     /// Replay the records as they stand, even if their clock steps back, instead of sorted by time.
     #[arg(long)]
     unsorted: bool,
-    /// Stop at the first line that can't be read.
-    #[arg(long)]
-    strict: bool,
     /// Leave out the records that are treated differently, as a table does: print only totals.
     #[arg(long)]
     summary: bool,
@@ -147,7 +143,7 @@ impl Diff {
         let [before, after] = sets.each_ref().map(|set| set.name.clone());
         let [one, other] = sets.map(Player::new);
         let players = [one?, other?];
-        let source = Source { path: log, format: self.input, about: Identity::Attributes, strict: self.strict };
+        let source = self.reading.of(log, Identity::Attributes);
         let mut totals = Totals { before, after, ..Totals::default() };
         let (records, mut warnings) = self.records(&source, &mut totals).await?;
         let shape = shape(self.format);
@@ -203,8 +199,8 @@ impl Diff {
         }
         let (mut items, mut warnings) = source.stream().await?;
         let mut records = Vec::new();
-        while let Some(item) = items.recv().await {
-            match item.map_err(|error| warnings.broken(&error))? {
+        while let Some(item) = items.next(&warnings).await? {
+            match item {
                 Ok(record) => {
                     warnings.read();
                     records.push(record);

@@ -2,22 +2,21 @@
 
 use anyhow::Result;
 use tollgate::Limit;
-use tollgate::rules::Effect;
+use tollgate::rules::{Effect, RuleSet};
 
 use crate::attributes;
 use crate::records::{Identity, KeyField, Record};
-use crate::rules_file::RulesFile;
 use crate::verdict::counted_keys;
 
 /// How records are counted.
 #[derive(Debug)]
-pub(super) enum Counting<'s> {
+pub(super) enum Counting {
     /// By the record's key; in an access log, by the client's address.
     Key,
     /// By an attribute, separately for each value of another one if that is given.
     Attribute { key: String, each: Option<String> },
-    /// As the rules of a service do.
-    Rules(&'s RulesFile),
+    /// As the rules of a service do. A shadow rule decides nothing there, so each has a set in which it does.
+    Rules { rules: RuleSet, shadows: Vec<(String, RuleSet)> },
 }
 
 /// Who shares a limit.
@@ -40,6 +39,14 @@ pub(super) struct Present {
 }
 
 impl Place {
+    /// The name of its rule, if it is one's.
+    pub(super) fn rule(&self) -> Option<&str> {
+        match self {
+            Self::Rule { name, .. } => Some(name),
+            Self::Anywhere | Self::Value(_) => None,
+        }
+    }
+
     /// The position of its rule among these names, and that of its limit.
     pub(super) fn in_order(&self, names: &[&str]) -> (Option<usize>, usize) {
         match self {
@@ -49,12 +56,25 @@ impl Place {
     }
 }
 
-impl Counting<'_> {
+impl Counting {
+    pub(super) fn of_rules(rules: &RuleSet) -> Result<Self> {
+        let of = |name: &str| {
+            let others = rules.definitions().iter().filter(|rule| rule.shadow != Some(true) || rule.name == name);
+            RuleSet::new(others.cloned().map(|mut rule| {
+                rule.shadow = None;
+                rule
+            }))
+        };
+        let shadows = rules.definitions().iter().filter(|rule| rule.shadow == Some(true));
+        let shadows = shadows.map(|rule| Ok((rule.name.clone(), of(&rule.name)?)));
+        Ok(Self::Rules { rules: rules.clone(), shadows: shadows.collect::<Result<_>>()? })
+    }
+
     /// What the source is to be read for.
     pub(super) fn identity(&self) -> Identity {
         match self {
             Self::Key => Identity::Key(KeyField::Ip),
-            Self::Attribute { .. } | Self::Rules(_) => Identity::Attributes,
+            Self::Attribute { .. } | Self::Rules { .. } => Identity::Attributes,
         }
     }
 
@@ -77,26 +97,37 @@ impl Counting<'_> {
                 };
                 count(&place, None, whom, cost).map(Ok)
             }
-            Self::Rules(service) => by_rules(service, record, count),
+            Self::Rules { rules, shadows } => {
+                for (name, set) in shadows {
+                    // What it leaves out is no business of the rule that decides.
+                    let _left_out = by_rules(set, record, Some(name), &mut count)?;
+                }
+                by_rules(rules, record, None, count)
+            }
         }
     }
 }
 
+/// Counts the record by the rule that applies; if only one is of interest, only if that is it.
 fn by_rules(
-    service: &RulesFile,
+    rules: &RuleSet,
     record: &Record,
+    only: Option<&str>,
     mut count: impl FnMut(&Place, Option<Present>, &[u8], u64) -> Result<()>,
 ) -> Result<Result<(), String>> {
     let request = attributes::read(&record.attributes);
     let left_out = |why: &str| Ok(Err(why.to_owned()));
-    if service.rules.reads_two_ways(&request) {
+    if rules.reads_two_ways(&request) {
         return left_out("a path that can be read in two ways");
     }
-    let applies = match service.rules.applies(&request) {
+    let applies = match rules.applies(&request) {
         Ok(applies) => applies,
         Err(error) if error.is_input() => return left_out("attributes that the rule can't use"),
         Err(error) => return Err(error.into()),
     };
+    if only.is_some() && applies.rule != only {
+        return Ok(Ok(()));
+    }
     let charge = match &applies.effect {
         Effect::Limit(charge) => charge,
         Effect::Missing(name) => return Ok(Err(format!("no {name}"))),

@@ -33,7 +33,7 @@ pub(super) fn fit(spool: &mut Spool, keys: &[Key], groups: &[Group], trials: &mu
     }
     let mut followed = spool.of_keys(|key| followed[key as usize])?;
     while searches.iter().any(|search| search.next().is_some()) {
-        let denied = denied(&mut followed, trials, &searches)?;
+        let denied = denied(&mut followed, keys, trials, &searches)?;
         for (at, search) in searches.iter_mut().enumerate() {
             search.denied(denied[at], may_deny[trials[at].group]);
         }
@@ -52,6 +52,7 @@ fn find_heaviest(spool: &mut Spool, keys: &[Key], groups: &[Group], trials: &mut
     let mut heaviest: Vec<Heaviest> = trials.iter().map(|trial| trial.heaviest.clone()).collect();
     follow(
         spool,
+        keys,
         trials,
         members,
         || 0_u64,
@@ -70,7 +71,7 @@ fn find_heaviest(spool: &mut Spool, keys: &[Key], groups: &[Group], trials: &mut
 }
 
 /// How many requests each search's next units would deny.
-fn denied(spool: &mut Spool, trials: &[Trial], searches: &[Search]) -> Result<Vec<u64>> {
+fn denied(spool: &mut Spool, keys: &[Key], trials: &[Trial], searches: &[Search]) -> Result<Vec<u64>> {
     let mut members: Vec<Member> = Vec::new();
     for (at, (trial, search)) in trials.iter().zip(searches).enumerate() {
         members.extend(search.next().iter().flat_map(|units| trial.heaviest.above(*units)).map(|key| (key, at)));
@@ -80,6 +81,7 @@ fn denied(spool: &mut Spool, trials: &[Trial], searches: &[Search]) -> Result<Ve
     let mut denied = vec![0; trials.len()];
     follow(
         spool,
+        keys,
         trials,
         members.into_iter(),
         || 0_u64,

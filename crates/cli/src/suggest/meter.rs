@@ -122,6 +122,11 @@ impl Meter {
         }
     }
 
+    /// The most entries that the state of a key with so many requests may hold, each of 16 bytes.
+    pub(super) fn most_entries(&self, requests: u64) -> u64 {
+        if self.algorithm == Algorithm::SlidingLog { requests.min(MOST_OF_A_LOG) } else { 0 }
+    }
+
     /// How many units the limit must have to admit this cost now. Times never step back.
     ///
     /// Numbers too large for a limit needn't be exact: they only stay too large.

@@ -6,6 +6,7 @@ use anyhow::Result;
 use tollgate::Limit;
 
 use super::spool::Spool;
+use super::traffic::Key;
 use super::trial::{Member, Trial, follow};
 
 /// A limit that is suggested.
@@ -63,7 +64,7 @@ impl Suggestion {
 }
 
 /// Finds whom each suggestion hits, and when.
-pub(super) fn find_hits(spool: &mut Spool, suggestions: &mut [Suggestion]) -> Result<()> {
+pub(super) fn find_hits(spool: &mut Spool, keys: &[Key], suggestions: &mut [Suggestion]) -> Result<()> {
     let mut members: Vec<Member> = Vec::new();
     for (at, Suggestion { trial, .. }) in suggestions.iter().enumerate() {
         members.extend(trial.heaviest.above(trial.units.unwrap_or_default()).map(|key| (key, at)));
@@ -72,6 +73,7 @@ pub(super) fn find_hits(spool: &mut Spool, suggestions: &mut [Suggestion]) -> Re
     let trials: Vec<_> = suggestions.iter().map(|suggestion| suggestion.trial.bare()).collect();
     follow(
         spool,
+        keys,
         &trials,
         members.into_iter(),
         || (0, 0, 0),

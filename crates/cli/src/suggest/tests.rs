@@ -13,6 +13,7 @@ use super::share::{Bound, Of};
 use super::suggestion::{Kind, Suggestion, find_hits};
 use super::traffic::Traffic;
 use super::trial::Trial;
+use super::trial::follow;
 
 type Trace = Vec<(u64, &'static str, u64)>;
 
@@ -116,7 +117,7 @@ proptest! {
     ) {
         let (mut traffic, trial) = found(&trace, &meter, bound);
         let mut suggestions = [Suggestion::of(trial, Kind::Recommended).expect("it fits")];
-        find_hits(&mut traffic.spool, &mut suggestions).expect("found");
+        find_hits(&mut traffic.spool, &traffic.keys, &mut suggestions).expect("found");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions)).expect("confirmed");
         let [suggestion] = &suggestions;
@@ -136,7 +137,7 @@ async fn what_a_replay_does_not_confirm_is_an_error() {
     for wrong in [0, 1] {
         let (mut traffic, trial) = found(&trace, &Meter::bucket(Algorithm::Gcra, 5, SECOND), bound);
         let mut suggestions = [Suggestion::of(trial, Kind::Recommended).unwrap()];
-        find_hits(&mut traffic.spool, &mut suggestions).unwrap();
+        find_hits(&mut traffic.spool, &traffic.keys, &mut suggestions).unwrap();
         suggestions[0].hits[0].denied += wrong;
         let checked = check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).await;
         assert_eq!(checked.is_err(), wrong > 0, "{checked:?}");
@@ -173,4 +174,24 @@ fn extreme_numbers_neither_overflow_nor_fit() {
             }
         }
     }
+}
+
+/// More keys than are followed at once, since each may hold a whole log.
+#[test]
+fn keys_with_long_logs_are_followed_in_several_passes() {
+    let keys: Vec<&'static str> = (0..900).map(|key| &*key.to_string().leak()).collect();
+    let trace: Trace = (0..10_u64).flat_map(|at| keys.iter().map(move |key| (at, *key, 1))).collect();
+    let (mut traffic, trial) = found(
+        &trace,
+        &Meter::window(Algorithm::SlidingLog, SECOND),
+        Bound { share: "0%".parse().unwrap(), of: Of::Keys },
+    );
+    assert_eq!(trial.units, Some(10));
+    // As if each had ten thousand.
+    traffic.keys.iter_mut().for_each(|key| key.requests = 10_000);
+    let (mut ended, mut steps) = (Vec::new(), 0);
+    let members = (0..900).map(|key| (key, 0));
+    let Traffic { spool, keys, .. } = &mut traffic;
+    follow(spool, keys, &[trial], members, || (), |_, _, _, ()| steps += 1, |(key, _), ()| ended.push(key)).unwrap();
+    assert_eq!((ended, steps), ((0..900).collect(), 9000), "each key once");
 }

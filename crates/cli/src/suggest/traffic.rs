@@ -75,7 +75,7 @@ const GROUP: usize = 4;
 
 impl Traffic {
     /// Reads it through.
-    pub(super) fn read(source: &Source<'_>, counting: &Counting<'_>, progress: &ProgressBar) -> Result<Self> {
+    pub(super) fn read(source: &Source<'_>, counting: &Counting, progress: &ProgressBar) -> Result<Self> {
         let (items, format, mut warnings) = source.open()?;
         let mut reading = Reading::default();
         reading.read.is_access_log = matches!(format, Format::Combined | Format::AccessJson);
@@ -118,7 +118,7 @@ impl Reading {
     fn read_through(
         &mut self,
         items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
-        counting: &Counting<'_>,
+        counting: &Counting,
         warnings: &mut Warnings,
         progress: &ProgressBar,
     ) -> Result<()> {
@@ -141,7 +141,7 @@ impl Reading {
         warnings.end()
     }
 
-    fn note(&mut self, record: &Record, counting: &Counting<'_>) -> Result<()> {
+    fn note(&mut self, record: &Record, counting: &Counting) -> Result<()> {
         self.read.records += 1;
         self.read.out_of_order += u64::from(record.t_us < self.latest);
         self.latest = self.latest.max(record.t_us);

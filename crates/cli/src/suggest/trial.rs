@@ -8,9 +8,10 @@ use tollgate::Limit;
 
 use super::meter::{Meter, State};
 use super::spool::{Request, Spool};
+use super::traffic::Key;
 
-/// The most states at once: some 100 MB. Keys with more take several passes.
-const STATES: usize = 1 << 21;
+/// The most memory for states at once, in units of one without a log: some 100 MB. Keys with more take several passes.
+const STATES: u64 = 1 << 21;
 
 /// A limit whose burst, or rate, is to be found for the keys of one group.
 #[derive(Clone, Debug)]
@@ -90,6 +91,7 @@ pub(super) type Member = (u32, usize);
 /// Follows each member through its key's requests, from `start` on, and hands what became of it to `end`.
 pub(super) fn follow<S>(
     spool: &mut Spool,
+    keys: &[Key],
     trials: &[Trial],
     members: impl Iterator<Item = Member>,
     start: impl Fn() -> S,
@@ -97,7 +99,9 @@ pub(super) fn follow<S>(
     mut end: impl FnMut(Member, S),
 ) -> Result<()> {
     let mut members = members.peekable();
-    while let Some(some) = Some(Followed::next(&mut members, trials, &start)).filter(|some| !some.states.is_empty()) {
+    while let Some(some) =
+        Some(Followed::next(&mut members, keys, trials, &start)).filter(|some| !some.states.is_empty())
+    {
         let Followed { first, offsets, mut states } = some;
         for request in spool.requests()? {
             let request = request?;
@@ -121,13 +125,19 @@ struct Followed<S> {
 }
 
 impl<S> Followed<S> {
-    fn next(members: &mut Peekable<impl Iterator<Item = Member>>, trials: &[Trial], start: impl Fn() -> S) -> Self {
+    fn next(
+        members: &mut Peekable<impl Iterator<Item = Member>>,
+        keys: &[Key],
+        trials: &[Trial],
+        start: impl Fn() -> S,
+    ) -> Self {
         let first = members.peek().map_or(0, |(key, _)| *key);
-        let (mut offsets, mut states) = (Vec::new(), Vec::new());
+        let (mut offsets, mut states, mut weight) = (Vec::new(), Vec::new(), 0);
         let end = |states: &Vec<_>| u32::try_from(states.len()).unwrap_or(u32::MAX);
-        while let Some((key, _)) = members.peek().copied().filter(|_| states.len() < STATES) {
+        while let Some((key, _)) = members.peek().copied().filter(|_| weight < STATES) {
             offsets.resize((key - first) as usize + 1, end(&states));
             while let Some((_, trial)) = members.next_if(|(next, _)| *next == key) {
+                weight += 1 + trials[trial].meter.most_entries(keys[key as usize].requests) / 4;
                 states.push((trial, key, trials[trial].meter.unused(), start()));
             }
         }
