@@ -23,7 +23,7 @@ use crate::wall_clock;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
-    /// Whether the request may proceed.
+    /// Whether the request may proceed. Of calls that don't ask, such as a refund, a penalty or a block, true.
     pub allowed: bool,
     /// The capacity, in units: the most that can be taken at one instant.
     pub limit: u64,

@@ -80,27 +80,33 @@
 //!
 //! What an acquire of one limit on one Redis passes through, by the function that is called and its file in `src/`:
 //!
-//! 1. `acquire` in `limiter.rs` makes the future, a [`Deciding`], unless several limits decide
-//!    (`target_of_ask` in `limiter/sharded.rs`).
-//! 2. `poll` in `limiter/deciding.rs` asks once, and waits.
+//! 1. `acquire` in `limiter.rs` makes the future, a [`Deciding`]; `decide` in `limiter/deciding.rs` chooses how it goes on.
+//! 2. `poll` in `limiter/deciding.rs` looks for a remembered denial, if the limiter has a cache of them (`recall` in
+//!    `limiter/cached_denials.rs`, and `remember` after 15), asks once, and waits.
 //! 3. `ask` in `limiter/prepare.rs` takes the limit's numbers and the request's cost,
 //! 4. `state_key` in `key.rs` spells the key.
 //! 5. `acquire` in `engine.rs` chooses the engine;
 //! 6. `acquire` in `engine/redis/dispatch.rs` finds the runtime's queue, whose breaker may refuse.
-//! 7. `enter` in `engine/redis/queue.rs` lets a lone call go by itself (`by_itself` in `dispatch.rs`, then 10), and others
-//! 8. `add` in `batch.rs` join the batch that is being filled, under the one lock that a caller takes.
+//! 7. `enter` in `engine/redis/queue.rs` puts the call into the batch that is being filled, under the one lock that a
+//!    caller takes. While no other call is under way, it goes by itself instead: `by_itself` in `dispatch.rs`, `ask_one` in
+//!    `exchange.rs`, then 10 to 12 and 15.
+//! 8. `add` in `batch.rs` writes the call's numbers and key into the batch.
 //! 9. `run` in `engine/redis/dispatch.rs` takes the batch and a connection, in a task of its own; its `send` sends again
 //!    what certainly didn't run.
 //! 10. `exchange` in `engine/redis/exchange.rs` sends the calls, and by their text those that the server doesn't know,
 //! 11. `packed_command` in `engine/redis/pipeline.rs` writes each EVALSHA.
-//! 12. `read` in `batch.rs` reads what the script answers: a record of each key. `queue/in_flight.rs` wakes the callers.
+//! 12. `read` in `batch.rs` reads what the script answers: a record of each key and cost. `queue/in_flight.rs` wakes the
+//!    callers.
 //! 13. `poll` in `engine/redis/queue.rs` finds the caller's record,
 //! 14. `reply` in `batch/records.rs` its own answer in that,
 //! 15. `decision_of_ask` in `limiter/decide.rs` the [`Decision`].
 //!
-//! Whatever few calls need is behind one boxed call, from `limiter/deciding.rs` or from the limiter's other methods to
-//! `decide_in_full` in `limiter/decide.rs`: several limits, ids, two shards, and rules that count denials, block or
-//! say what a change does. What the rule's policy answers comes from `limiter/fallback.rs`.
+//! Whatever few calls need is behind one boxed call, from `decide` in `limiter/deciding.rs` to `decide_in_full` in
+//! `limiter/decide.rs`: other operations, several limits, ids, two shards, windows that start by key, and rules that count
+//! denials, block or say what a change does. What the rule's policy answers comes from `limiter/fallback.rs`.
+//!
+//! On a cluster, `acquire` in `engine/cluster.rs` finds the node that has the key's slot between 5 and 6, `ask` sends the
+//! call there, and `after` follows a redirect.
 //!
 //! # Invariants
 //!

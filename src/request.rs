@@ -152,6 +152,8 @@ impl<'a> Request<'a> {
     /// answer and is charged once, so a call that got no answer can be sent again; and its cost can be
     /// [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
     /// this id, and the call is remembered only while they are held.
+    ///
+    /// An id belongs to one operation: an acquire by the id of a reservation is misuse, an error of class `input`.
     #[must_use]
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.id = Some(id.as_ref());

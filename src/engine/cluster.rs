@@ -340,11 +340,12 @@ impl Cluster {
                     }
                 }
             };
-            if until.at <= Instant::now() {
-                return Err(until.missed(false));
-            }
             // While keys are moving, both nodes are asked in turn until the keys have arrived: that isn't disagreement.
             let moving = matches!(Redirect::of(&error), Some(Redirect::Again));
+            if until.at <= Instant::now() {
+                // What kept it waiting says more than the deadline.
+                return Err(if moving { error } else { until.missed(false) });
+            }
             if !moving && !was_moving {
                 redirects += 1;
                 if redirects > MOST_REDIRECTS {

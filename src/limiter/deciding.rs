@@ -25,7 +25,11 @@ use crate::telemetry::Observed;
 /// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. Polled
 /// after its decision, it stays pending.
 ///
-/// It borrows the limiter, the rule and the request's key, which a task of its own must have:
+/// It is `Send` and `Unpin`, so a `select!` in a loop can poll it by reference, and at most 256 bytes large without the
+/// features `metrics` and `tracing`.
+///
+/// It borrows the limiter, the rule and the request's key. A struct that holds it has their lifetime; where `'static` is
+/// needed, as by `tokio::spawn`, an `async` block that owns them takes its place:
 ///
 /// ```
 /// # #[cfg(feature = "embedded")]

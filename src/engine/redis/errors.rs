@@ -116,6 +116,9 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
             None => "redis version: expected Redis 7.0 or newer".into(),
         },
         Kind::Garbled => "an answer that can't be read".into(),
+        Kind::NotNow if Redirect::in_answer(error) == Some(Redirect::Again) => {
+            "a slot is being moved to another node, and not all keys of this call are there".into()
+        }
         Kind::NotNow => "redis runs no script now".into(),
         Kind::Input => "a script refused its arguments".into(),
         _ => "redis refused".into(),

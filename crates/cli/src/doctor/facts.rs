@@ -24,6 +24,8 @@ pub(super) struct Facts {
     pub(super) config: Known<Fields>,
     /// CLUSTER INFO.
     pub(super) cluster: Known<Fields>,
+    /// The slots that are being moved, as far as the node tells.
+    pub(super) moving: Vec<u16>,
     /// Whether the whole cluster is examined rather than this node alone.
     pub(super) of_cluster: bool,
     /// Whether a script may use keys of several of this node's slots; `None` if it isn't a node, or has too few slots.

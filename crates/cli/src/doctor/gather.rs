@@ -84,15 +84,16 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
 
     let mut general = Pipeline::new();
     general.cmd("INFO").cmd("CONFIG").arg("GET").arg(&SETTINGS[..]);
-    general.cmd("ACL").arg("WHOAMI").cmd("CLUSTER").arg("INFO");
-    let mut answers = asked.all(&general, 4).await.into_iter();
+    general.cmd("ACL").arg("WHOAMI").cmd("CLUSTER").arg("INFO").cmd("CLUSTER").arg("NODES");
+    let mut answers = asked.all(&general, 5).await.into_iter();
     let mut next = || answers.next().unwrap_or_else(|| Err("no answer".into()));
-    let (info, config, user, cluster) = (next(), next(), next(), next());
+    let (info, config, user, cluster, nodes) = (next(), next(), next(), next(), next());
     let info = info.and_then(read::<String>).map(|text| Fields::of_info(&text));
     let config = config.and_then(read::<BTreeMap<String, String>>).map(Fields);
     let named = address.redis_settings().username().map(str::to_owned);
     let user = user.and_then(read::<String>).unwrap_or_else(|_| named.unwrap_or_else(|| "default".into()));
     let cluster = cluster.and_then(read::<String>).map(|text| Fields::of_info(&text));
+    let moving = nodes.and_then(read::<String>).map(|text| slots_being_moved(&text)).unwrap_or_default();
 
     let clustered = of_cluster || info.as_ref().is_ok_and(|info| info.number("cluster_enabled") == Some(1));
     let keys = if clustered { asked.keys_of_this_node(&scratch).await } else { vec![candidate(1)] };
@@ -114,6 +115,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
         info,
         config,
         cluster,
+        moving,
         of_cluster,
         across_slots,
         sentinels,
@@ -123,6 +125,13 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
         clock,
         latency,
     })
+}
+
+/// The slots that this node is giving away or taking over, in the answer to CLUSTER NODES: `[127->-ID]`, `[127-<-ID]`.
+fn slots_being_moved(nodes: &str) -> Vec<u16> {
+    let own = nodes.lines().filter(|line| line.contains("myself"));
+    let moving = own.flat_map(str::split_whitespace).filter_map(|word| word.strip_prefix('[')?.split('-').next());
+    moving.filter_map(|slot| slot.parse().ok()).collect()
 }
 
 async fn said_by_sentinels(redis: &Redis, deadline: Duration) -> Option<Vec<Known<Fields>>> {

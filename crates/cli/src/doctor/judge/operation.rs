@@ -136,6 +136,16 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     } else if covered < SLOTS {
         let found = format!("{found}: keys of the others can't be decided");
         Finding::new("cluster", Level::Warning, found).advise("redis-cli --cluster check, then --cluster fix")
+    } else if !facts.moving.is_empty() {
+        let slots = facts.moving.iter().take(5).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let more = facts.moving.len().saturating_sub(5);
+        let slots = if more > 0 { format!("{slots} and {more} more") } else { slots };
+        let found = format!(
+            "{found}; being moved: slots {slots}, where calls of several keys that need a new one fail until then \
+             (TRYAGAIN): those with an id, of several limits, reservations"
+        );
+        let advice = "if no reshard is running: redis-cli --cluster check, then --cluster fix";
+        Finding::new("cluster", Level::Warning, found).advise(advice)
     } else if facts.setting("cluster-require-full-coverage") == Some("yes") {
         let found = format!("{found}; if some slots lose their nodes, all others are refused as well (CLUSTERDOWN)");
         Finding::new("cluster", Level::Warning, found).set("cluster-require-full-coverage", "no")

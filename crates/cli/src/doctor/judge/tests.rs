@@ -29,6 +29,7 @@ fn sound() -> Facts {
         info: Ok(Fields::of_info(INFO)),
         config: Ok(Fields::of_info(CONFIG)),
         cluster: Err("ERR This instance has cluster support disabled".into()),
+        moving: Vec::new(),
         of_cluster: false,
         across_slots: None,
         sentinels: None,
