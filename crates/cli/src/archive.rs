@@ -20,8 +20,8 @@ use crate::db::Database;
 use crate::found;
 use crate::interrupted::interrupted;
 use crate::messages;
-use crate::options;
-use crate::output::{Shape, counted, shape, timestamp};
+use crate::options::{self, Output};
+use crate::output::{Shape, counted, timestamp};
 use crate::time_options::moment;
 
 #[derive(Debug, Args)]
@@ -44,14 +44,18 @@ struct Run {
     /// Show which months would be moved, and change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Archive this month again from its table, which is still in the database: rows that only the archive has are
-    /// lost. Shows how many rows both have, and asks first. May be given several times.
+    /// Archive this month again from its table, which is still in the database.
+    ///
+    /// Rows that only the archive has are lost. Shows how many rows both have, and asks first. May be given several
+    /// times.
     #[arg(long, value_name = "MONTH", conflicts_with = "dry_run")]
     replace: Vec<Month>,
     /// Replace archives without asking; needed where there is no terminal.
     #[arg(long, requires = "replace")]
     yes: bool,
-    /// The maximum number of rows in a file; a file is held in memory while it is written.
+    /// The maximum number of rows in a file.
+    ///
+    /// A file is held in memory while it is written.
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = options::from_one::<u64, 10_000_000>)]
     part_rows: u64,
     #[command(flatten)]
@@ -83,9 +87,10 @@ enum Command {
 /// The storage of archives.
 #[derive(Debug, Args)]
 struct Store {
-    /// An existing directory, such as file:///var/lib/tollgate, or s3://bucket/prefix. S3 is configured through the
-    /// environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION; for compatible stores AWS_ENDPOINT and
-    /// AWS_ALLOW_HTTP.
+    /// A directory, such as file:///var/lib/tollgate, or s3://bucket/prefix.
+    ///
+    /// The directory must exist. S3 is configured through the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+    /// AWS_REGION; for compatible stores AWS_ENDPOINT and AWS_ALLOW_HTTP.
     #[arg(id = "store", long, value_name = "URL", env = "TOLLGATE_ARCHIVE", hide_env_values = true)]
     url: String,
 }
@@ -99,9 +104,8 @@ struct List {
     expired: bool,
     #[command(flatten)]
     keep: Keep,
-    /// How to print. Default: a table on a terminal, else a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -142,7 +146,9 @@ struct Query {
     /// Whose rows to show.
     #[arg(long, value_name = "USER")]
     user: String,
-    /// Start at this time, such as 2026-08-01 or 2026-08-01T12:00, in UTC unless it has an offset.
+    /// Start at this time, such as 2026-08-01 or 2026-08-01T12:00.
+    ///
+    /// In UTC unless it has an offset.
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
     /// Up to the end of this day, minute or second.
@@ -150,9 +156,8 @@ struct Query {
     to: Option<String>,
     #[command(flatten)]
     store: Store,
-    /// How to print. Default: a table on a terminal, else a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl ArchiveCommand {
@@ -348,7 +353,7 @@ impl List {
                 Err(error) => code = told(error)?,
             }
         }
-        found(code, print_all(shape(self.format), records))
+        found(code, print_all(self.output.shape(), records))
     }
 }
 
@@ -444,7 +449,7 @@ impl Verify {
 impl Query {
     async fn run(self) -> Result<ExitCode> {
         let archive = self.store.open()?;
-        let shape = shape(self.format);
+        let shape = self.output.shape();
         let now = jiff::Timestamp::now();
         let from = self.from.as_ref().map(|from| moment("--from", from, now)).transpose()?;
         let to = self.to.as_ref().map(|to| moment("--to", to, now)).transpose()?;

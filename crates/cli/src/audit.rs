@@ -12,8 +12,8 @@ use crate::database_output::{Fields, print_all};
 use crate::db::Database;
 use crate::found;
 use crate::messages::note;
-use crate::options::from_one;
-use crate::output::{Shape, human, micros, shape};
+use crate::options::{Output, from_one};
+use crate::output::{Shape, human, micros};
 use crate::time_options::{moment, span, times};
 
 #[derive(Debug, Args)]
@@ -21,8 +21,9 @@ pub(crate) struct Audit {
     /// The user, as rules count it: what follows `user:` in a key.
     #[arg(long, value_name = "USER")]
     user: String,
-    /// When: a minute (14:03, or 2026-11-23T14:03), a second (14:03:07) or a day (2026-11-23), in UTC unless it has an
-    /// offset (2026-11-23T14:03:07+01:00). A time without a day is the most recent one.
+    /// When: a minute (14:03), a second (14:03:07) or a day (2026-11-23).
+    ///
+    /// In UTC unless it has an offset (2026-11-23T14:03:07+01:00). A time without a day is the most recent one.
     #[arg(long, value_name = "TIME", required_unless_present = "from")]
     at: Option<String>,
     /// Start at this time instead.
@@ -37,10 +38,8 @@ pub(crate) struct Audit {
     /// Show at most this many decisions, the last ones.
     #[arg(long, value_name = "N", default_value = "100", value_parser = from_one::<u32, 1_000_000>)]
     most: u32,
-    /// Output format. Default: a table on a terminal, otherwise a JSON object per line, which has more: address, API
-    /// key, server.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     database: Database,
 }
@@ -75,7 +74,7 @@ impl Audit {
         if records.len() == self.most as usize {
             note(format!("only the last {}: see --most", self.most));
         }
-        let shape = shape(self.format);
+        let shape = self.output.shape();
         let fields = if shape == Shape::Table { row } else { whole };
         found(ExitCode::from(u8::from(records.is_empty())), print_all(shape, records.iter().map(fields).collect()))
     }

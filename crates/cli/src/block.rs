@@ -9,32 +9,33 @@ use tollgate::{Operation, Request};
 
 use crate::line::{Line, Printer};
 use crate::operation::call;
-use crate::options::{self, Options};
-use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
+use crate::options::{self, Confirmation, Options};
+use crate::rule_arguments::{RuleOptions, RulesAndKey, SEE_RULES};
 
 #[derive(Debug, Args)]
-#[command(after_long_help = GRAMMAR)]
+#[command(after_help = SEE_RULES)]
 pub(crate) struct Block {
     #[command(flatten)]
     whom: RulesAndKey,
     /// How long the block lasts, such as 10m or 1d.
-    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    #[arg(long = "for", value_name = "D", value_parser = options::duration, help_heading = "Block")]
     #[arg(required_unless_present = "lift", conflicts_with = "lift")]
     length: Option<Duration>,
     /// Lift the block.
-    #[arg(long)]
+    #[arg(long, help_heading = "Block")]
     lift: bool,
     #[command(flatten)]
     about: RuleOptions,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 impl Block {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let (subject, key) = self.about.ruling(&self.whom, false)?.limits()?;
-        let subject = subject.follow_policy(&self.options)?;
-        let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in")?)?;
+        let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in", self.confirmation)?)?;
         subject.say_who_overrides();
         let parts = subject.parts();
         let request = Request::new(&key).parts(&parts);

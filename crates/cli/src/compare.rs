@@ -20,30 +20,31 @@ use tollgate::{Embedded, Limiter, Rule};
 use crate::interrupted::interrupted;
 use crate::line::Printer;
 use crate::operation;
-use crate::output::{Shape, json, shape};
+use crate::options::Output;
+use crate::output::{Shape, json};
 use crate::page::ReportFile;
 use crate::records::{KeyField, Record, Unreadable};
 use crate::replay::{Player, Plays, Reading, Recording, Source, Warnings, progress};
-use crate::rule_arguments::{GRAMMAR, subject_of};
+use crate::rule_arguments::{SEE_RULES, subject_of};
 use edge::Edges;
 use outcome::Outcome;
 
 #[derive(Debug, Args)]
-#[command(after_long_help = GRAMMAR)]
+#[command(after_help = SEE_RULES)]
 pub(crate) struct Compare {
-    /// The rules, each such as "gcra 100/1m burst 20". Last, the records; - for standard input, whose clock is kept
-    /// from stepping back.
+    /// The rules, each such as "gcra 100/1m burst 20", and the records.
+    ///
+    /// The records come last; - for standard input, whose clock is kept from stepping back.
     // Options may stand between them, so clap takes them one by one: this is shown as <RULE>... <FILE>.
     #[arg(value_name = "RULE>... <FILE", num_args = 1.., required = true)]
     rules_and_file: Vec<OsString>,
     #[command(flatten)]
     reading: Reading,
     /// Which field of an access log to count by. Default: ip.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = "Records")]
     key: Option<KeyField>,
-    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     report: ReportFile,
 }
@@ -84,7 +85,7 @@ impl Compare {
         }?;
         contenders.iter_mut().for_each(|contender| contender.player.sum_up_permits());
         let outcomes: Vec<_> = contenders.iter().map(Outcome::of).collect();
-        let printed = match shape(self.format) {
+        let printed = match self.output.shape() {
             Shape::Jsonl => outcomes.iter().try_for_each(|outcome| json(anstream::stdout(), outcome)),
             Shape::Table => table::print(anstream::stdout(), &outcomes, input),
         };

@@ -21,8 +21,10 @@ pub(crate) enum Db {
     /// Create the tables, or migrate those of an older version.
     ///
     /// Runs in one transaction; a concurrent run waits for the first. Does nothing if the tables are up to date.
+    ///
+    /// Exit code: 0; 2 on an error.
     Migrate(Database),
-    /// Show which migrations the database has and which are pending, and which services write to it.
+    /// Show which migrations the database has, and which services write to it.
     ///
     /// Exit code: 0 if it has all, 1 if some are pending, 2 on an error.
     Status(Database),
@@ -30,13 +32,15 @@ pub(crate) enum Db {
 
 #[derive(Debug, Args)]
 pub(crate) struct Database {
-    /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app. A password is best kept in the
-    /// environment: other users of this machine can see arguments, for a moment at least.
+    /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app.
+    ///
+    /// A password is best kept in the environment: other users of this machine can see arguments, for a moment at least.
     #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
     #[arg(help_heading = "Database")]
     url: String,
-    /// The certificate authorities to trust for PostgreSQL, in PEM, instead of the platform's. Each of these three
-    /// files turns on TLS, as ?sslmode=require does.
+    /// The certificate authorities to trust for PostgreSQL, in PEM.
+    ///
+    /// Default: the platform's. Each of these three files turns on TLS, as ?sslmode=require does.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CA", help_heading = "Database")]
     database_tls_ca: Option<OsString>,
     /// The client certificate for PostgreSQL, in PEM.

@@ -18,8 +18,10 @@ use facts::{Finding, Level};
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// The prefix of the limits' keys; the doctor creates temporary keys under it, and removes them.
-    #[arg(long, default_value = "tollgate")]
+    /// The prefix of the limits' keys.
+    ///
+    /// The doctor creates temporary keys under it, and removes them.
+    #[arg(long, default_value = "tollgate", help_heading = "Redis")]
     prefix: String,
     #[command(flatten)]
     options: Options,

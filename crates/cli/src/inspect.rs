@@ -12,20 +12,22 @@ use serde::Serialize;
 use tollgate::{Change, Limit, RetryAfter, State};
 
 use crate::escape::shown;
-use crate::options::Options;
+use crate::operation;
+use crate::options::{Confirmation, Options};
 use crate::output::{Shape, counted, facts, json, micros};
-use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
+use crate::rule_arguments::{RuleOptions, RulesAndKey, SEE_RULES};
 use crate::subject::Subject;
 use explained::explained;
 
 #[derive(Debug, Args)]
-#[command(after_long_help = GRAMMAR)]
+#[command(after_help = SEE_RULES)]
 pub(crate) struct Inspect {
     #[command(flatten)]
     whom: RulesAndKey,
-    /// As for probe: what happens to the key's state if the rule's numbers have changed. Default: keep-used, or what a
-    /// rule in JSON says.
-    #[arg(long, value_name = "HOW")]
+    /// What happens to the key's state if the rule's numbers have changed.
+    ///
+    /// Default: keep-used, or what a rule in JSON or from --rules says.
+    #[arg(long, value_name = "HOW", value_parser = operation::change(), help_heading = "Rule")]
     on_change: Option<Change>,
     #[command(flatten)]
     about: RuleOptions,
@@ -73,7 +75,7 @@ impl Inspect {
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }
-        let limiter = self.about.of_service(self.options.limiter_on_redis("look into")?)?;
+        let limiter = self.about.of_service(self.options.limiter_on_redis("look into", Confirmation::default())?)?;
         let parts = subject.parts();
         let states = limiter.inspect(&subject.rule, tollgate::Request::new(&key).parts(&parts)).await?;
         let mut rest = states.as_slice();

@@ -13,29 +13,31 @@ use crate::database_output::{Fields, limits, print, print_all, time};
 use crate::db::{Author, Database};
 use crate::found;
 use crate::messages::note;
-use crate::options;
-use crate::output::{Shape, shape};
+use crate::options::{self, Output};
 use crate::time_options::end_of;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
     /// Create an API key for a user, and print it, this once.
     ///
-    /// If it can't be printed, no key is created.
+    /// If it can't be printed, no key is created. Exit code: 0; 2 on an error.
     Create(Create),
     /// Create a key to replace another, which stays valid for a while.
     ///
-    /// The new key has the same user, name, tier and limits. If the old one was made for 90 days, the new one is valid for 90
-    /// days from now.
-    /// It is printed this once; if that fails, nothing changes.
+    /// The new key has the same user, name, tier and limits. If the old one was made for 90 days, the new one is valid
+    /// for 90 days from now. It is printed this once; if that fails, nothing changes. Exit code: 0; 2 on an error.
     Rotate(Rotate),
     /// Make a key invalid permanently, in every process within a second.
+    ///
+    /// Exit code: 0; 2 on an error.
     Revoke(Change),
     /// Show what is known about a key.
     ///
     /// Exit code: 0 if it is valid, 1 if it isn't or doesn't exist.
     Show(One),
     /// List the keys of one user or of all users.
+    ///
+    /// Exit code: 0; 2 on an error.
     List(List),
 }
 
@@ -48,19 +50,21 @@ pub(crate) struct Create {
     #[arg(long, value_name = "NAME", default_value = "")]
     name: String,
     /// The key's tier. Default: its user's tier.
-    #[arg(long, value_name = "TIER")]
+    #[arg(long, value_name = "TIER", help_heading = "Limits")]
     tier: Option<String>,
     /// Units in a second, for this key alone.
-    #[arg(long, value_name = "N", value_parser = options::units)]
+    #[arg(long, value_name = "N", value_parser = options::units, help_heading = "Limits")]
     per_second: Option<u64>,
     /// Units in an hour, for this key alone.
-    #[arg(long, value_name = "N", value_parser = options::units)]
+    #[arg(long, value_name = "N", value_parser = options::units, help_heading = "Limits")]
     per_hour: Option<u64>,
     /// Units in a day (UTC), for this key alone.
-    #[arg(long, value_name = "N", value_parser = options::units)]
+    #[arg(long, value_name = "N", value_parser = options::units, help_heading = "Limits")]
     per_day: Option<u64>,
-    /// The most units at once. Default: the units of a second or, without these, of an hour.
-    #[arg(long, value_name = "N", value_parser = options::units)]
+    /// The most units at once.
+    ///
+    /// Default: the units of a second or, without these, of an hour.
+    #[arg(long, value_name = "N", value_parser = options::units, help_heading = "Limits")]
     burst: Option<u64>,
     /// How long it is valid, such as 90d. Default: until it is revoked.
     #[arg(long = "for", value_name = "D", value_parser = options::time_to_come)]
@@ -105,9 +109,8 @@ pub(crate) struct List {
 
 #[derive(Debug, Args)]
 pub(crate) struct Shown {
-    /// How to print. Default: a table on a terminal, else a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     database: Database,
 }
@@ -138,14 +141,14 @@ impl Keys {
                     return found(ExitCode::from(1), writeln!(anstream::stdout(), "there is no key of this id"));
                 };
                 let code = ExitCode::from(u8::from(!known.is_valid()));
-                found(code, print(shape(shown.format), record(&known)))
+                found(code, print(shown.output.shape(), record(&known)))
             }
             Self::List(List { user, shown }) => {
                 let keys = shown.database.open()?.keys(user.as_deref()).await?;
                 if keys.is_empty() {
                     note("there are no such keys");
                 }
-                found(ExitCode::SUCCESS, print_all(shape(shown.format), keys.iter().map(row).collect()))
+                found(ExitCode::SUCCESS, print_all(shown.output.shape(), keys.iter().map(row).collect()))
             }
         }
     }

@@ -22,9 +22,9 @@ use clap::Args;
 use tollgate::{Limiter, Request};
 
 use crate::interrupted::interrupted;
-use crate::options::{self, Options};
+use crate::options::{self, Confirmation, Options, Policy};
 use crate::page::ReportFile;
-use crate::rule_arguments::{GRAMMAR, RuleOptions};
+use crate::rule_arguments::{Denials, RuleOptions, SEE_RULES};
 use crate::subject::Subject;
 use crate::{failed, found};
 use audit::{Audit, SLACK, Standard};
@@ -38,57 +38,72 @@ use run::{Bounds, Run};
 use tally::Tally;
 
 #[derive(Debug, Args)]
-#[command(after_long_help = GRAMMAR)]
+#[command(after_help = SEE_RULES)]
 pub(crate) struct Load {
-    /// The rule, such as "gcra 100/1s", or the name of one from --rules; several are decided together, all or nothing.
+    /// The rule, such as "gcra 100/1s", or the name of one from --rules.
+    ///
+    /// Several are decided together, all or nothing.
     #[arg(value_name = "RULE", required = true)]
     rules: Vec<String>,
-    /// Calls a second, each sent when it is due whether or not earlier ones were answered.
-    #[arg(long, value_name = "N", default_value = "1000", allow_negative_numbers = true)]
-    #[arg(value_parser = options::from_one::<u64, 10_000_000>)]
+    /// Calls a second, each sent when it is due.
+    ///
+    /// Whether or not earlier ones were answered.
+    #[arg(long, short = 'q', value_name = "N", default_value = "1000", allow_negative_numbers = true)]
+    #[arg(value_parser = options::from_one::<u64, 10_000_000>, help_heading = "Load")]
     rate: u64,
-    /// Instead of a rate: this many callers, who each call again as soon as they are answered.
-    #[arg(long, value_name = "N", conflicts_with = "rate", allow_negative_numbers = true)]
-    #[arg(value_parser = options::from_one::<u32, 10_000>)]
+    /// Instead of a rate: callers who call again as soon as they are answered.
+    #[arg(long, short, value_name = "N", conflicts_with = "rate", allow_negative_numbers = true)]
+    #[arg(value_parser = options::from_one::<u32, 10_000>, help_heading = "Load")]
     callers: Option<u32>,
     /// How calls spread over the keys.
-    #[arg(long, value_enum, default_value_t = Spread::Uniform)]
+    #[arg(long, value_enum, default_value_t = Spread::Uniform, help_heading = "Load")]
     keys: Spread,
     /// How many keys there are, for uniform and zipf. Default: 10000.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    #[arg(value_parser = options::from_one::<u32, 10_000_000>)]
+    #[arg(value_parser = options::from_one::<u32, 10_000_000>, help_heading = "Load")]
     key_count: Option<u32>,
     /// How unevenly zipf spreads: the n-th key in proportion to 1 / n^S. Default: 1.
-    #[arg(long, value_name = "S", value_parser = exponent, allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", value_parser = exponent, allow_negative_numbers = true, help_heading = "Load")]
     zipf_exponent: Option<f64>,
-    /// Units that each call takes. Default: 1, or what a rule in JSON or from --rules says.
+    /// Units that each call takes.
+    ///
+    /// Default: 1, or what a rule in JSON or from --rules says.
     #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
+    #[arg(help_heading = "Load")]
     cost: Option<u64>,
-    /// How long to run before anything is measured; the audit counts these calls too.
-    #[arg(long, value_name = "D", default_value = "1s", value_parser = length)]
+    /// How long to run before anything is measured.
+    ///
+    /// The audit counts these calls too.
+    #[arg(long, value_name = "D", default_value = "1s", value_parser = length, help_heading = "Load")]
     warmup: Duration,
     /// How long to measure. Default: 10s, or as long as the count takes.
-    #[arg(long, value_name = "D", value_parser = some_length)]
+    #[arg(long, short = 'z', value_name = "D", value_parser = some_length, help_heading = "Load")]
     duration: Option<Duration>,
     /// How many calls to measure, at most.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    #[arg(value_parser = options::from_one::<u64, MOST_CALLS>)]
+    #[arg(long, short = 'n', value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = options::from_one::<u64, MOST_CALLS>, help_heading = "Load")]
     count: Option<u64>,
     /// Draw the same keys again. Default: random, and reported.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Load")]
     seed: Option<u64>,
     /// Don't compare what was admitted with an exact limiter.
-    #[arg(long)]
+    #[arg(long, help_heading = "Load")]
     no_audit: bool,
     /// Allow a Redis that isn't on this machine.
-    #[arg(long)]
+    #[arg(long, help_heading = "Redis")]
     remote: bool,
     #[command(flatten)]
     report: ReportFile,
     #[command(flatten)]
+    denials: Denials,
+    #[command(flatten)]
     about: RuleOptions,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    policy: Policy,
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 const KEY_COUNT: u32 = 10_000;
@@ -106,7 +121,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 impl Load {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let subject = self.subject()?.follow_policy(&self.options)?;
+        let subject = self.subject()?.deny_as(self.denials)?.follow_policy(self.policy)?;
         let cost = self.cost.unwrap_or(subject.cost);
         let subject = subject.at_cost(cost)?;
         if let Some(address) = self.options.remote().filter(|_| !self.remote) {
@@ -116,7 +131,7 @@ impl Load {
         self.check_keys()?;
         let report_file = self.report.open(&[self.about.rules_path()])?;
         let prefix = self.about.own_prefix("load");
-        let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
+        let limiter = self.about.of_prefix(&prefix, self.options.limiter(self.confirmation)?)?;
         self.options.say_who_decides();
         let patient = limiter.clone().deadline(PATIENCE);
         // Connects, and ends here if the server doesn't reply.
@@ -182,8 +197,7 @@ impl Load {
             let got = self.rules.len();
             bail!("rule: expected the name of one with --rules, got {got} words");
         };
-        let mut subject = service.drawn(name, self.about.attributes()?)?;
-        subject.rule = self.about.blocking(subject.rule)?;
+        let subject = service.drawn(name, self.about.attributes()?)?;
         if subject.counts_all_as_one() && self.keys != Spread::Hot {
             let why = format!("since rule {name} counts all these calls as one");
             bail!("--keys: expected hot, {why}, got {}", self.keys.name());

@@ -29,6 +29,7 @@ mod audit;
 mod block;
 mod by_time;
 mod compare;
+mod completions;
 #[cfg(feature = "postgres")]
 mod database_output;
 #[cfg(feature = "postgres")]
@@ -43,6 +44,7 @@ mod interrupted;
 mod keys;
 mod line;
 mod load;
+mod man;
 mod messages;
 mod operation;
 mod options;
@@ -70,16 +72,19 @@ mod verdict;
 mod waits;
 mod watch;
 
+#[cfg(test)]
+mod help_tests;
+
 use std::io;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
 #[command(name = "tollgate", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(after_long_help = rule_arguments::GRAMMAR)]
+#[command(after_help = rule_arguments::SEE_RULES)]
 struct Tollgate {
     #[command(subcommand)]
     command: Command,
@@ -91,15 +96,19 @@ enum Command {
     ///
     /// Exit code: 0 if all were allowed, 1 if any was denied, 2 on an error.
     Probe(probe::Probe),
-    /// Run recorded traffic through a rule or a set of rules, on a clock taken from the records.
+    /// Run recorded traffic through a rule or a set of rules.
+    ///
+    /// On a clock taken from the records.
     ///
     /// A permit is held for the record's request_time, in seconds, and renewed meanwhile; in an access log, that is
     /// nginx's $request_time: what follows rt= or request_time=, or the first number with three decimals after the
     /// request. Its lines have the time at which a request ended. Without it, a record's permit lasts until another
     /// gives its id back, or until the ttl ends; an access log's is given back at once, and the log is said not to
     /// tell. With --rules, requests that the middleware refuses, since servers read their path in two ways, are denied.
+    ///
+    /// Exit code: 0, whatever was decided; 2 on an error.
     Replay(replay::Replay),
-    /// Suggest limits from recorded traffic: the lowest that deny at most a given share.
+    /// Suggest limits from recorded traffic: the lowest that deny a given share.
     ///
     /// For each algorithm, it finds the smallest numbers under which at most the given share would have been denied: for
     /// GCRA and token buckets the burst for each rate, for windows and logs the rate. Keys start unused, as in a replay.
@@ -112,12 +121,14 @@ enum Command {
     ///
     /// Exit code: 0; 2 on an error.
     Suggest(suggest::Suggest),
-    /// Play recorded traffic under several rules at once, and show side by side what each denies.
+    /// Play recorded traffic under several rules, and show what each denies.
     ///
     /// Each RULE is one text, such as "gcra 100/1m burst 20"; several limits in it, separated by commas, are decided
     /// together. The embedded engine decides, on a clock taken from the records, and every rule starts with no keys.
+    ///
+    /// Exit code: 0; 2 on an error.
     Compare(compare::Compare),
-    /// Put a rule under load, measure the latency of decisions, and audit what was admitted.
+    /// Put a rule under load, and audit what it admits.
     ///
     /// The audit compares what was admitted with an exact limiter. For a run of more than 500,000 calls, it takes a
     /// sample of the keys, each with all its calls, or the beginning of the run if there are too few keys. What a
@@ -128,13 +139,19 @@ enum Command {
     /// got no answer (it failed, or was never sent because too many were unanswered), or on an error.
     Load(load::Load),
     /// Show a key's state, decoded and explained, and when it expires.
+    ///
+    /// Exit code: 0; 2 on an error.
     Inspect(inspect::Inspect),
     /// Deny every call on a key for a time, whatever remains, or lift that.
+    ///
+    /// Exit code: 0; 2 on an error.
     Block(block::Block),
     /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
+    ///
+    /// Exit code: 0; 2 on an error.
     Reset(reset::Reset),
-    /// Check a service's set of rules, explain what it does with a request, or compare two sets.
-    #[command(subcommand)]
+    /// Work with a service's set of rules: check, explain, compare.
+    #[command(subcommand, after_long_help = rule_arguments::GRAMMAR)]
     Rules(rules::Rules),
     /// Check a Redis before you rely on it for limits.
     ///
@@ -153,13 +170,25 @@ enum Command {
     ///
     /// Exit code: 0; 2 on an error, with --once also if a node or an endpoint can't be read.
     Watch(watch::Watch),
-    /// Print the Lua script of an algorithm, for other languages and `redis-cli --eval`.
+    /// Print the Lua script of an algorithm, for other languages.
+    ///
+    /// Also for `redis-cli --eval`. Exit code: 0; 2 on an error.
     Script(script::ScriptCommand),
-    /// Create the tables of the system of record in PostgreSQL, or show which exist.
+    /// Print the completions of this command for a shell.
+    ///
+    /// Such as `tollgate completions bash > /etc/bash_completion.d/tollgate`. Exit code: 0; 2 on an error.
+    Completions(completions::Completions),
+    /// Print the manual page, or write one for each command.
+    ///
+    /// Exit code: 0; 2 on an error.
+    Man(man::ManPages),
+    /// Create the tables of the system of record, or show which exist.
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Db(db::Db),
-    /// Move old months of the audit log from PostgreSQL to Parquet on disk or on S3; list, verify, query and delete them.
+    /// Move old months of the audit log to Parquet files, and query these.
+    ///
+    /// On disk or on S3; list, verify, query and delete them.
     ///
     /// Each month is read back and compared by count and checksum before its table is detached and dropped. If a run is
     /// interrupted at any point, the next run continues it.
@@ -168,7 +197,9 @@ enum Command {
     /// reached, or on misuse.
     #[cfg(feature = "archive")]
     Archive(archive::ArchiveCommand),
-    /// Block users, or give them a tier or their own limits, in the system of record.
+    /// Block users, or give them a tier or their own limits.
+    ///
+    /// In the system of record.
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Users(users::Users),
@@ -176,12 +207,14 @@ enum Command {
     #[cfg(feature = "postgres")]
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Show why a user was denied at a given time: the decisions that services have recorded.
+    /// Show why a user was denied at a given time.
+    ///
+    /// The decisions that services have recorded.
     ///
     /// Exit code: 0; 1 if none is recorded; 2 on an error.
     #[cfg(feature = "postgres")]
     Audit(audit::Audit),
-    /// Show totals of decisions: how many were allowed and denied, and how long they took.
+    /// Show totals of decisions: how many were denied, and how long they took.
     ///
     /// Percentiles are within 2.2 %, even over many rows. Exit code: 0; 1 if nothing is counted; 2 on an error.
     #[cfg(feature = "postgres")]
@@ -205,6 +238,8 @@ async fn main() -> ExitCode {
         Command::Reset(reset) => reset.run().await,
         Command::Rules(rules) => rules.run().await,
         Command::Script(script) => script.run(),
+        Command::Completions(completions) => completions.run(),
+        Command::Man(pages) => pages.run(),
         Command::Doctor(doctor) => doctor.run().await,
         Command::Watch(watch) => watch.run().await,
         #[cfg(feature = "postgres")]
@@ -234,6 +269,9 @@ fn failed(message: &str) -> ExitCode {
 
 /// Prints clap's message on one line; help is printed as it is.
 fn misused(error: &clap::Error) -> ExitCode {
+    if let Some(missing) = feature_of(error) {
+        return failed(&missing);
+    }
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // If the reader is gone, there is nothing left to do.
@@ -247,6 +285,22 @@ fn misused(error: &clap::Error) -> ExitCode {
     let tips = text.lines().filter_map(|line| line.trim().strip_prefix("tip: ")).map(|tip| format!("; {tip}"));
     let message = first.split_whitespace().collect::<Vec<_>>().join(" ") + &tips.collect::<String>();
     failed(message.strip_prefix("error: ").unwrap_or(&message))
+}
+
+/// If the command exists, but isn't built in: which feature brings it.
+fn feature_of(error: &clap::Error) -> Option<String> {
+    const OF_FEATURES: [(&str, &str); 6] = [
+        ("db", "postgres"),
+        ("users", "postgres"),
+        ("keys", "postgres"),
+        ("audit", "postgres"),
+        ("stats", "postgres"),
+        ("archive", "archive"),
+    ];
+    let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    let (name, feature) = OF_FEATURES.iter().find(|(known, _)| known == name)?;
+    let how = format!("cargo install --locked --path crates/cli --features {feature}");
+    Some(format!("{name}: this tollgate is built without the feature {feature}, which brings it: {how}"))
 }
 
 /// The command's exit code, also if its reader is gone before the end.

@@ -1,30 +1,30 @@
 //! What the tool has to know of an operation.
 
-use std::fmt;
 use std::time::Duration;
 
-use tollgate::{Decision, Error, Limiter, Operation, Request, Rule};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use tollgate::{Change, Decision, Error, Limiter, Operation, Request, Rule};
 
 use crate::escape::one_of;
 use crate::records::field::quoted;
 
 /// The operation with this name.
-pub(crate) fn named(name: &str) -> Result<Operation, UnknownOperation> {
-    name.parse().map_err(|_| UnknownOperation(name.to_owned()))
-}
-
-/// A name that no operation has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UnknownOperation(String);
-
-impl fmt::Display for UnknownOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(crate) fn named(name: &str) -> Result<Operation, String> {
+    name.parse().map_err(|_| {
         let names: Vec<_> = Operation::ALL.iter().map(|operation| operation.name()).collect();
-        write!(f, "expected {}, got {}", one_of(&names), quoted(self.0.as_bytes()))
-    }
+        format!("expected {}, got {}", one_of(&names), quoted(name.as_bytes()))
+    })
 }
 
-impl std::error::Error for UnknownOperation {}
+/// Any operation, as an option's value.
+pub(crate) fn any() -> impl TypedValueParser<Value = Operation> {
+    PossibleValuesParser::new(Operation::ALL.iter().map(|operation| operation.name())).try_map(|name| named(&name))
+}
+
+/// What may become of a key's state when its rule has changed, as an option's values.
+pub(crate) fn change() -> impl TypedValueParser<Value = Change> {
+    PossibleValuesParser::new(["keep-used", "as-is", "reset"]).try_map(|name| name.parse::<Change>())
+}
 
 /// What the operation lacks or has too much of, as one short line.
 pub(crate) fn check(operation: Operation, has_id: bool, has_length: bool) -> Result<(), String> {

@@ -1,52 +1,44 @@
 //! Options of every command: where to decide, how long to wait, how to print.
 
+mod failure;
 pub(crate) mod tls;
 
 use std::net::IpAddr;
-use std::num::NonZeroU32;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
-use clap::{Args, ValueEnum};
-use tollgate::{By, Embedded, Engine, Limiter, OnError, Rule};
+use anyhow::{Result, anyhow};
+use clap::Args;
+use tollgate::{By, Embedded, Engine, Limiter};
 
 use crate::messages;
 use crate::output::{Shape, shape};
+pub(crate) use failure::{Confirmation, Policy};
 use tls::TlsFiles;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// The Redis that decides, such as redis://127.0.0.1:6379, unix:///run/redis.sock,
-    /// redis-sentinel://host:26379,host:26379/primary or redis-cluster://host:7000,host:7001. Without one, probe,
-    /// replay and load use the embedded engine; the other commands need a Redis.
-    #[arg(long, env = "TOLLGATE_URL", hide_env_values = true)]
+    /// The Redis that decides, such as redis://127.0.0.1:6379.
+    ///
+    /// Also unix:///run/redis.sock, redis-sentinel://host:26379,host:26379/primary and
+    /// redis-cluster://host:7000,host:7001. Without one, probe, replay and load use the embedded engine; the other
+    /// commands need a Redis.
+    #[arg(long, short, env = "TOLLGATE_URL", hide_env_values = true, help_heading = "Redis")]
     url: Option<String>,
+    /// The deadline of each call.
+    #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration, help_heading = "Redis")]
+    deadline: Duration,
     #[command(flatten)]
     tls: TlsFiles,
-    /// The deadline of each decision.
-    #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration)]
-    deadline: Duration,
-    /// What to answer while Redis is away: closed (the error), open (allowed) or local (the embedded engine). Default:
-    /// closed, or what a rule in JSON or from --rules says.
-    #[arg(long, value_enum, value_name = "HOW")]
-    on_error: Option<OnErrorArgument>,
-    /// How many processes share a rule that is decided locally: this one decides with its share.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = processes)]
-    processes: NonZeroU32,
-    /// How many replicas must have what a call took before it is allowed; waits for less than half the deadline.
-    #[arg(long, value_name = "N", default_value = "0", allow_negative_numbers = true)]
-    confirmed_by: u8,
-    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
 }
 
-/// What `--on-error` accepts; see [`OnError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum OnErrorArgument {
-    Closed,
-    Open,
-    Local,
+/// How to print.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Output {
+    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
+    #[arg(long, value_enum, help_heading = "Output")]
+    format: Option<Shape>,
 }
 
 impl Options {
@@ -75,8 +67,9 @@ impl Options {
     }
 
     /// A limiter on the chosen engine.
-    pub(crate) fn limiter(&self) -> Result<Limiter> {
-        let limiter = self.redis()?.map_or_else(|| Limiter::new(Embedded::new()), Limiter::new);
+    pub(crate) fn limiter(&self, confirmation: Confirmation) -> Result<Limiter> {
+        let engine = confirmation.apply(self.redis()?, self.deadline)?;
+        let limiter = engine.map_or_else(|| Limiter::new(Embedded::new()), Limiter::new);
         Ok(limiter.deadline(self.deadline))
     }
 
@@ -88,8 +81,8 @@ impl Options {
     }
 
     /// A limiter on the chosen Redis, for commands on its state, which need one.
-    pub(crate) fn limiter_on_redis(&self, to: &str) -> Result<Limiter> {
-        match self.redis()? {
+    pub(crate) fn limiter_on_redis(&self, to: &str, confirmation: Confirmation) -> Result<Limiter> {
+        match confirmation.apply(self.redis()?, self.deadline)? {
             Some(redis) => Ok(Limiter::new(redis).deadline(self.deadline)),
             None => Err(no_redis(to)),
         }
@@ -97,38 +90,16 @@ impl Options {
 
     /// The chosen Redis, if any.
     pub(crate) fn redis(&self) -> Result<Option<Engine>> {
-        let Some(engine) = self.tls.open(self.url())? else {
-            if self.confirmed_by > 0 {
-                bail!("--confirmed-by: expected --url with it, got no --url");
-            }
-            return Ok(None);
-        };
-        let (replicas, within) = (self.confirmed_by, self.deadline / 2);
-        Ok(Some(match engine {
-            Engine::Redis(redis) => redis.confirmed_by(replicas, within).into(),
-            Engine::Cluster(cluster) => cluster.confirmed_by(replicas, within).into(),
-            other => other,
-        }))
-    }
-
-    /// The rule with the chosen policy for when Redis is away.
-    pub(crate) fn follow_policy(&self, rule: Rule) -> Result<Rule> {
-        let policy = match self.on_error {
-            None => return Ok(rule),
-            Some(OnErrorArgument::Closed) => OnError::Closed,
-            Some(OnErrorArgument::Open) => OnError::Open,
-            Some(OnErrorArgument::Local) => OnError::Local { processes: self.processes },
-        };
-        Ok(rule.on_error(policy)?)
-    }
-
-    /// The same for any rule of a set: one that would have less than a unit for each process is closed instead.
-    pub(crate) fn follow_policy_or_close(&self, rule: Rule) -> Rule {
-        let closed = || rule.clone().on_error(OnError::Closed).ok();
-        self.follow_policy(rule.clone()).ok().or_else(closed).unwrap_or(rule)
+        self.tls.open(self.url())
     }
 
     pub(crate) fn shape(&self) -> Shape {
+        self.output.shape()
+    }
+}
+
+impl Output {
+    pub(crate) fn shape(self) -> Shape {
         shape(self.format)
     }
 }
@@ -184,10 +155,6 @@ pub(crate) fn from_zero(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "expected a whole number from 0 up".into())
 }
 
-fn processes(text: &str) -> Result<NonZeroU32, String> {
-    from_one::<u32, { u32::MAX as u64 }>(text).map(|count| NonZeroU32::new(count).unwrap_or(NonZeroU32::MIN))
-}
-
 /// A whole number from 1 up.
 pub(crate) fn from_one<N: TryFrom<u64>, const MOST: u64>(text: &str) -> Result<N, String> {
     let number = text.parse().ok().filter(|number| (1..=MOST).contains(number)).map(N::try_from);
@@ -202,8 +169,7 @@ mod tests {
     fn an_address_is_of_this_machine_if_it_says_so() {
         let remote = |url: &str| {
             let (url, tls, deadline) = (Some(url.into()), TlsFiles::default(), Duration::ZERO);
-            let (on_error, processes, confirmed_by, format) = (None, NonZeroU32::MIN, 0, None);
-            let options = Options { url, tls, deadline, on_error, processes, confirmed_by, format };
+            let options = Options { url, tls, deadline, output: Output { format: None } };
             options.remote().unwrap_or_default()
         };
         for url in [

@@ -11,46 +11,59 @@ use tollgate::{Change, Operation, Request};
 use crate::line::{Line, Printer};
 use crate::operation;
 use crate::operation::call;
-use crate::options::{self, Options};
-use crate::rule_arguments::{GRAMMAR, RuleOptions, RulesAndKey};
+use crate::options::{self, Confirmation, Options, Policy};
+use crate::rule_arguments::{Denials, RuleOptions, RulesAndKey, SEE_RULES};
 use crate::rules_file::Ruling;
 use crate::{found, messages};
 
 #[derive(Debug, Args)]
-#[command(after_long_help = GRAMMAR)]
+#[command(after_help = SEE_RULES)]
 pub(crate) struct Probe {
     #[command(flatten)]
     whom: RulesAndKey,
-    /// Units that each request takes; 0 looks without taking. Default: 1, or what a rule in JSON or from --rules says.
+    /// Units that each request takes; 0 looks without taking.
+    ///
+    /// Default: 1, or what a rule in JSON or from --rules says.
     #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
+    #[arg(help_heading = "Request")]
     cost: Option<u64>,
     /// How many requests to make.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = options::units, allow_negative_numbers = true)]
+    #[arg(long, short = 'n', value_name = "N", default_value = "1", value_parser = options::units)]
+    #[arg(allow_negative_numbers = true, help_heading = "Request")]
     count: u64,
     /// How long to wait between them.
-    #[arg(long, value_name = "D", value_parser = options::duration)]
+    #[arg(long, value_name = "D", value_parser = options::duration, help_heading = "Request")]
     interval: Option<Duration>,
-    /// The operation: acquire, peek, reserve, at-most, refund, penalty, block, renew, release, settle, cancel or reset.
-    #[arg(long, default_value = "acquire", value_parser = operation::named)]
+    /// What to ask for.
+    #[arg(long, default_value = "acquire", value_parser = operation::any(), help_heading = "Request")]
     op: Operation,
-    /// An id for the call: calls with the same id are charged once, and can be settled. Permits are held, renewed and
-    /// released under it; a call that takes permits without an id gets one, which is shown.
-    #[arg(long, value_name = "ID")]
+    /// An id for the call: calls with the same id are charged once.
+    ///
+    /// They can be settled by it, and permits are held, renewed and released under it; a call that takes permits without
+    /// an id gets one, which is shown.
+    #[arg(long, value_name = "ID", help_heading = "Request")]
     id: Option<OsString>,
     /// How long a block lasts; 0s lifts it.
-    #[arg(long = "for", value_name = "D", value_parser = options::duration)]
+    #[arg(long = "for", value_name = "D", value_parser = options::duration, help_heading = "Request")]
     length: Option<Duration>,
-    /// What happens to the key's state if the rule's numbers have changed: keep-used, as-is or reset. Default:
-    /// keep-used, or what a rule in JSON or from --rules says.
-    #[arg(long, value_name = "HOW")]
+    /// What happens to the key's state if the rule's numbers have changed.
+    ///
+    /// Default: keep-used, or what a rule in JSON or from --rules says.
+    #[arg(long, value_name = "HOW", value_parser = operation::change(), help_heading = "Rule")]
     on_change: Option<Change>,
     /// Also count denied calls, and show them as overage.
-    #[arg(long)]
+    #[arg(long, help_heading = "Rule")]
     overage: bool,
+    #[command(flatten)]
+    denials: Denials,
     #[command(flatten)]
     about: RuleOptions,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    policy: Policy,
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 impl Probe {
@@ -65,7 +78,7 @@ impl Probe {
             return found(code(!listed.allowed && self.count > 0), printed);
         }
         let (subject, key) = whom.limits()?;
-        let mut subject = subject.follow_policy(&self.options)?;
+        let mut subject = subject.deny_as(self.denials)?.follow_policy(self.policy)?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }
@@ -77,7 +90,7 @@ impl Probe {
         let takes_all = operation::asks(self.op) && self.op != Operation::AtMost;
         let subject = if takes_all { subject.at_cost(cost)? } else { subject };
         operation::check(self.op, self.id.is_some(), self.length.is_some()).map_err(|why| anyhow!("--{why}"))?;
-        let limiter = self.about.of_service(self.options.limiter()?)?;
+        let limiter = self.about.of_service(self.options.limiter(self.confirmation)?)?;
         self.options.say_who_decides();
         subject.say_who_overrides();
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());

@@ -22,10 +22,10 @@ use tollgate::Rule;
 
 use crate::interrupted::interrupted;
 use crate::line::Printer;
-use crate::options::Options;
+use crate::options::{Confirmation, Options, Policy};
 use crate::page::ReportFile;
 use crate::records::{Identity, KeyField, Record, Unreadable};
-use crate::rule_arguments::{GRAMMAR, RuleOptions};
+use crate::rule_arguments::{Denials, RuleOptions, SEE_RULES};
 use crate::rules_file::RulesFile;
 use crate::subject::Subject;
 use crate::{messages, reader_is_gone};
@@ -39,34 +39,45 @@ pub(crate) use summary::is_zero;
 pub(crate) use unreadable::Warnings;
 
 #[derive(Debug, Args)]
-#[command(after_long_help = GRAMMAR)]
+#[command(after_help = SEE_RULES)]
 pub(crate) struct Replay {
-    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing. With --rules, the name of the one
-    /// rule to use, whatever its conditions; default: whichever rule applies.
-    #[arg(long, required_unless_present = "set")]
+    /// The rule, such as "sliding-log 60/1m"; given several times, all or nothing.
+    ///
+    /// With --rules, the name of the one rule to use, whatever its conditions; default: whichever rule applies.
+    #[arg(long, required_unless_present = "set", help_heading = "Rule")]
     rule: Vec<String>,
     /// Also count denied calls, and show them as overage.
-    #[arg(long)]
+    #[arg(long, help_heading = "Rule")]
     overage: bool,
     #[command(flatten)]
     reading: Reading,
-    /// Which field of an access log to count by; with --rules, the rules decide. Default: ip.
-    #[arg(long, value_enum, conflicts_with = "set")]
+    /// Which field of an access log to count by. Default: ip.
+    ///
+    /// With --rules, the rules decide.
+    #[arg(long, value_enum, conflicts_with = "set", help_heading = "Records")]
     key: Option<KeyField>,
-    /// Replay a file as it stands, even if its clock steps back, instead of sorted by time.
-    #[arg(long)]
+    /// Replay a file as it stands, instead of sorted by time.
+    #[arg(long, help_heading = "Records")]
     unsorted: bool,
     /// Print totals instead of decisions.
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     summary: bool,
-    /// The records; - for standard input, whose clock is kept from stepping back.
+    /// The records; - for standard input.
+    ///
+    /// Its clock is kept from stepping back.
     file: PathBuf,
     #[command(flatten)]
     report: ReportFile,
     #[command(flatten)]
+    denials: Denials,
+    #[command(flatten)]
     about: RuleOptions,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    policy: Policy,
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 impl Replay {
@@ -76,10 +87,10 @@ impl Replay {
             None => Plays::Rule(Arc::new(self.subject()?), HashSet::new()),
             Some(service) => Plays::ByRules(self.set(service)?),
         };
-        let report = self.report.open(&[Some(&self.file), self.about.rules_path()])?;
+        let report = self.report.open(&self.about.files_read(&self.file))?;
         let ruled = plays.named();
         let prefix = self.about.own_prefix("replay");
-        let limiter = self.about.of_prefix(&prefix, self.options.limiter()?)?;
+        let limiter = self.about.of_prefix(&prefix, self.options.limiter(self.confirmation)?)?;
         let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
         let mut player = Player::new(limiter, plays, printer, self.summary);
         let played = tokio::select! {
@@ -94,6 +105,9 @@ impl Replay {
         match (played, forgotten) {
             (Ok(()), forgotten) => forgotten?,
             (Err(why), Err(left)) if !reader_is_gone(&why) => bail!("{}; {left}", messages::line(&why)),
+            (Err(why), _) if report.is_some() && reader_is_gone(&why) => {
+                bail!("--report: not written, since the output was closed before the end of the records")
+            }
             (Err(why), _) => return Err(why),
         }
         player.flush()?;
@@ -110,7 +124,7 @@ impl Replay {
     }
 
     fn subject(&self) -> Result<Subject> {
-        let mut subject = self.about.subject(&self.rule)?.follow_policy(&self.options)?;
+        let mut subject = self.about.subject(&self.rule)?.deny_as(self.denials)?.follow_policy(self.policy)?;
         if self.overage {
             subject.rule = subject.rule.count_denials(true);
         }
@@ -134,7 +148,7 @@ impl Replay {
         // A rule that can't block is left as it is.
         let adapted = |rule: Rule| {
             let rule = if self.overage { rule.count_denials(true) } else { rule };
-            self.options.follow_policy_or_close(self.about.blocking(rule.clone()).unwrap_or(rule))
+            self.policy.follow_or_close(self.denials.applied_to(rule.clone()).unwrap_or(rule))
         };
         let adapted = Box::new(adapted);
         let (rules, given) = (&service.rules, self.about.attributes()?);

@@ -13,30 +13,35 @@ use tollgate::{Limiter, Operation, Request, Rule};
 use crate::attributes::{self, pairs};
 use crate::line::{Line, Printer};
 use crate::messages;
-use crate::options::Options;
+use crate::options::{Confirmation, Options};
 use crate::output::{Shape, counted, json};
 use crate::rule_arguments::{KeyOptions, name_of};
 use crate::rules_file::RulesFile;
 
 #[derive(Debug, Args)]
 pub(crate) struct Reset {
-    /// The rule's name, or the rule in JSON, of which only the name is used; once for each rule to forget.
-    #[arg(long = "rule", visible_alias = "name", value_name = "NAME", required = true)]
+    /// The rule's name; once for each rule to forget.
+    ///
+    /// Or the rule in JSON, of which only the name is used.
+    #[arg(long = "rule", alias = "name", value_name = "NAME", required = true, help_heading = "Rule")]
     rules: Vec<String>,
     /// The service's own set of rules, which must contain NAME.
-    #[arg(long = "rules", value_name = "FILE")]
+    #[arg(long = "rules", value_name = "FILE", help_heading = "Rule")]
     file: Option<PathBuf>,
-    /// For a rule from --rules: forget what it counts for this key, such as user:42, or for the attributes in --attr,
-    /// including limits that count another part of the request, such as its organisation.
+    /// For a rule from --rules: the key to forget, such as user:42.
+    ///
+    /// Or the attributes in --attr; with limits that count another part of the request, such as its organisation.
     #[arg(requires = "file")]
     key: Option<OsString>,
-    /// Attributes of the request that the rule counts; may be given several times.
-    #[arg(long = "attr", visible_alias = "part", value_name = "NAME=VALUE", requires = "file")]
+    /// An attribute of the request, such as org=acme; once for each.
+    #[arg(long = "attr", alias = "part", value_name = "NAME=VALUE", requires = "file", help_heading = "Rule")]
     attributes: Vec<OsString>,
     #[command(flatten)]
     place: KeyOptions,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,7 +60,8 @@ impl Reset {
                 return self.reset_one(service, &names).await;
             }
         }
-        let limiter = self.options.limiter_on_redis("forget keys of")?.prefix(self.place.prefix())?;
+        let limiter =
+            self.options.limiter_on_redis("forget keys of", self.confirmation)?.prefix(self.place.prefix())?;
         // Check all names before any key is removed.
         for name in &names {
             "gcra 1/1s".parse::<Rule>()?.named(name)?;
@@ -80,7 +86,7 @@ impl Reset {
         let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
         let whom = |name: &String| service.ruling(name, key, given.clone(), false)?.limits();
         let all = names.iter().map(whom).collect::<Result<Vec<_>, _>>()?;
-        let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of")?)?;
+        let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of", self.confirmation)?)?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         for (subject, key) in &all {
             subject.say_who_overrides();

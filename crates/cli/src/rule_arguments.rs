@@ -16,12 +16,16 @@ use crate::subject::Subject;
 /// The name of a rule that is given without one.
 pub(crate) const UNNAMED: &str = "cli";
 
-/// How rules are written, for the help of every command that takes a rule.
+/// At the end of the help of every command that takes a rule.
+pub(crate) const SEE_RULES: &str = "How a RULE is written: tollgate help rules";
+
+/// How rules are written.
 pub(crate) const GRAMMAR: &str = "\
-Rules:
+How a RULE is written:
   A RULE is a limit in one line:
 
-    ALGORITHM UNITS/PERIOD [burst N] [max-debt N|none] [start PERIOD|first-hit|spread] [max N] [shards N]
+    ALGORITHM UNITS/PERIOD [burst N] [max-debt N|none] [start PERIOD|first-hit|spread]
+      [max N] [shards N]
     fixed-window UNITS/day|week|month|year [shards N] [tz ZONE]
     concurrency N ttl PERIOD [shards N]
 
@@ -30,7 +34,7 @@ Rules:
     gcra 100/1s burst 20                    100 a second, up to 20 at once
     token-bucket 100/1m burst 200           100 a minute, up to 200 at once
     token-bucket 10/1s max-debt 50          reservations may owe up to 50 units
-    fixed-window 100/1h                     100 from each full hour on; start 8h | first-hit | spread
+    fixed-window 100/1h                     100 from each full hour on; start 10m | first-hit | spread
     fixed-window 250/day tz Europe/Zurich   in each day there; day | week | month | year, of UTC without tz
     sliding-window 1000/1h                  an estimate that slides, in little memory
     sliding-log 5/10s                       exactly 5 in any 10 seconds
@@ -45,13 +49,13 @@ Rules:
 
   In JSON, a limit may have a name, and may count another part of the request (key) than the rest.
   tag names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
-  together. --part gives these parts. A rule may also have cost, on_change, overage, block_for,
+  together. --attr gives these parts. A rule may also have cost, on_change, overage, block_for,
   hash_keys, on_error and processes.
 
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
   tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
-  tollgate probe '{\"name\": \"api\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' user:42 --part org=acme
+  tollgate probe '{\"name\": \"api\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' user:42 --attr org=acme
 
 A service's own file of rules:
   --rules gives the file, and RULE is then the name of one of its rules:
@@ -69,8 +73,9 @@ Keys:
 /// Rules and a key, as positional arguments.
 #[derive(Debug, Args)]
 pub(crate) struct RulesAndKey {
-    /// The rule, such as "token-bucket 5/10s"; several are decided together, all or nothing. Last, the key: who is
-    /// limited, such as user:42.
+    /// The rule, such as "token-bucket 5/10s", and the key, such as user:42.
+    ///
+    /// Several rules are decided together, all or nothing. The key comes last: who is limited.
     // Options may stand between them, so clap takes them one by one: this is shown as <RULE> <KEY>...
     #[arg(value_name = "RULE> <KEY", num_args = 1.., required = true)]
     rules_and_key: Vec<OsString>,
@@ -98,45 +103,75 @@ impl RulesAndKey {
     }
 }
 
-/// The options of a rule: its name, the file it is in, what its limits count, and what its denials do.
+/// The options of a rule: its name, the file it is in, and what its limits count.
 #[derive(Debug, Args)]
 pub(crate) struct RuleOptions {
-    /// The rule's name, which is part of its keys. Default: cli, or the name in its JSON.
-    #[arg(long, value_name = "NAME", conflicts_with = "set")]
+    /// The rule's name, which is part of its keys.
+    ///
+    /// Default: cli, or the name in its JSON.
+    #[arg(long, value_name = "NAME", conflicts_with = "set", help_heading = "Rule")]
     name: Option<String>,
-    /// The service's own set of rules; RULE is then the name of one of them. KEY is then spelled as the rule counts it,
-    /// such as user:42, and is optional if --attr gives its parts.
-    #[arg(long = "rules", value_name = "FILE")]
+    /// The service's own set of rules, in TOML.
+    ///
+    /// RULE is then the name of one of them, and KEY is spelled as that rule counts it, such as user:42; it may be left
+    /// out if --attr gives its parts.
+    #[arg(long = "rules", value_name = "FILE", help_heading = "Rule")]
     set: Option<PathBuf>,
-    /// What limits count instead of the key, and the tag; once for each part that the rule has. With --rules,
-    /// attributes of the request.
-    #[arg(long = "part", visible_alias = "attr", value_name = "NAME=VALUE")]
+    /// An attribute of the request, such as org=acme; once for each.
+    ///
+    /// With --rules, what the rule reads; else what limits count instead of the key, and the tag.
+    #[arg(long = "attr", alias = "part", value_name = "NAME=VALUE", help_heading = "Rule")]
     parts: Vec<OsString>,
-    /// How long a denied key is blocked, such as 15m; denials meanwhile don't extend the block. Default: no block, or
-    /// what a rule in JSON or from --rules says.
-    #[arg(long, value_name = "D", value_parser = options::duration)]
-    block_for: Option<Duration>,
     #[command(flatten)]
     place: KeyOptions,
+}
+
+/// What a rule's denials do.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Denials {
+    /// How long a denied key is blocked, such as 15m.
+    ///
+    /// Denials meanwhile don't extend the block. Default: no block, or what a rule in JSON or from --rules says.
+    #[arg(long, value_name = "D", value_parser = options::duration, help_heading = "Rule")]
+    block_for: Option<Duration>,
 }
 
 /// Where a service's keys are, and how they are spelled.
 #[derive(Debug, Args)]
 pub(crate) struct KeyOptions {
-    /// The prefix of the service's keys. A replay or a load appends a name of its own, so that it starts with no keys,
-    /// touches no others, and can remove its keys at the end.
-    #[arg(long, default_value = "tollgate")]
+    /// The prefix of the service's keys.
+    ///
+    /// A replay or a load appends a name of its own, so that it starts with no keys, touches no others, and can remove
+    /// its keys at the end.
+    #[arg(long, default_value = "tollgate", help_heading = "Rule")]
     prefix: String,
-    /// A file with the secret that the service hashes its keys with (a newline at its end is ignored); or put the
-    /// secret itself in TOLLGATE_KEY_SECRET. Default: none, keys are stored in plain text.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_KEY_SECRET_FILE")]
+    /// A file with the secret that the service hashes its keys with.
+    ///
+    /// A newline at its end is ignored. Or put the secret itself in TOLLGATE_KEY_SECRET. Default: none, keys are stored
+    /// in plain text.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_KEY_SECRET_FILE", help_heading = "Rule")]
     key_secret_file: Option<PathBuf>,
+}
+
+impl Denials {
+    /// The rule; it blocks a denied key, if that was asked for.
+    pub(crate) fn applied_to(self, rule: Rule) -> Result<Rule> {
+        Ok(match self.block_for {
+            Some(time) => rule.block_for(time)?,
+            None => rule,
+        })
+    }
 }
 
 impl RuleOptions {
     /// The service's own file, if it is named.
     pub(crate) fn rules_path(&self) -> Option<&Path> {
         self.set.as_deref()
+    }
+
+    /// What is read beside this file.
+    pub(crate) fn files_read<'p>(&'p self, file: &'p Path) -> [Option<&'p Path>; 3] {
+        [Some(file), self.set.as_deref(), self.place.key_secret_file.as_deref()]
     }
 
     /// The rule written in these arguments, with the parts that its limits count.
@@ -146,7 +181,7 @@ impl RuleOptions {
             [] => bail!("rule: expected at least one, such as \"token-bucket 5/10s\", got none"),
             lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
         };
-        Subject::of(self.blocking(rule)?, pairs("--part", &self.parts)?)
+        Subject::of(rule, pairs("--attr", &self.parts)?)
     }
 
     /// The rule, and the key that it counts. If `costs` is false, the rule's cost needn't be known.
@@ -156,19 +191,7 @@ impl RuleOptions {
             return Ok(Ruling::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
         };
         let (name, key) = whom.name_and_key()?;
-        let mut ruling = service.ruling(&name, key, self.attributes()?, costs)?;
-        if let Ruling::Limits(subject, _) = &mut ruling {
-            subject.rule = self.blocking(subject.rule.clone())?;
-        }
-        Ok(ruling)
-    }
-
-    /// The rule; it blocks a denied key, if that was asked for.
-    pub(crate) fn blocking(&self, rule: Rule) -> Result<Rule> {
-        Ok(match self.block_for {
-            Some(time) => rule.block_for(time)?,
-            None => rule,
-        })
+        service.ruling(&name, key, self.attributes()?, costs)
     }
 
     /// The service's set of rules, if it was given.

@@ -15,38 +15,40 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Rules {
-    /// Print how many rules there are, or the first mistake of each rule as FILE:LINE:COLUMN: what.
+    /// Check a set: print how many rules there are, or their mistakes.
     ///
-    /// Values that are valid and probably don't match as meant, such as a regular expression in a path, are warnings in
+    /// The first mistake of each rule, as FILE:LINE:COLUMN: what. Values that are valid and probably don't match as meant, such as a regular expression in a path, are warnings in
     /// the same form: FILE:LINE:COLUMN: warning: what.
     ///
     /// Exit code: 0; 1 if there is any warning; 2 if there is any mistake.
     Check(check::Check),
-    /// Show which rule applies to a request and why, what it counts and where, and why others don't apply.
+    /// Show which rule applies to a request and why, and why others don't.
     ///
-    /// A path that servers read in two ways has no rule: the middleware refuses it (reason ambiguous), unless the file
+    /// Also what it counts, and in which keys. A path that servers read in two ways has no rule: the middleware refuses it (reason ambiguous), unless the file
     /// says how to read it. Needs no Redis. Exit code: 0, even if the request would be denied; 2 on an error.
     Explain(explain::Explain),
-    /// Show which rules another set adds, changes and removes or, with a log of traffic, who would be treated
-    /// differently.
+    /// Compare two sets: their rules or, with a log, whom they treat differently.
     ///
-    /// A set is a file or, with the feature postgres, the address of a database that has one: postgres://..., or, so that
-    /// no password is an argument, env: and the name of a variable, such as env:TOLLGATE_DATABASE. With a log, each set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only
-    /// verdicts are compared: if another rule gives the same verdict, that isn't a difference, and is counted
-    /// separately. Shadow rules aren't compared. Requests that the middleware refuses, since servers read their path in two
-    /// ways, are denied by both. A permit is held as in a replay (see there). If the output isn't a terminal, each record that is treated
-    /// differently is printed as one JSON object, followed by the totals.
+    /// A set is a file or, with the feature postgres, the address of a database that has one: postgres://..., or, so
+    /// that no password is an argument, env: and the name of a variable, such as env:TOLLGATE_DATABASE. With a log, each
+    /// set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only verdicts
+    /// are compared: if another rule gives the same verdict, that isn't a difference, and is counted separately. Shadow
+    /// rules aren't compared. Requests that the middleware refuses, since servers read their path in two ways, are
+    /// denied by both. A permit is held as in a replay (see there). If the output isn't a terminal, each record that is
+    /// treated differently is printed as one JSON object, followed by the totals.
     ///
     /// Exit code: 0; 1 if a rule differs or, with a log, if anybody is treated differently; 2 on an error.
     Diff(diff::Diff),
     /// Put a set of rules into the database, replacing the one there.
     ///
     /// The set is checked first, and stored completely or not at all; shows which rules changed.
+    ///
+    /// Exit code: 0, with --dry-run 1 if anything would change; 2 on an error.
     #[cfg(feature = "postgres")]
     Push(push::Push),
     /// Print the set of rules in the database, as a file.
     ///
-    /// Defaults and variables are filled in.
+    /// Defaults and variables are filled in. Exit code: 0; 2 on an error.
     #[cfg(feature = "postgres")]
     Pull(push::Pull),
 }

@@ -18,8 +18,9 @@ pub(crate) struct ScriptCommand {
     /// Print the script's SHA-1, for EVALSHA, instead of its text.
     #[arg(long)]
     digest: bool,
-    /// Write all scripts, or the named one, to files in this directory, which is created if it is missing: gcra.lua
-    /// and so on.
+    /// Write all scripts, or the named one, to this directory: gcra.lua and so on.
+    ///
+    /// It is created if it is missing.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
     out: Option<PathBuf>,
 }

@@ -17,8 +17,8 @@ use crate::db::Database;
 use crate::escape::shown;
 use crate::found;
 use crate::messages::note;
-use crate::options;
-use crate::output::{QUIET, RIGHT, Shape, WRONG, counted, human, json as print_json, micros, shape, width};
+use crate::options::{self, Output};
+use crate::output::{QUIET, RIGHT, Shape, WRONG, counted, human, json as print_json, micros, width};
 use crate::page::ReportFile;
 use crate::time_options::{span, times};
 
@@ -36,7 +36,9 @@ pub(crate) struct Stats {
     /// Up to the end of this day, minute or second. Default: now.
     #[arg(long, value_name = "TIME", requires = "from")]
     to: Option<String>,
-    /// Show a row for each of these instead of for each period, those with most denials first.
+    /// Show a row for each of these instead of for each period.
+    ///
+    /// Those with most denials first.
     #[arg(long, value_enum, value_name = "WHAT")]
     per: Option<Per>,
     /// Only this user.
@@ -51,9 +53,8 @@ pub(crate) struct Stats {
     /// Show at most this many rows.
     #[arg(long, value_name = "N", default_value = "100", value_parser = options::from_one::<u32, 10_000>)]
     most: u32,
-    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     report: ReportFile,
     #[command(flatten)]
@@ -122,6 +123,7 @@ impl Stats {
         };
         let mut rows = self.database.open()?.stats(&query).await?;
         let most = self.most as usize;
+        let not_read = rows.len().saturating_sub(most) as u64;
         if rows.is_empty() {
             note(format!("no decision is counted from {from:.0} to {end:.0}"));
         }
@@ -132,14 +134,14 @@ impl Stats {
                 Some(_) => rows.truncate(most),
             }
         }
-        let printed = match shape(self.format) {
+        let printed = match self.output.shape() {
             Shape::Jsonl => {
                 rows.iter().try_for_each(|row| print_json(anstream::stdout(), &record(row, unit, self.per)))
             }
             Shape::Table => print_table(&rows, unit, self.per),
         };
         if let Some(report) = report {
-            report.write(&page::page(&rows, unit, self.per, [from, end].map(|time| format!("{time:.0}"))))?;
+            report.write(&page::page(&rows, not_read, unit, self.per, [from, end].map(|time| format!("{time:.0}"))))?;
         }
         found(ExitCode::from(u8::from(rows.is_empty())), printed)
     }

@@ -7,7 +7,8 @@ use tollgate::{Limit, LimitDecision, Limiter, Request, Rule};
 use crate::attributes::{self, Pairs};
 use crate::escape::shown;
 use crate::messages;
-use crate::options::Options;
+use crate::options::Policy;
+use crate::rule_arguments::Denials;
 
 /// A rule, and what is known about it and about the request, apart from the key.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl Subject {
             let expected =
                 if names.is_empty() { "none, since it counts the key alone".to_owned() } else { names.join(", ") };
             let name = rule.name().unwrap_or_default();
-            bail!("--part: of rule {name}, expected {expected}, got {unknown}");
+            bail!("--attr: of rule {name}, expected {expected}, got {unknown}");
         }
         if let Some(missing) = needed.clone().find(|name| !parts.iter().any(|(given, _)| given == *name)) {
             let why = match counted.iter().position(|part| part.as_ref() == Some(missing)) {
@@ -68,7 +69,7 @@ impl Subject {
                 None => "the tag of its keys".to_owned(),
             };
             let name = rule.name().unwrap_or_default();
-            bail!("rule {name}: expected --part {missing}=VALUE, {why}, got none");
+            bail!("rule {name}: expected --attr {missing}=VALUE, {why}, got none");
         }
         Ok(Self { rule, cost, counted, parts, overridden: None, drawn: None })
     }
@@ -136,9 +137,15 @@ impl Subject {
         self.rule.limits().any(|limit| limit.algorithm().holds())
     }
 
-    /// Sets the chosen policy for when Redis is away.
-    pub(crate) fn follow_policy(mut self, options: &Options) -> Result<Self> {
-        self.rule = options.follow_policy(self.rule)?;
+    /// Sets the chosen policy for when Redis is unreachable.
+    pub(crate) fn follow_policy(mut self, policy: Policy) -> Result<Self> {
+        self.rule = policy.follow(self.rule)?;
+        Ok(self)
+    }
+
+    /// Sets what denials do.
+    pub(crate) fn deny_as(mut self, denials: Denials) -> Result<Self> {
+        self.rule = denials.applied_to(self.rule)?;
         Ok(self)
     }
 

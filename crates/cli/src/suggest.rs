@@ -28,7 +28,8 @@ use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output::{Shape, micros, shape};
+use crate::options::Output;
+use crate::output::{Shape, micros};
 use crate::page::ReportFile;
 use crate::replay::Reading;
 use crate::rules_file::RulesFile;
@@ -44,29 +45,36 @@ pub(crate) struct Suggest {
     /// The records; - for standard input.
     file: PathBuf,
     /// How much of the traffic may be denied.
-    #[arg(long, value_name = "SHARE", default_value = "0.1%", allow_hyphen_values = true)]
+    #[arg(long, value_name = "SHARE", default_value = "0.1%", allow_hyphen_values = true, help_heading = "Limits")]
     deny_at_most: Share,
     /// Of what that is a share.
-    #[arg(long, value_enum, default_value = "requests")]
+    #[arg(long, value_enum, default_value = "requests", help_heading = "Limits")]
     of: Of,
-    /// The period of rates and windows, such as 1m. Default: 1s, 1m or 1h, whichever first gives a window of ten units.
-    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with = "rules")]
+    /// The period of rates and windows, such as 1m.
+    ///
+    /// Default: 1s, 1m or 1h, whichever first gives a window of ten units.
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with = "rules", help_heading = "Limits")]
     per: Option<Duration>,
-    /// Which field of an access log to count by (ip, path, method or user), or which attribute of records that have
-    /// attrs. Default: ip, or the records' key.
-    #[arg(long, value_name = "NAME", conflicts_with = "rules")]
+    /// Which field of an access log, or which attribute, to count by.
+    ///
+    /// Of an access log ip, path, method or user; of other records any attribute in their attrs. Default: ip, or the
+    /// records' key.
+    #[arg(long, value_name = "NAME", conflicts_with = "rules", help_heading = "Records")]
     key: Option<String>,
-    /// Suggest for each value of this field or attribute separately, such as path or tier: for the ten busiest.
-    #[arg(long, value_name = "NAME", conflicts_with = "rules")]
+    /// Suggest separately for each value of a field or attribute, such as path.
+    ///
+    /// For the ten busiest.
+    #[arg(long, value_name = "NAME", conflicts_with = "rules", help_heading = "Limits")]
     each: Option<String>,
-    /// Suggest numbers for the rules in this file, for the requests to which each applies.
-    #[arg(long, value_name = "FILE")]
+    /// Suggest numbers for the rules in this file.
+    ///
+    /// For each, from the requests to which it applies; of a shadow rule, those to which it would.
+    #[arg(long, value_name = "FILE", help_heading = "Limits")]
     rules: Option<PathBuf>,
     #[command(flatten)]
     reading: Reading,
-    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     report: ReportFile,
 }
@@ -117,13 +125,21 @@ impl Suggest {
             Counting::Rules { .. } => None,
             _ => Some(self.by()),
         };
-        let report = Report { traffic: &traffic, groups: &groups, left, suggestions: &suggestions, bound, by };
+        let report = Report {
+            traffic: &traffic,
+            groups: &groups,
+            left,
+            suggestions: &suggestions,
+            bound,
+            period_is_given: self.per.is_some(),
+            by,
+        };
         let out = std::io::BufWriter::new(anstream::stdout());
-        let printed = match shape(self.format) {
+        let printed = match self.output.shape() {
             Shape::Jsonl => report.print_json(out),
             Shape::Table => table::print(&report, out),
         };
-        if let (Ok(()), Some(file)) = (&printed, file) {
+        if let Some(file) = file {
             file.write(&page::page(&report, &self.file))?;
         }
         found(ExitCode::SUCCESS, printed)

@@ -13,13 +13,14 @@ use crate::db::{Author, Database};
 use crate::escape::shown;
 use crate::found;
 use crate::messages::note;
-use crate::options;
-use crate::output::{Shape, shape};
+use crate::options::{self, Output};
 use crate::time_options::end_of;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Users {
     /// Deny everything to a user, in every process within a second.
+    ///
+    /// Exit code: 0; 2 on an error.
     Block(Block),
     /// Lift a user's block.
     ///
@@ -29,12 +30,16 @@ pub(crate) enum Users {
     ///
     /// This replaces everything: what isn't given is removed. The user's own limits replace all of the tier's, so with
     /// only --per-hour there is no daily limit.
+    ///
+    /// Exit code: 0; 2 on an error.
     Set(Set),
     /// Show what is known about a user: tier, limits, block, and usage.
     ///
     /// Exit code: 0, or 1 if nothing is known.
     Show(One),
     /// List the users with a tier, limits or a block of their own.
+    ///
+    /// Exit code: 0; 2 on an error.
     List(All),
 }
 
@@ -58,16 +63,16 @@ pub(crate) struct Set {
     #[arg(long, value_name = "TIER", required_unless_present_any = ["per_hour", "per_day", "none"])]
     tier: Option<String>,
     /// Remove the user's tier and limits: the defaults apply again.
-    #[arg(long, conflicts_with_all = ["tier", "per_hour", "per_day", "burst"])]
+    #[arg(long, conflicts_with_all = ["tier", "per_hour", "per_day", "burst"], help_heading = "Limits")]
     none: bool,
     /// Units in an hour, refilled continuously.
-    #[arg(long, value_name = "N", value_parser = options::units)]
+    #[arg(long, value_name = "N", value_parser = options::units, help_heading = "Limits")]
     per_hour: Option<u64>,
     /// Units in a day (UTC).
-    #[arg(long, value_name = "N", value_parser = options::units)]
+    #[arg(long, value_name = "N", value_parser = options::units, help_heading = "Limits")]
     per_day: Option<u64>,
     /// The most units at once. Default: the units of an hour.
-    #[arg(long, value_name = "N", value_parser = options::units, requires = "per_hour")]
+    #[arg(long, value_name = "N", value_parser = options::units, requires = "per_hour", help_heading = "Limits")]
     burst: Option<u64>,
 }
 
@@ -89,9 +94,8 @@ pub(crate) struct One {
 
 #[derive(Debug, Args)]
 pub(crate) struct All {
-    /// How to print. Default: a table on a terminal, else a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     database: Database,
 }
@@ -110,14 +114,14 @@ impl Users {
                 let Some(known) = all.database.open()?.user(&user).await? else {
                     return say(&user, "nothing is known", ExitCode::from(1));
                 };
-                found(ExitCode::SUCCESS, print(shape(all.format), record(&known)))
+                found(ExitCode::SUCCESS, print(all.output.shape(), record(&known)))
             }
             Self::List(all) => {
                 let users = all.database.open()?.users().await?;
                 if users.is_empty() {
                     note("no user has a tier, limits or a block of its own");
                 }
-                found(ExitCode::SUCCESS, print_all(shape(all.format), users.iter().map(row).collect()))
+                found(ExitCode::SUCCESS, print_all(all.output.shape(), users.iter().map(row).collect()))
             }
         }
     }

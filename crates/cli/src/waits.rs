@@ -36,7 +36,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Notes what a denial said.
+    /// Notes the wait that a denial has.
     pub(crate) fn note(&mut self, retry_after: RetryAfter) {
         match retry_after {
             RetryAfter::Never => self.never += 1,
@@ -55,8 +55,15 @@ impl Waits {
 
     /// `None` if no denial has a wait.
     pub(crate) fn quantiles(&self) -> Option<Quantiles> {
-        let at = |percent| three_digits(self.times.value_at_percentile(percent)).min(self.longest_us);
+        let at = |percent| self.shown(self.times.value_at_percentile(percent)).min(self.longest_us);
         (!self.times.is_empty()).then(|| Quantiles { p50: at(50.0), p90: at(90.0), max: self.longest_us })
+    }
+
+    /// A time as far as the histogram knows it: in three digits where these can't be told from it, else not less.
+    fn shown(&self, us: u64) -> u64 {
+        let unit = |digits: u32| 10_u64.pow(us.checked_ilog10().unwrap_or_default().saturating_sub(digits - 1));
+        let short = (us + unit(3) / 2) / unit(3) * unit(3);
+        if self.times.equivalent(short, us) { short } else { us.next_multiple_of(unit(4)) }
     }
 
     /// As a part of a page. `None` if there was no denial.
@@ -75,7 +82,7 @@ impl Waits {
         for (at, count) in bins.counts.iter().enumerate() {
             table.row([bins.name(at), grouped(*count), percent(*count as f64 / self.times.len() as f64)]);
         }
-        let [half, most, longest] = [p50, p90, three_digits(max).max(1)].map(|us| human(Duration::from_micros(us)));
+        let [half, most, longest] = [p50, p90, max].map(|us| human(Duration::from_micros(us)));
         let says = format!(
             "Each denial has the wait after which the same request would be allowed, without other traffic. Half of \
              the waits are {half} or less, nine in ten {most} or less, and none is longer than {longest}.{never}"
@@ -90,12 +97,6 @@ impl Waits {
         };
         Some(Section { title, says, plot: Some(Plot::Columns(plot)), table })
     }
-}
-
-/// All that is known of a time in a histogram.
-fn three_digits(us: u64) -> u64 {
-    let unit = 10_u64.pow(us.checked_ilog10().unwrap_or_default().saturating_sub(2));
-    (us + unit / 2) / unit * unit
 }
 
 #[cfg(test)]
@@ -113,6 +114,11 @@ mod tests {
         }
         let Quantiles { p50, p90, max } = waits.quantiles().unwrap();
         assert_eq!((p50, p90, max), (50_000_000, 90_000_000, 100_000_000));
+        let mut near = Waits::default();
+        (0..30).for_each(|_| near.note(RetryAfter::After(Duration::from_micros(1_004_000))));
+        near.note(RetryAfter::After(Duration::from_micros(1_999_999)));
+        let Quantiles { p50, max, .. } = near.quantiles().unwrap();
+        assert!((1_004_000..1_006_000).contains(&p50) && max == 1_999_999, "{p50} {max}");
         let section = waits.section().unwrap();
         assert!(section.says.contains("1 more would never") && section.table.rows.len() == 20, "{section:?}");
     }

@@ -41,10 +41,11 @@ use summary::History;
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
     /// The prefix of the limits' keys.
-    #[arg(long, default_value = "tollgate")]
+    #[arg(long, default_value = "tollgate", help_heading = "Redis")]
     prefix: String,
-    /// Where a service exports its metrics in Prometheus's text format, such as http://127.0.0.1:9000/metrics; may be
-    /// given several times, whose numbers are added.
+    /// Where a service exports its metrics, such as http://127.0.0.1:9000/metrics.
+    ///
+    /// In Prometheus's text format. May be given several times; their numbers are added.
     #[arg(long, value_name = "URL")]
     metrics: Vec<Address>,
     /// The time between two pictures, over which rates are taken.

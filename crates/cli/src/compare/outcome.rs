@@ -45,7 +45,7 @@ impl Outcome {
             allowed: summary.allowed(),
             denied: summary.denied(),
             not_played: *unplayed,
-            keys: summary.keys().count() as u64,
+            keys: summary.decided_keys() as u64,
             keys_denied: summary.keys().filter(|(_, of_key)| of_key.denied > 0).count() as u64,
             wait_us: summary.waits().quantiles(),
             never: summary.waits().never(),

@@ -78,7 +78,14 @@ fn says(outcomes: &[Outcome]) -> String {
             format!("{}; so do the others.", denies(most))
         };
     }
-    format!("{}, the most of these rules; {}, the fewest.", denies(most), denies(least))
+    let tied = |with: &Outcome| outcomes.iter().filter(|outcome| outcome.denied == with.denied).count() - 1;
+    let as_many = |with: &Outcome| match tied(with) {
+        0 => String::new(),
+        1 => ", as many as one other".to_owned(),
+        others => format!(", as many as {others} others"),
+    };
+    let [of_most, of_least] = [most, least].map(as_many);
+    format!("{}, the most of these rules{of_most}; {}, the fewest{of_least}.", denies(most), denies(least))
 }
 
 fn side_by_side(outcomes: &[Outcome]) -> Section {
@@ -122,6 +129,7 @@ fn edges(outcomes: &[Outcome]) -> Section {
         above.push(per_cent(units.saturating_sub(rate)));
         table.row([outcome.rule.clone(), grouped(units), period, grouped(rate), times]);
     }
+    plot.full = Some(100);
     plot.series = vec![
         Series { name: "up to the rule's rate".into(), ink: Ink::Plain, counts: within },
         Series { name: "above it".into(), ink: Ink::Other, counts: above },
@@ -129,7 +137,7 @@ fn edges(outcomes: &[Outcome]) -> Section {
     let says = "The most units that one key was allowed within any stretch of time as long as the rule's period, \
                 wherever it begins. At the edge of a fixed window that can be twice the rate, the end of one window and \
                 the beginning of the next; a burst adds to it too; a sliding log never exceeds its rate. Bars are in per \
-                cent of each rule's rate.";
+                cent of each rule's rate, to one scale: with none above it, the whole width is the rate.";
     let plot = (!plot.names.is_empty()).then_some(Plot::Bars(plot));
     Section { title: "The most within any period".into(), says: says.into(), plot, table }
 }

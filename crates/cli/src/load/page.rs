@@ -53,7 +53,17 @@ fn says(report: &Report<'_>) -> String {
         let [p50, p99] = [p50, p99].map(time);
         format!(" Half of the answers came within {p50}, 99 of 100 within {p99}.")
     });
-    format!("{answered} of {all} calls were answered, {share} of them with a denial.{}", latency.unwrap_or_default())
+    let unanswered = tally.asked().saturating_sub(tally.answered());
+    let first = match unanswered {
+        0 => format!("All {all} calls were answered"),
+        _ => {
+            let of_all = percent(unanswered as f64 / tally.asked().max(1) as f64);
+            let failed = format!("{} of {all} calls got no answer ({of_all})", grouped(unanswered));
+            let longest = human(tally.longest);
+            format!("{failed}; the longest ended after {longest}. {answered} were answered")
+        }
+    };
+    format!("{first}, {share} of them with a denial.{}", latency.unwrap_or_default())
 }
 
 fn audit(report: &Report<'_>) -> String {

@@ -12,14 +12,16 @@ use tollgate::Engine;
 
 #[derive(Debug, Default, Args)]
 pub(super) struct TlsFiles {
-    /// The certificate authorities to trust for rediss://..., in PEM, instead of the platform's.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CA")]
+    /// The certificate authorities to trust for rediss://..., in PEM.
+    ///
+    /// Default: the platform's.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CA", help_heading = "TLS")]
     tls_ca: Option<OsString>,
     /// The client certificate for rediss://..., in PEM.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT", help_heading = "TLS")]
     tls_cert: Option<OsString>,
     /// The private key of that certificate, in PEM.
-    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_KEY")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_KEY", help_heading = "TLS")]
     tls_key: Option<OsString>,
 }
 

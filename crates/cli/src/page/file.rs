@@ -12,7 +12,7 @@ use super::{Page, html};
 #[derive(Debug, Args)]
 pub(crate) struct ReportFile {
     /// Also write a report to this file: an HTML page with plots and tables.
-    #[arg(long = "report", value_name = "FILE")]
+    #[arg(long = "report", value_name = "FILE", help_heading = "Output")]
     path: Option<PathBuf>,
 }
 
@@ -35,11 +35,17 @@ impl ReportFile {
             bail!("--report: expected another file than the one that is read, got {shown}");
         }
         let why = || format!("--report: expected a file that can be written, got {shown}");
-        let is_new = !path.exists();
-        open(path).with_context(why)?;
-        if is_new {
-            // The run may yet fail, or be killed.
-            std::fs::remove_file(path).with_context(why)?;
+        // Who reads a pipe would take its being closed for the end.
+        let is_pipe = path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir());
+        if !is_pipe {
+            let target = path.canonicalize();
+            let is_link = path.is_symlink();
+            open(path).with_context(why)?;
+            if target.is_err() {
+                // The run may yet fail, or be killed.
+                let made = if is_link { path.canonicalize().with_context(why)? } else { path.clone() };
+                std::fs::remove_file(made).with_context(why)?;
+            }
         }
         Ok(Some(Report { path: path.clone() }))
     }
@@ -50,12 +56,19 @@ impl Report {
     pub(crate) fn write(self, page: &Page) -> Result<()> {
         let text = html::page(page)?;
         let why = || format!("--report: {}", self.path.display());
-        let mut file = open(&self.path).with_context(why)?;
-        // A pipe or a device has no length.
-        if file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            file.set_len(0).with_context(why)?;
-        }
-        file.write_all(text.as_bytes()).and_then(|()| file.flush()).with_context(why)
+        let whole = |path: &Path| open(path).and_then(|mut file| file.write_all(text.as_bytes()).and(file.flush()));
+        // A pipe or a device can't be replaced.
+        let Some(target) = self.path.canonicalize().ok().filter(|path| path.is_file()) else {
+            return whole(&self.path).with_context(why);
+        };
+        // Beside it first, so that a full disk leaves what was there.
+        let folder = target.parent().unwrap_or(Path::new("."));
+        let mut file = tempfile::NamedTempFile::new_in(folder).with_context(why)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.flush()).with_context(why)?;
+        let permissions = target.metadata().with_context(why)?.permissions();
+        file.as_file().set_permissions(permissions).with_context(why)?;
+        file.persist(&target).map_err(|error| error.error).with_context(why)?;
+        Ok(())
     }
 }
 
@@ -64,8 +77,16 @@ fn open(path: &Path) -> std::io::Result<File> {
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {
-    let whole = |path: &Path| path.canonicalize().ok();
-    whole(one).is_some() && whole(one) == whole(other)
+    // Standard input may be a file too.
+    let one = if one.as_os_str() == "-" { Path::new("/dev/stdin") } else { one };
+    #[cfg(unix)]
+    let identity = |path: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        path.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
+    };
+    #[cfg(not(unix))]
+    let identity = |path: &Path| path.canonicalize().ok();
+    identity(one).is_some() && identity(one) == identity(other)
 }
 
 #[cfg(test)]
@@ -101,6 +122,16 @@ mod tests {
         let error = report(folder.path().join(".").join("access.log")).open(&[Some(&log)]).unwrap_err();
         assert!(error.to_string().starts_with("--report: expected another file"), "{error}");
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "a log");
+        #[cfg(unix)]
+        {
+            let link = folder.path().join("link");
+            std::fs::hard_link(&log, &link).unwrap();
+            assert!(report(link).open(&[Some(&log)]).is_err(), "another name of the same file");
+            let dangling = folder.path().join("dangling");
+            std::os::unix::fs::symlink("target.html", &dangling).unwrap();
+            drop(report(dangling.clone()).open(&[]).unwrap());
+            assert!(dangling.is_symlink() && !folder.path().join("target.html").exists());
+        }
         assert!(report(folder.path().join("-")).open(&[Some(&log)]).is_ok());
         assert!(report("-".into()).open(&[]).unwrap_err().to_string().contains("expected a file to write"));
     }

@@ -168,7 +168,12 @@ mod tests {
             points: vec![Point { x: 1.0, y: 2.0, chosen: Some(text()) }, Point { x: 1e6, y: 0.0, chosen: None }],
             names: [text(), text()],
         };
-        let bars = Bars { names: vec![text(), "k".repeat(1 << 20), String::new()], notes: vec![text(); 3], series };
+        let bars = Bars {
+            names: vec![text(), "k".repeat(1 << 20), String::new()],
+            notes: vec![text(); 3],
+            series,
+            full: None,
+        };
         let plots = [Plot::Columns(columns), Plot::Bars(bars), Plot::Lines(lines), Plot::Points(points)];
         let mut table = Table { heads: vec![text(); 2], rows: vec![vec![text(); 2]; 2 * MOST_ROWS] };
         table.rows[0][0] = "k".repeat(1 << 20);

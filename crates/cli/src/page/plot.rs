@@ -32,6 +32,8 @@ pub(crate) struct Bars {
     /// What is said of each beside its name.
     pub(crate) notes: Vec<String>,
     pub(crate) series: Vec<Series>,
+    /// A bar of so much or more fills the width, also where none has it.
+    pub(crate) full: Option<u64>,
 }
 
 /// Values over time.

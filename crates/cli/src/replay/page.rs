@@ -13,7 +13,7 @@ pub(super) fn page(summary: &Summary, ruled: &str, file: &Path, order: Order) ->
     let records = allowed + denied;
     let mut page = Page { title: format!("Replay of {} under {ruled}", file_name(file)), ..Page::default() };
     let keys: Vec<_> = summary.keys().filter(|(_, of_key)| of_key.denied > 0).collect();
-    let [some, all, whom, of] = [denied, records, keys.len() as u64, summary.keys().count() as u64].map(grouped);
+    let [some, all, whom, of] = [denied, records, keys.len() as u64, summary.decided_keys() as u64].map(grouped);
     page.says = match (records, denied) {
         (0, _) => "There were no requests to decide.".to_owned(),
         (_, 0) => format!("All {all} requests were allowed."),
@@ -72,8 +72,12 @@ pub(crate) fn busiest(summary: &Summary) -> Option<Section> {
     let says = match denied {
         0 => "No key was denied. These asked most often.".to_owned(),
         _ if denied < busiest.len() => format!(
-            "{} denied, and come first; the others are those that asked most often. The hatched part of a bar was denied.",
-            if denied == 1 { "One key was".to_owned() } else { format!("{denied} keys were") }
+            "{} first; the others are those that asked most often. The hatched part of a bar was denied.",
+            if denied == 1 {
+                "The one key that was denied comes".to_owned()
+            } else {
+                format!("The {denied} keys that were denied come")
+            }
         ),
         _ if denied == busiest.len() => {
             "These are all the keys that were denied. The hatched part of a bar was denied.".to_owned()
@@ -127,7 +131,7 @@ mod tests {
             let key = format!("user:{}", at * at % 50_021).into_bytes();
             summary.touched(&key);
             let wait = RetryAfter::After(Duration::from_micros(at % 90_001 * 700));
-            summary.decided(&key, at * 86_400, at % 3 > 0, wait);
+            summary.decided(&key, at * 86_400, at % 3 > 0, Some(wait));
         }
         let page = page(&summary, "gcra 1/1s", Path::new("access.log"), Order::Sorted);
         assert!(page.says.starts_with("333,334 of 1,000,000 requests were denied (33.33 %)"), "{}", page.says);

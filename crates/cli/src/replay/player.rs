@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use futures_util::future::{join_all, try_join_all};
-use tollgate::{Decision, Engine, Error, Limiter, OwnedRequest, Request, RetryAfter, Rule};
+use tollgate::{Decision, Engine, Error, LimitDecision, Limiter, OwnedRequest, Request, RetryAfter, Rule};
 
 use super::by_rules::ByRules;
 use super::summary::Summary;
@@ -17,7 +17,7 @@ use crate::line::{Line, Printer};
 use crate::operation;
 use crate::output::counted;
 use crate::records::{Record, Unreadable};
-use crate::subject::Subject;
+use crate::subject::{Subject, title};
 use crate::verdict::{Judged, Plan};
 
 #[derive(Debug)]
@@ -216,7 +216,8 @@ impl<'s, W: Write> Player<'s, W> {
                 self.summary.touched(&whom);
                 // What no limit denies would never be allowed.
                 let decision = judged.asked.as_ref().map(|(_, decision)| decision);
-                let wait = decision.map_or(RetryAfter::Never, |decision| decision.retry_after);
+                let asked = judged.asked.as_ref().map(|(call, decision)| wait_of(&call.rule, decision));
+                let wait = asked.unwrap_or(Some(RetryAfter::Never));
                 played.took += decision.map_or(0, |decision| decision.granted);
                 self.summary.decided(&whom, record.t_us, judged.allowed, wait);
                 match judged.is_refused() {
@@ -233,7 +234,8 @@ impl<'s, W: Write> Player<'s, W> {
                 let Record { t_us, op, ref key, length, .. } = *record;
                 self.held.note(&self.limiter, &subject.rule, &request, record, decision.allowed).await?;
                 played.took += decision.granted;
-                self.summary.decided(key, t_us, decision.allowed, decision.retry_after);
+                let wait = wait_of(&subject.rule, &decision);
+                self.summary.decided(key, t_us, decision.allowed, wait);
                 if !self.quiet {
                     let line = Line::new(&subject, op, key, cost, &decision).at(t_us).named(id.as_deref());
                     let request_time = if subject.holds() { record.request_time() } else { None };
@@ -306,4 +308,12 @@ pub(crate) fn unplayable(record: &Record, error: Error) -> Result<Unreadable> {
         error if error.is_input() => Ok(Unreadable { line, reason: error.to_string() }),
         error => Err(error.into()),
     }
+}
+
+/// The wait that a denial has; none for permits, which another may give back at any time before they expire.
+fn wait_of(rule: &Rule, decision: &Decision) -> Option<RetryAfter> {
+    let denied = decision.limits.iter().filter(|limit| !limit.allowed).map(LimitDecision::name);
+    let by_permits = denied.filter_map(|name| rule.limits().find(|limit| title(limit) == name));
+    let waits_for_permits = !decision.blocked && by_permits.into_iter().any(|limit| limit.algorithm().holds());
+    (!waits_for_permits).then_some(decision.retry_after)
 }

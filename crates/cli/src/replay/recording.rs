@@ -1,7 +1,9 @@
 //! A file of records, read twice: first to report what can't be read and to learn how far the records are out of order,
 //! then to play them in order. So only as many are in memory as stand out of order, however long the file is.
 
+use std::cell::Cell;
 use std::io;
+use std::rc::Rc;
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -105,7 +107,16 @@ impl<'s> Recording<'s> {
                 Ok(record) => record.ok().map(Ok),
                 Err(error) => Some(Err(anyhow!("{}: {error}", source.shown()))),
             });
-            Ok::<_, anyhow::Error>(records.take(usize::try_from(count).unwrap_or(usize::MAX)))
+            let read = Rc::new(Cell::new(0));
+            let (so_far, shown) = (Rc::clone(&read), source.shown());
+            let records = records.take(usize::try_from(count).unwrap_or(usize::MAX));
+            let records = records.inspect(move |_| so_far.set(so_far.get() + 1));
+            // As by a log rotation that copies the file and then cuts it.
+            let cut_off = std::iter::once_with(move || {
+                let why = format!("{shown}: expected the {count} records that were there before");
+                (read.get() < count).then(|| Err(anyhow!("{why}, got {}: it was cut off meanwhile", read.get())))
+            });
+            Ok::<_, anyhow::Error>(records.chain(cut_off.flatten()))
         };
         let records: Records<'s> = match order {
             Order::AsItStands => Box::new(again()?),

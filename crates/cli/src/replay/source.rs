@@ -18,10 +18,10 @@ type Item = io::Result<Result<Record, Unreadable>>;
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Reading {
     /// The records' format. Default: detected from the beginning of the file.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = "Records")]
     input: Option<Format>,
     /// Stop at the first line that can't be read.
-    #[arg(long)]
+    #[arg(long, help_heading = "Records")]
     strict: bool,
 }
 

@@ -119,8 +119,8 @@ impl Summary {
         }
     }
 
-    /// Notes a decision and, of a denial, the wait that it told.
-    pub(super) fn decided(&mut self, key: &[u8], t_us: u64, allowed: bool, retry_after: RetryAfter) {
+    /// Notes a decision and, of a denial, its wait if that is known.
+    pub(super) fn decided(&mut self, key: &[u8], t_us: u64, allowed: bool, wait: Option<RetryAfter>) {
         self.over_time.note(t_us, allowed);
         let of_key = self.keys.get_mut(key);
         if allowed {
@@ -129,7 +129,9 @@ impl Summary {
             return;
         }
         self.denied += 1;
-        self.waits.note(retry_after);
+        if let Some(wait) = wait {
+            self.waits.note(wait);
+        }
         of_key.into_iter().for_each(|key| key.denied += 1);
     }
 
@@ -174,6 +176,11 @@ impl Summary {
         self.denied
     }
 
+    /// The number of keys of which a request was decided.
+    pub(crate) fn decided_keys(&self) -> usize {
+        self.keys().filter(|(_, of_key)| of_key.allowed + of_key.denied > 0).count()
+    }
+
     pub(crate) fn waits(&self) -> &Waits {
         &self.waits
     }
@@ -185,7 +192,8 @@ impl Summary {
     /// The keys that were denied most; those of none, by how often they asked.
     pub(crate) fn busiest(&self) -> Vec<(&Vec<u8>, OfKey)> {
         let mut keys: Vec<_> = self.keys().collect();
-        keys.sort_by_key(|(key, counts)| (Reverse(counts.denied), Reverse(counts.allowed), *key));
+        let asked = |of_key: &OfKey| if of_key.denied == 0 { of_key.allowed } else { 0 };
+        keys.sort_by_key(|(key, of_key)| (Reverse(of_key.denied), Reverse(asked(of_key)), *key));
         keys.truncate(NAMED);
         keys
     }
@@ -216,7 +224,7 @@ impl Summary {
             denied,
             unreadable,
             out_of_order,
-            keys: self.keys.len(),
+            keys: self.decided_keys(),
             busiest_denied,
             refused,
             permits_not_replayed,

@@ -20,8 +20,9 @@ use crate::attributes::{self, Shown};
 use crate::escape::shown;
 use crate::found;
 use crate::held::Held;
+use crate::options::Output;
 use crate::options::from_zero;
-use crate::output::{QUIET, Shape, counted, facts, json, shape};
+use crate::output::{QUIET, Shape, counted, facts, json};
 use crate::records::{Identity, Record};
 use crate::replay::{Reading, Recording, Records, Source, Warnings, is_zero, unplayable};
 use crate::rules_file::RulesFile;
@@ -29,27 +30,31 @@ use crate::verdict::{Judged, MISSING, Plan};
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// The current set of rules: a file, the address of a database, or env: and the name of an environment variable
-    /// that has one.
+    /// The current set of rules: a file, or the address of a database.
+    ///
+    /// Or env: and the name of an environment variable that has one.
     before: PathBuf,
     /// The set that would replace it.
     after: PathBuf,
-    /// The records; - for standard input. Without records, only the rules themselves are compared.
+    /// The records; - for standard input.
+    ///
+    /// Without records, only the rules themselves are compared.
     log: Option<PathBuf>,
     #[command(flatten)]
     reading: Reading,
-    /// Replay the records as they stand, even if their clock steps back, instead of sorted by time.
-    #[arg(long)]
+    /// Replay the records as they stand, instead of sorted by time.
+    #[arg(long, help_heading = "Records")]
     unsorted: bool,
-    /// Leave out the records that are treated differently, as a table does: print only totals.
-    #[arg(long)]
+    /// Print only totals, without the records that are treated differently.
+    ///
+    /// As a table does.
+    #[arg(long, help_heading = "Output")]
     summary: bool,
     /// How many of the most affected keys to name.
     #[arg(long, value_name = "N", default_value = "10", value_parser = from_zero, allow_negative_numbers = true)]
     top: usize,
-    /// Output format. Default: a table on a terminal, otherwise a JSON object per line.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// In place of a rule's name, which has no space, for requests that the middleware refuses.
@@ -146,7 +151,7 @@ impl Diff {
         let source = self.reading.of(log, Identity::Attributes);
         let mut totals = Totals { before, after, ..Totals::default() };
         let (records, mut warnings) = self.records(&source, &mut totals).await?;
-        let shape = shape(self.format);
+        let shape = self.output.shape();
         let mut out = BufWriter::new(anstream::stdout());
         let lines = shape == Shape::Jsonl && !self.summary;
         let (mut counts, mut held) = (Counts::default(), [Held::default(), Held::default()]);

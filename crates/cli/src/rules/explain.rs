@@ -9,7 +9,8 @@ use tollgate::{Embedded, Limiter};
 
 use super::explained::Explained;
 use crate::attributes::{self, Described};
-use crate::output::{Shape, json, shape};
+use crate::options::Output;
+use crate::output::{Shape, json};
 use crate::rule_arguments::KeyOptions;
 use crate::rules_file::RulesFile;
 
@@ -24,9 +25,8 @@ pub(crate) struct Explain {
     all: bool,
     #[command(flatten)]
     place: KeyOptions,
-    /// Output format. Default: a table on a terminal, otherwise a JSON object.
-    #[arg(long, value_enum)]
-    format: Option<Shape>,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl Explain {
@@ -37,7 +37,7 @@ impl Explain {
         let limiter = self.place.of_service(Limiter::new(Embedded::new()))?;
         let request = attributes::read(&given);
         let explained = Explained::of(&service.rules, &given, &request, &limiter, self.all)?;
-        match shape(self.format) {
+        match self.output.shape() {
             Shape::Jsonl => json(anstream::stdout(), &explained)?,
             Shape::Table => explained.print(anstream::stdout())?,
         }

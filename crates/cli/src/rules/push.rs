@@ -17,7 +17,7 @@ use crate::{found, messages};
 pub(crate) struct Push {
     /// The set, in TOML, with the files that it includes.
     file: PathBuf,
-    /// Only show what would change. Exit code: 1 if anything would change.
+    /// Only show what would change.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

@@ -11,8 +11,8 @@ use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section,
 /// More columns than this can't be told apart.
 const MOST: usize = 300;
 
-/// Of these rows, each for a period or, with `per`, for a name; of decisions from and to these times.
-pub(super) fn page(rows: &[Counted], unit: Unit, per: Option<Per>, span: [String; 2]) -> Page {
+/// Of these rows, with so many more that are left out, each for a period or, with `per`, for a name; of decisions from and to these times.
+pub(super) fn page(rows: &[Counted], not_read: u64, unit: Unit, per: Option<Per>, span: [String; 2]) -> Page {
     let [from, to] = span;
     let mut page = Page { title: format!("Decisions from {from} to {to}"), ..Page::default() };
     let sum = |count: fn(&Counted) -> u64| rows.iter().map(count).sum::<u64>();
@@ -35,6 +35,10 @@ pub(super) fn page(rows: &[Counted], unit: Unit, per: Option<Per>, span: [String
     let (hits, misses) = (sum(|row| row.cache_hits), sum(|row| row.cache_misses));
     if hits + misses > 0 {
         page.fact("Answered from a cache", percent(hits as f64 / (hits + misses) as f64));
+    }
+    if not_read > 0 {
+        let sums = "so these sums are of the others alone: see --most";
+        page.fact("Rows that are not counted", format!("{}, {sums}", grouped(not_read)));
     }
     let left_out = rows.len().saturating_sub(MOST);
     if left_out > 0 {

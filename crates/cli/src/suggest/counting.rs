@@ -1,8 +1,10 @@
 //! Whose requests count together, and by which key.
 
+use std::cmp::Reverse;
+
 use anyhow::Result;
 use tollgate::Limit;
-use tollgate::rules::{Effect, RuleSet};
+use tollgate::rules::{Definition, Effect, RuleSet};
 
 use crate::attributes;
 use crate::records::{Identity, KeyField, Record};
@@ -58,15 +60,21 @@ impl Place {
 
 impl Counting {
     pub(super) fn of_rules(rules: &RuleSet) -> Result<Self> {
-        let of = |name: &str| {
-            let others = rules.definitions().iter().filter(|rule| rule.shadow != Some(true) || rule.name == name);
-            RuleSet::new(others.cloned().map(|mut rule| {
+        let all = || rules.definitions().iter().enumerate();
+        let is_shadow = |rule: &Definition| rule.shadow == Some(true);
+        // Rules that come after it change nothing for it.
+        let of = |(at, shadow): (usize, &Definition)| {
+            let precedes =
+                |rule: &Definition, its: usize| (Reverse(rule.priority), its) < (Reverse(shadow.priority), at);
+            let others = all().filter(|(its, rule)| *its == at || !is_shadow(rule) && precedes(rule, *its));
+            RuleSet::new(others.map(|(_, rule)| {
+                let mut rule = rule.clone();
                 rule.shadow = None;
                 rule
             }))
         };
-        let shadows = rules.definitions().iter().filter(|rule| rule.shadow == Some(true));
-        let shadows = shadows.map(|rule| Ok((rule.name.clone(), of(&rule.name)?)));
+        let shadows = all().filter(|(_, rule)| is_shadow(rule));
+        let shadows = shadows.map(|(at, rule)| Ok((rule.name.clone(), of((at, rule))?)));
         Ok(Self::Rules { rules: rules.clone(), shadows: shadows.collect::<Result<_>>()? })
     }
 
@@ -98,6 +106,9 @@ impl Counting {
                 count(&place, None, whom, cost).map(Ok)
             }
             Self::Rules { rules, shadows } => {
+                if rules.reads_two_ways(&attributes::read(&record.attributes)) {
+                    return Ok(Err("a path that can be read in two ways".to_owned()));
+                }
                 for (name, set) in shadows {
                     // What it leaves out is no business of the rule that decides.
                     let _left_out = by_rules(set, record, Some(name), &mut count)?;
@@ -117,9 +128,6 @@ fn by_rules(
 ) -> Result<Result<(), String>> {
     let request = attributes::read(&record.attributes);
     let left_out = |why: &str| Ok(Err(why.to_owned()));
-    if rules.reads_two_ways(&request) {
-        return left_out("a path that can be read in two ways");
-    }
     let applies = match rules.applies(&request) {
         Ok(applies) => applies,
         Err(error) if error.is_input() => return left_out("attributes that the rule can't use"),

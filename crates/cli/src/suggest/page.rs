@@ -50,8 +50,9 @@ fn says(report: &Report<'_>, group: &Group, best: &Suggestion) -> String {
     let [denied, requests, hit, keys] = [best.denied, group.requests, best.hits.len() as u64, group.keys].map(grouped);
     let (from, span) = (moment(group.from_us), human(Duration::from_micros(group.span_us())));
     format!(
-        "{} would have denied {denied} of {requests} requests, of {hit} of {keys} keys{by}, in {span} from {from}.",
-        best.limit
+        "{} would have denied {denied} of {requests} requests, and {hit} of {keys} keys{by} at least once, in {span} \
+         from {from}.",
+        best.text()
     )
 }
 
@@ -69,8 +70,9 @@ fn of_group(report: &Report<'_>, at: usize) -> Vec<Section> {
     let mut sections = vec![Section {
         title: format!("Limits{named}"),
         says: format!(
-            "{} The least limit of each algorithm, also with windows of other periods:",
-            says(report, group, best)
+            "{} The least limit of each algorithm: {}",
+            says(report, group, best),
+            report.notes(at).join(" ")
         ),
         plot: None,
         table: table(report.of_group(at).filter(|suggestion| suggestion.kind != Kind::Frontier)),
@@ -86,7 +88,7 @@ fn table<'r>(suggestions: impl Iterator<Item = &'r Suggestion>) -> Table {
     let mut table = Table::new(["limit", "requests denied", "keys hit"]);
     for suggestion in suggestions {
         let [denied, hit] = [suggestion.denied, suggestion.hits.len() as u64].map(grouped);
-        table.row([suggestion.limit.to_string(), denied, hit]);
+        table.row([suggestion.text(), denied, hit]);
     }
     table
 }
@@ -101,7 +103,7 @@ fn rates(named: &str, best: &Suggestion, frontier: &[&Suggestion]) -> Section {
     };
     let of_best = |point: &Point| point.x == best.limit.rate() as f64 && point.y == best.limit.capacity() as f64;
     let mut points: Vec<_> = frontier.iter().map(point).filter(|point| !of_best(point)).collect();
-    points.push(Point { chosen: Some(best.limit.to_string()), ..point(&best) });
+    points.push(Point { chosen: Some(best.text()), ..point(&best) });
     points.sort_by(|one, other| one.x.total_cmp(&other.x));
     Section {
         title: format!("Rate against burst{named}"),
@@ -122,7 +124,7 @@ fn rates(named: &str, best: &Suggestion, frontier: &[&Suggestion]) -> Section {
 }
 
 fn moment(us: u64) -> String {
-    timestamp(us).replace(".000000", "")
+    timestamp(us - us % 1_000_000).replace(".000000", "")
 }
 
 /// The keys that would be denied most.
@@ -155,7 +157,7 @@ fn hits(report: &Report<'_>, named: &str, best: &Suggestion) -> Option<Section> 
     ];
     Some(Section {
         title: format!("Who would be hit{named}"),
-        says: format!("{shown}, under {}. The hatched part of a bar would be denied.", best.limit),
+        says: format!("{shown}, under {}. The hatched part of a bar would be denied.", best.text()),
         plot: Some(Plot::Bars(plot)),
         table,
     })

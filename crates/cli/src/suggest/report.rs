@@ -10,7 +10,7 @@ use super::share::{Bound, Of};
 use super::suggestion::{Kind, Suggestion};
 use super::traffic::{Group, Key, Traffic};
 use crate::escape::shown;
-use crate::output::{json, micros};
+use crate::output::{counted, human, json, micros, percent};
 
 /// All that was found.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub(super) struct Report<'r> {
     pub(super) left: usize,
     pub(super) suggestions: &'r [Suggestion],
     pub(super) bound: Bound,
+    /// Whether the period was asked for.
+    pub(super) period_is_given: bool,
     /// The attribute that is counted by, unless records or rules say.
     pub(super) by: Option<&'r str>,
 }
@@ -42,6 +44,38 @@ impl Report<'_> {
 
     pub(super) fn may_deny(&self, group: &Group) -> u64 {
         self.bound.of(group.requests, group.keys)
+    }
+
+    /// What to bear in mind about a group's suggestions.
+    pub(super) fn notes(&self, at: usize) -> Vec<String> {
+        /// With fewer requests, or a share of one key that is higher than this, a suggestion says little.
+        const FEW: u64 = 100;
+        const MUCH: f64 = 0.25;
+        let group = &self.traffic.groups[at];
+        let mut notes = Vec::new();
+        let recommended = self.of_group(at).find(|suggestion| suggestion.kind == Kind::Recommended);
+        let bucket = recommended.filter(|suggestion| suggestion.trial.meter.is_bucket() && group.present.is_none());
+        if let Some(best) = bucket.filter(|_| !self.period_is_given) {
+            let period = human(best.limit.period());
+            notes.push(format!(
+                "Rates are for {period}, in which a window needs ten units: --per gives another period."
+            ));
+        }
+        if group.requests < FEW {
+            notes.push(format!("{} tell little about normal traffic.", counted(group.requests, "request")));
+        }
+        let of_group = self.traffic.keys.iter().filter(|key| key.group == at);
+        let heaviest = of_group.max_by_key(|key| key.requests).filter(|_| group.keys >= 10 && group.requests >= FEW);
+        let share = |key: &Key| key.requests as f64 / group.requests as f64;
+        if let Some(key) = heaviest.filter(|key| share(key) > MUCH && self.bound.of == Of::Requests) {
+            let one_key = (1000_u64.div_ceil(group.keys)) as f64 / 10.0;
+            notes.push(format!(
+                "{:.60} made {} of these requests. For a limit that may hit it: --of keys --deny-at-most {one_key}%.",
+                shown(key.bytes()),
+                percent(share(key))
+            ));
+        }
+        notes
     }
 
     /// A line for each group.

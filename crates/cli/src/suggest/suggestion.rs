@@ -58,6 +58,13 @@ impl Suggestion {
         Some(Self { trial, limit, kind, denied: 0, hits: Vec::new(), checked: Checked::default() })
     }
 
+    /// The limit as it is pasted: with its burst, also where that is what a limit without one has.
+    pub(super) fn text(&self) -> String {
+        let text = self.limit.to_string();
+        let implied = self.trial.meter.is_bucket() && self.limit.capacity() == self.limit.rate();
+        if implied { format!("{text} burst {}", self.limit.capacity()) } else { text }
+    }
+
     pub(super) fn units(&self) -> u64 {
         self.limit.capacity()
     }

@@ -74,6 +74,10 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
         text(out, &format!("{why} {period}; of several, the highest, which refills soonest."))?;
     }
     limits(out, "other windows", &of(Kind::OtherPeriod))?;
+    let notes = report.notes(at);
+    if !notes.is_empty() {
+        text(out, &notes.join(" "))?;
+    }
     if let Some(best) = recommended.first() {
         hits(report, best, out)?;
     }
@@ -94,7 +98,7 @@ fn limits(out: &mut impl Write, title: &str, suggestions: &[&Suggestion]) -> io:
     let Some(first) = suggestions.first() else { return Ok(()) };
     let style = if first.kind == Kind::Recommended { PASTE } else { Style::new() };
     let row = |suggestion: &&Suggestion| {
-        [suggestion.limit.to_string(), suggestion.denied.to_string(), suggestion.hits.len().to_string()]
+        [suggestion.text(), suggestion.denied.to_string(), suggestion.hits.len().to_string()]
     };
     let rows: Vec<_> = suggestions.iter().map(row).collect();
     let head = [title, "denied", "keys"].map(str::to_owned);
@@ -123,7 +127,7 @@ fn hits(report: &Report<'_>, suggestion: &Suggestion, out: &mut impl Write) -> i
     if suggestion.hits.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\n{QUIET}hit by {}{QUIET:#}", suggestion.limit)?;
+    writeln!(out, "\n{QUIET}hit by {}{QUIET:#}", suggestion.text())?;
     writeln!(out, "{QUIET}{:>7} {:>8} key{QUIET:#}", "denied", "of")?;
     let indent = width().saturating_sub(TIMES).clamp(1, NUMBERS);
     for hit in suggestion.hits.iter().take(NAMED) {
@@ -149,7 +153,7 @@ fn to_paste(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
         let Group { place, present, .. } = &report.traffic.groups[*at];
         let (Place::Rule { name, .. }, Some(present)) = (place, present) else { continue };
         let found = report.of_group(*at).find(|suggestion| suggestion.kind == Kind::Recommended);
-        let limit = found.map_or_else(|| present.limit.to_string(), |suggestion| suggestion.limit.to_string());
+        let limit = found.map_or_else(|| present.limit.to_string(), |suggestion| suggestion.text());
         let line = match (present.limit.name(), &present.part) {
             (None, None) => format!("{limit:?}"),
             (named, part) => {

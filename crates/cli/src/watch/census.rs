@@ -178,8 +178,13 @@ impl Census {
         let replies = connection.all(&objects).await?;
         sent.objects += keys.len() as u64;
         for (key, reply) in keys.iter().zip(replies) {
-            // Null if the key has gone.
-            let Some(number) = from_redis_value::<Option<u64>>(reply?).unwrap_or_default() else {
+            // Null if the key has gone; refused if its slot has gone to another node.
+            let number = match reply {
+                Ok(number) => from_redis_value::<Option<u64>>(number).unwrap_or_default(),
+                Err(failure) if failure.is_of_slot() => None,
+                Err(failure) => return Err(failure),
+            };
+            let Some(number) = number else {
                 self.watched.remove(key);
                 continue;
             };

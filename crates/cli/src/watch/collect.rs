@@ -140,21 +140,21 @@ impl Collector {
     }
 
     fn scripts(&self) -> Scripts {
-        let mut by_command: BTreeMap<&str, Command> = BTreeMap::new();
+        let mut by_command: BTreeMap<&'static str, (f64, f64)> = BTreeMap::new();
         let (mut rate, mut us_per_second) = (0.0, 0.0);
         for node in self.answering().filter(|node| node.seconds > 0.0) {
             for calls in &node.calls {
-                let command = calls.command(node.seconds);
-                rate += calls.calls as f64 / node.seconds;
-                us_per_second += calls.us as f64 / node.seconds;
-                let sum = by_command
-                    .entry(command.command)
-                    .or_insert(Command { command: command.command, ..Command::default() });
-                let us = sum.us_per_call * sum.calls_per_second + command.us_per_call * command.calls_per_second;
-                sum.calls_per_second = rounded(sum.calls_per_second + command.calls_per_second, 1);
-                sum.us_per_call = rounded(us / sum.calls_per_second.max(f64::MIN_POSITIVE), 2);
+                let of_node = (calls.calls as f64 / node.seconds, calls.us as f64 / node.seconds);
+                (rate, us_per_second) = (rate + of_node.0, us_per_second + of_node.1);
+                let sum = by_command.entry(calls.command).or_default();
+                *sum = (sum.0 + of_node.0, sum.1 + of_node.1);
             }
         }
+        let by_command = by_command.into_iter().map(|(command, (rate, us))| Command {
+            command,
+            calls_per_second: rounded(rate, 1),
+            us_per_call: if rate > 0.0 { rounded(us / rate, 2) } else { 0.0 },
+        });
         let known = self
             .answering()
             .any(|node| node.shown.figures.as_ref().is_some_and(|figures| figures.script_calls_per_second.is_some()));
@@ -162,7 +162,7 @@ impl Collector {
             calls_per_second: known.then(|| rounded(rate, 1)),
             us_per_call: (rate > 0.0).then(|| rounded(us_per_second / rate, 2)),
             core_share: known.then(|| rounded(us_per_second / 1e6, 4)),
-            by_command: by_command.into_values().collect(),
+            by_command: by_command.collect(),
         }
     }
 

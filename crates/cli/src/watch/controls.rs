@@ -27,16 +27,19 @@ pub(super) struct Controls {
 }
 
 /// The keys, and what they do.
-pub(super) const HELP: [(&str, &str); 9] = [
+pub(super) const HELP: [(&str, &str); 12] = [
     ("q", "quit (also Ctrl-C)"),
     ("p, space", "pause, and go on"),
     ("s", "sort by the next column"),
-    ("/", "show only rows that contain a text"),
+    ("/", "only rows that contain a text"),
     ("Esc", "show all rows again"),
     ("Tab, 1-4", "another table"),
     ("j k, arrows", "scroll by a row"),
     ("PgUp PgDn g G", "scroll by a page, to either end"),
     ("?", "this help"),
+    ("touched", "share of looks that found a use of it"),
+    ("writes", "calls that were allowed: denied ones write nothing"),
+    ("", "touched without writes: its calls are denied"),
 ];
 const LONGEST_FILTER: usize = 64;
 /// Rows that a page scrolls.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::snapshot::{Command, Figures, rounded};
+use super::snapshot::{Figures, rounded};
 use crate::info::Fields;
 
 /// The commands that call a script.
@@ -124,16 +124,6 @@ impl Reading {
     }
 }
 
-impl ScriptCalls {
-    pub(super) fn command(&self, seconds: f64) -> Command {
-        Command {
-            command: self.command,
-            calls_per_second: rounded(self.calls as f64 / seconds, 1),
-            us_per_call: rounded(self.us as f64 / self.calls.max(1) as f64, 2),
-        }
-    }
-}
-
 /// One number of a command's line in `INFO commandstats`.
 fn stat<'a>(info: &'a Fields, command: &str, name: &str) -> Option<&'a str> {
     let line = info.text(&format!("cmdstat_{command}"))?;
@@ -175,7 +165,6 @@ mod tests {
         assert_eq!((figures.evalsha_p50_us, figures.evalsha_p99_us), (Some(11.007), Some(30.079)));
         let evalsha = ScriptCalls { command: "evalsha", calls: 200, us: 3000 };
         assert_eq!(calls, [evalsha, ScriptCalls { command: "evalsha_ro", calls: 10, us: 50 }]);
-        assert_eq!(evalsha.command(2.0), Command { command: "evalsha", calls_per_second: 100.0, us_per_call: 15.0 });
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(super) fn height(bars: &Bars, ground: Ground) -> i32 {
 
 /// Each name with its note above its bar, so that both have room on any screen.
 pub(super) fn draw(bars: &Bars, ground: Ground, area: &Area<'_>) -> Drawn {
-    let most = stacked(&bars.series, bars.names.len()).max(1);
+    let most = stacked(&bars.series, bars.names.len()).max(bars.full.unwrap_or(1)).max(1);
     let width = ground.width() - 2;
     for (top, (at, whom)) in (0..).step_by(row(ground).unsigned_abs() as usize).zip(bars.names.iter().enumerate()) {
         let note = name(bars.notes.get(at).map_or("", String::as_str), ground.characters(width * 2 / 3));

@@ -31,7 +31,7 @@ async fn a_services_keys_are_reached_by_its_rule_as_json_its_prefix_and_its_part
     let url = server.url();
     let (limiter, rule) = service(&server).await;
     let json = serde_json::to_string(&rule).expect("JSON");
-    let there = ["--prefix", "shop", "--part", "org=acme", "--url", &url];
+    let there = ["--prefix", "shop", "--attr", "org=acme", "--url", &url];
 
     let output = tollgate(&[&["inspect", &json, "user:42"], &there[..]].concat());
     let [user, org] = lines(&output).try_into().expect("a line for each limit");
@@ -93,7 +93,7 @@ async fn a_services_hashed_keys_are_reached_by_its_secret() {
 
 #[test]
 fn a_line_on_several_limits_has_the_numbers_of_each() {
-    let output = tollgate(&["probe", API, "u", "--part", "org=acme", "--cost", "11"]);
+    let output = tollgate(&["probe", API, "u", "--attr", "org=acme", "--cost", "11"]);
     let line = &lines(&output)[0];
     let [user, org] = line["limits"].as_array().expect("a list").clone().try_into().expect("two");
     assert_eq!(user.to_string().matches(':').count(), 7, "{user}");
@@ -171,7 +171,7 @@ fn replays_and_loads_reach_no_key_of_the_service() {
 
 #[test]
 fn limits_on_parts_are_replayed_and_loaded_too() {
-    let part = ["--part", "org=acme"];
+    let part = ["--attr", "org=acme"];
     let record = b"{\"t_us\":1,\"key\":\"a\"}\n{\"t_us\":1,\"key\":\"b\"}\n";
     let output = with_input(&[&["replay", "--rule", API, "-"], &part[..]].concat(), record);
     let left: Vec<_> = lines(&output).iter().map(|line| line["limits"][1]["remaining"].clone()).collect();
@@ -206,21 +206,21 @@ fn settings_of_a_rule_in_json_hold_unless_an_option_overrides_them() {
 #[test]
 fn a_missing_or_wrong_part_is_one_line_that_says_what_to_give() {
     for (arguments, told) in [
-        (&[API][..], "rule api: expected --part org=VALUE, which orgs counts, got none"),
+        (&[API][..], "rule api: expected --attr org=VALUE, which orgs counts, got none"),
         (
             &[r#"{"name": "a", "limits": ["gcra 5/1s"], "tag": "org"}"#],
-            "rule a: expected --part org=VALUE, the tag of its keys, got none",
+            "rule a: expected --attr org=VALUE, the tag of its keys, got none",
         ),
         (
-            &["gcra 5/1s", "--part", "org=acme"],
-            "--part: of rule cli, expected none, since it counts the key alone, got org",
+            &["gcra 5/1s", "--attr", "org=acme"],
+            "--attr: of rule cli, expected none, since it counts the key alone, got org",
         ),
-        (&[API, "--part", "org=a", "--part", "team=b"], "--part: of rule api, expected org, got team"),
-        (&[API, "--part", "org=a", "--part", "org=b"], "--part: expected org once, got it again with org=b"),
-        (&[API, "--part", "org"], "--part: expected NAME=VALUE, such as org=acme, got org"),
-        (&[API, "--part", "=acme"], "--part: expected NAME=VALUE, such as org=acme, got =acme"),
-        (&[API, "--part", "org="], "--part: expected at least one byte after the =, got org="),
-        (&[API, "--part", "org=a", "--name", "web"], "--name: expected api, as the rule in JSON says, got web"),
+        (&[API, "--attr", "org=a", "--attr", "team=b"], "--attr: of rule api, expected org, got team"),
+        (&[API, "--attr", "org=a", "--attr", "org=b"], "--attr: expected org once, got it again with org=b"),
+        (&[API, "--attr", "org"], "--attr: expected NAME=VALUE, such as org=acme, got org"),
+        (&[API, "--attr", "=acme"], "--attr: expected NAME=VALUE, such as org=acme, got =acme"),
+        (&[API, "--attr", "org="], "--attr: expected at least one byte after the =, got org="),
+        (&[API, "--attr", "org=a", "--name", "web"], "--name: expected api, as the rule in JSON says, got web"),
         (&[r#"{"name": "api", "limits": ["gcra 5/1s"]"#], "EOF while parsing an object"),
         (&[r#"{"name": "api", "limit": "gcra 5/1s"}"#], "unknown field `limit`"),
         (&[r#"{"name": "api", "limits": ["gcra 5/1min"]}"#], "such as 5/1m, got \"5/1min\""),

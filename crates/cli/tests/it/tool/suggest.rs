@@ -206,7 +206,7 @@ fn the_rules_that_are_there_get_numbers() {
 [[rule]]
 name = "tried"
 shadow = true
-match = { method = "GET" }
+priority = 9
 key = "user"
 limits = "fixed-window 1/1m"
 
