@@ -1,5 +1,6 @@
 -- The arguments: what every script reads first, in either form, and the time. The script NAME is the text of this file,
 -- of lua/NAME.lua and of lua/frame.lua.
+-- Contract 1: lua/README.md says what that promises.
 --
 -- KEYS
 --   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks, each

@@ -38,6 +38,10 @@ pub(crate) enum Remembers {
 }
 
 impl Script {
+    /// The number of the contract with callers in other languages, which `lua/README.md` has: while it stays the same,
+    /// so do the meaning of the scripts' arguments and of their replies.
+    pub const CONTRACT: u32 = 1;
+
     pub(crate) const fn algorithm(name: &'static str, file: &'static str) -> Self {
         Self::algorithm_in_steps(name, file, &[])
     }

@@ -13,20 +13,29 @@ use crate::found;
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
     /// The script's name, such as gcra.
-    #[arg(value_name = "NAME", required_unless_present = "out")]
+    #[arg(value_name = "NAME", required_unless_present_any = ["out", "contract"])]
     name: Option<String>,
     /// Print the script's SHA-1, for EVALSHA, instead of its text.
     #[arg(long)]
     digest: bool,
+    /// Print the number of the contract on arguments and replies.
+    ///
+    /// The scripts name it in their first lines.
+    #[arg(long, conflicts_with_all = ["name", "digest", "out"])]
+    contract: bool,
     /// Write all scripts, or the named one, to this directory: gcra.lua and so on.
     ///
-    /// It is created if it is missing.
+    /// It is created if it is missing. With all of them, SHA1SUMS lists their SHA-1s, as sha1sum does.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
     out: Option<PathBuf>,
 }
 
 impl ScriptCommand {
     pub(crate) fn run(self) -> Result<ExitCode> {
+        let mut out = anstream::stdout();
+        if self.contract {
+            return found(ExitCode::SUCCESS, writeln!(out, "{}", Script::CONTRACT));
+        }
         let scripts: Vec<_> =
             Script::all().filter(|script| self.name.as_ref().is_none_or(|name| script.name() == name)).collect();
         let [first, ..] = scripts.as_slice() else {
@@ -34,7 +43,6 @@ impl ScriptCommand {
             let got = self.name.unwrap_or_default();
             bail!("script: expected one of {}, got {got:?}", names.join(", "));
         };
-        let mut out = anstream::stdout();
         let Some(directory) = &self.out else {
             // Printed without an extra line break, since exactly this text is hashed.
             let printed =
@@ -42,9 +50,19 @@ impl ScriptCommand {
             return found(ExitCode::SUCCESS, printed);
         };
         std::fs::create_dir_all(directory).with_context(|| format!("--out: {}", directory.display()))?;
+        let written = |name: &str, text: &str| {
+            let file = directory.join(name);
+            std::fs::write(&file, text).with_context(|| format!("--out: {}", file.display()))
+        };
+        let mut sums = String::new();
         for script in scripts {
-            let file = directory.join(format!("{}.lua", script.name()));
-            std::fs::write(&file, script.text()).with_context(|| format!("--out: {}", file.display()))?;
+            let name = format!("{}.lua", script.name());
+            written(&name, script.text())?;
+            sums += &format!("{}  {name}\n", script.digest());
+        }
+        // Of one script alone it would replace the list of all.
+        if self.name.is_none() {
+            written("SHA1SUMS", &sums)?;
         }
         Ok(ExitCode::SUCCESS)
     }
