@@ -9,6 +9,13 @@ cd "$(dirname "$0")/.."
 [ $# -eq 0 ] || { printf 'tests/nightly.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
 export CARGO_INCREMENTAL=0
 
+# For the example in Go, which tests/run.sh runs only where they are. Elsewhere than on Debian it isn't run.
+if command -v apt-get >/dev/null; then
+    fail() { printf 'tests/nightly.sh: %s\n' "$*" >&2; exit 1; }
+    . tests/packages.sh
+    command -v go >/dev/null || install Go golang-go
+    [ -d /usr/share/gocode/src/github.com/gomodule/redigo ] || install redigo golang-github-gomodule-redigo-dev
+fi
 TOLLGATE_TEST_TIMES=10 TOLLGATE_SIMULATE_SEEDS=10000 bash tests/run.sh
 TOLLGATE_TEST_TIMES=10 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
 TOLLGATE_TEST_TIMES=10 bash tests/postgres.sh --all 14 16 17 18

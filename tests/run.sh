@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk, tmux, Chromium and npm with
-# the system's package manager if they are missing, and axe with npm.
+# the system's package manager if they are missing, and axe and ioredis with npm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,6 +29,10 @@ bash tests/python.sh
 
 # A browser and axe, for the tests of reports.
 bash tests/browser.sh
+
+# A client of Redis for the example in Node. The example in Go is run only where Go is: it and its client would be 500 MB
+# more.
+bash tests/node.sh
 
 # Stands before a service, as a proxy that names its clients. Debian puts it where only root's PATH leads.
 command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || install nginx nginx nginx nginx nginx

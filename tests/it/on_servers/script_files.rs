@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tollgate::redis::{Value, cmd, from_redis_value};
-use tollgate::{Algorithm, Limiter, Redis, Request, Script};
+use tollgate::{Algorithm, Limiter, Redis, Request, Rule, Script};
 use tollgate_testing::acl::least;
 use tollgate_testing::engines::time;
 use tollgate_testing::redis_server::Server;
@@ -306,14 +306,64 @@ fn no_six_lines_stand_in_two_files() {
     }
 }
 
+/// What contract 1 promises of arguments and replies. A change of what stands here is another contract
+/// (`Script::CONTRACT`), unless it only adds a script or a mode.
+#[test]
+fn arguments_and_replies_are_those_of_the_contract() {
+    assert_eq!(Script::CONTRACT, 1);
+    let expected = [
+        "token_bucket capacity rate period tick max_debt / BI7I7I7I3I7I7",
+        "fixed_window capacity rate period start max_debt / BI7I7I7i7I7I7",
+        "calendar_window limit first second stop / BI7i7i7i7I7",
+        "sliding_window_counter limit period tick / BI7I7I3I7",
+        "sliding_window_log limit period / BI7I7I7",
+        "gcra capacity rate period tick max_debt / BI7I7I7I3I7I7",
+        "concurrency limit ttl holder",
+    ];
+    let found = algorithms().map(|file| {
+        let packed = file.body.iter().find_map(|line| line.split("struct.unpack('<B").nth(1)?.split('\'').next());
+        let packed = packed.map(|format| format!(" / B{format}")).unwrap_or_default();
+        format!("{} {}{packed}", file.name, file.own().join(" "))
+    });
+    assert_eq!(found.collect::<Vec<_>>(), expected);
+    let frame = File::of("frame");
+    let names = |line: &&str| line.split("  ").next().unwrap_or_default().to_owned();
+    let reply: Vec<_> = frame.section("Reply").iter().map(names).collect();
+    let expected = [
+        "[1] allowed",
+        "[2] limit",
+        "[3] remaining",
+        "[4] retry_after_us",
+        "[5] reset_after_us",
+        "at-most appends:",
+        "[6] granted",
+        "inspect appends:",
+        "[6] ttl_ms",
+        "[7] ...",
+        "then, if the key is blocked, even by this call, or with +overage:",
+        "blocked_us",
+        "overage",
+    ];
+    assert_eq!(reply[..expected.len()], expected);
+    let calls: Vec<_> = COMPOSED.map(|name| File::of(name).section("ARGV").join("\n")).into_iter().collect();
+    for last in ["id_ttl  ms", "cost    units", "mode    -", "now_us  us"] {
+        assert!(calls[0].contains(last), "all_or_nothing: {last}");
+        assert!(last.starts_with("id_ttl") || calls[1].contains(last), "two_choices: {last}");
+    }
+}
+
 #[test]
 fn the_scripts_readme_lists_every_script_with_its_arguments_and_every_mode() {
     let readme = read("lua/README.md");
     for file in algorithms() {
         let (name, own) = (&file.name, file.own().join(" "));
         let row = |line: &&str| line.starts_with(&format!("| `{name}` |")) && line.contains(&format!("`{own}`"));
-        assert!(readme.lines().any(|line| row(&line)), "lua/README.md: no row for {name} with {own}");
+        let line = readme.lines().find(row).unwrap_or_else(|| panic!("lua/README.md: no row for {name} with {own}"));
+        let rule: Rule = line.split('`').nth(3).expect("a rule").parse().expect("a good rule");
+        let scripts: Vec<_> = rule.limits().map(|limit| limit.algorithm().script().name()).collect();
+        assert_eq!(scripts, [name], "{line}");
     }
+    assert!(!readme.contains("](crate::"), "lua/README.md is read as a file");
     let modes = ["acquire", "peek", "reserve", "at-most", "refund", "penalty", "block", "reset", "inspect"];
     for mode in modes.into_iter().chain(["renew", "release", "settle", "cancel"]) {
         assert!(readme.contains(&format!("| `{mode}` |")), "lua/README.md: {mode}");

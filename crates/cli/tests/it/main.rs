@@ -2,6 +2,7 @@
 
 #[cfg(feature = "postgres")]
 mod database;
+mod languages;
 mod load;
 mod on_servers;
 mod report;

@@ -1,0 +1,60 @@
+// Decides by tollgate's script gcra, for the rule `gcra 100/1m burst 20`.
+//
+//	go run gcra.go USER COST...
+//
+// Needs github.com/gomodule/redigo, and gcra.lua in the working directory. REDIS_URL names the Redis.
+package main
+
+import (
+	"fmt"
+	"log"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+)
+
+const deadline, allowedWithoutRedis = 500 * time.Millisecond, false // the time to connect, and for each answer
+
+var rule = redis.Args{20, 1, 600_000, 1, 0} // capacity, rate, period, tick, max_debt: 1 unit per 600000 us, up to 20
+var away = regexp.MustCompile("^(LOADING|MASTERDOWN|READONLY) ")
+var pool = redis.Pool{MaxIdle: 8, MaxConnLifetime: time.Minute, Dial: func() (redis.Conn, error) {
+	// Not for long: the primary may become a replica. redigo sends nothing twice: a call may have been charged.
+	return redis.DialURL(os.Getenv("REDIS_URL"), redis.DialConnectTimeout(deadline),
+		redis.DialReadTimeout(deadline), redis.DialWriteTimeout(deadline))
+}}
+
+// Whether it is allowed, how many units remain (-1: Redis is away), and the microseconds to wait (-1: for ever).
+func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, retryAfterUs int64, err error) {
+	conn := pool.Get()
+	defer conn.Close()
+	call := redis.Args{"tollgate:{" + user + "}:cli/gcra-1m"}.Add(rule...).Add(cost, "acquire", -1)
+	reply, err := redis.Int64s(gcra.Do(conn, call...)) // EVALSHA; after NOSCRIPT, EVAL
+	if answer, ok := err.(redis.Error); ok && !away.MatchString(string(answer)) {
+		return false, 0, 0, err // the answer to a mistake: a right that is missing, a wrong argument
+	} else if err != nil {
+		log.Print("Redis is away: ", err)
+		return allowedWithoutRedis, -1, 0, nil
+	}
+	return reply[0] == 1, reply[2], reply[3], nil
+}
+
+func main() {
+	text, err := os.ReadFile("gcra.lua")
+	if err != nil {
+		log.Fatal(err)
+	}
+	gcra, verdict := redis.NewScript(1, string(text)), map[bool]string{true: "allowed", false: "denied"}
+	for _, cost := range os.Args[2:] {
+		if allowed, remaining, retryAfterUs, err := decide(gcra, os.Args[1], cost); err != nil {
+			log.Fatal(err)
+		} else if remaining < 0 {
+			fmt.Println(verdict[allowed], "without Redis")
+		} else if retryAfterUs < 0 {
+			fmt.Printf("%s: %d remaining, never\n", verdict[allowed], remaining)
+		} else { // For Retry-After in whole seconds, round up.
+			fmt.Printf("%s: %d remaining, retry after %.6f s\n", verdict[allowed], remaining, float64(retryAfterUs)/1e6)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+// Decides by tollgate's script gcra, for the rule `gcra 100/1m burst 20`.
+//
+//     node gcra.mjs USER COST...
+//
+// Needs `npm install ioredis`, and gcra.lua in the working directory. REDIS_URL names the Redis.
+
+import { readFileSync } from "node:fs";
+import { Redis } from "ioredis";
+
+const RULE = [20, 1, 600_000, 1, 0]; // capacity, rate, period, tick, max_debt: 1 unit per 600000 us, up to 20 at once
+const DEADLINE_MS = 500; // to connect, and for each answer
+const ALLOWED_WITHOUT_REDIS = false;
+const AWAY = /^(LOADING|MASTERDOWN|READONLY) /;
+
+const redis = new Redis(process.env.REDIS_URL, {
+  connectTimeout: DEADLINE_MS,
+  commandTimeout: DEADLINE_MS,
+  // A call without an answer may have been charged. By default it would be sent again on the next connection, and one
+  // that waits for a connection would be sent after its caller has given up.
+  autoResendUnfulfilledCommands: false,
+  maxRetriesPerRequest: 0,
+  enableOfflineQueue: false,
+  enableReadyCheck: false, // it asks INFO, which the smallest user may not
+  lazyConnect: true,
+  reconnectOnError: (error) => error.message.startsWith("READONLY "), // the primary has become a replica
+});
+redis.on("error", (error) => console.error(`Redis is away: ${error.message}`)); // at each attempt to connect
+// A connection's first call sends EVAL, the others EVALSHA; after NOSCRIPT, EVAL.
+redis.defineCommand("gcra", { numberOfKeys: 1, lua: readFileSync("gcra.lua", "utf8") });
+
+// Whether it is allowed, how many units remain, and the microseconds to wait: 0 for none, -1 for ever.
+async function decide(user, cost) {
+  const key = `tollgate:{${user}}:cli/gcra-1m`;
+  try {
+    const [allowed, , remaining, retryAfterUs] = await redis.gcra(key, ...RULE, cost, "acquire", -1);
+    return { allowed: allowed === 1, remaining, retryAfterUs };
+  } catch (error) {
+    // Redis's or the script's answer to a mistake: a right that is missing, a wrong argument. Not the error itself, which
+    // has the script's text.
+    if (error.name === "ReplyError" && !AWAY.test(error.message)) throw new Error(error.message);
+    console.error(`Redis is away: ${error.message}`);
+    return { allowed: ALLOWED_WITHOUT_REDIS };
+  }
+}
+
+await redis.connect().catch(() => {});
+const [user, ...costs] = process.argv.slice(2);
+for (const cost of costs) {
+  const { allowed, remaining, retryAfterUs } = await decide(user, Number(cost));
+  const verdict = allowed ? "allowed" : "denied";
+  if (remaining === undefined) console.log(`${verdict} without Redis`);
+  else if (retryAfterUs < 0) console.log(`${verdict}: ${remaining} remaining, never`);
+  // For Retry-After in whole seconds, round up.
+  else console.log(`${verdict}: ${remaining} remaining, retry after ${(retryAfterUs / 1e6).toFixed(6)} s`);
+}
+redis.disconnect();

@@ -1,0 +1,55 @@
+"""Decides by tollgate's script gcra, for the rule `gcra 100/1m burst 20`.
+
+    python3 gcra.py USER COST...
+
+Needs `pip install redis`, and gcra.lua in the working directory. REDIS_URL names the Redis.
+"""
+
+import os
+import sys
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+RULE = (20, 1, 600_000, 1, 0)  # capacity, rate, period, tick, max_debt: 1 unit per 600000 us, up to 20 at once
+DEADLINE = 0.5  # seconds to connect, and for each answer
+ALLOWED_WITHOUT_REDIS = False
+# Other errors are Redis's or the script's answer to a mistake: a right that is missing, a wrong argument.
+AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.exceptions.MasterDownError)
+
+server = redis.Redis.from_url(
+    os.environ["REDIS_URL"],
+    socket_connect_timeout=DEADLINE,
+    socket_timeout=DEADLINE,
+    # A call without an answer may have been charged. `redis.Redis()` would send it up to ten times more.
+    retry=Retry(NoBackoff(), 0),
+)
+with open("gcra.lua", encoding="utf-8") as file:
+    # Calls send EVALSHA; after NOSCRIPT, SCRIPT LOAD and EVALSHA once more.
+    gcra = server.register_script(file.read())
+
+
+def decide(user, cost):
+    """Whether it is allowed, how many units remain, and the microseconds to wait: 0 for none, -1 for ever."""
+    key = f"tollgate:{{{user}}}:cli/gcra-1m"
+    try:
+        allowed, _limit, remaining, retry_after_us, *_ = gcra(keys=[key], args=[*RULE, cost, "acquire", -1])
+    except AWAY as error:
+        print(f"Redis is away: {error}", file=sys.stderr)
+        if isinstance(error, redis.ReadOnlyError):  # The primary has become a replica.
+            server.connection_pool.disconnect(inuse_connections=False)
+        return ALLOWED_WITHOUT_REDIS, None, None
+    return allowed == 1, remaining, retry_after_us
+
+
+for cost in sys.argv[2:]:
+    allowed, remaining, retry_after_us = decide(sys.argv[1], int(cost))
+    verdict = "allowed" if allowed else "denied"
+    if remaining is None:
+        print(f"{verdict} without Redis")
+    elif retry_after_us < 0:
+        print(f"{verdict}: {remaining} remaining, never")
+    else:
+        # For Retry-After in whole seconds, round up.
+        print(f"{verdict}: {remaining} remaining, retry after {retry_after_us / 1e6:.6f} s")
