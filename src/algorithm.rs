@@ -275,13 +275,16 @@ impl Algorithm {
         self.row().name
     }
 
-    /// The algorithm of that name in the text form, where a calendar window is a fixed window whose period says so.
+    /// The algorithm of that name in the text form, or of its script's, with dashes or underscores.
     pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
-        let rows = || ROWS.iter().filter(|row| row.algorithm != Self::CalendarWindow);
-        rows().find(|row| row.name == name).map(|row| row.algorithm).ok_or_else(|| {
-            let names: Vec<_> = rows().map(|row| row.name).collect();
-            let hint = if name == "calendar-window" { " (write fixed-window 100/month)" } else { "" };
-            RuleError::new(format!("algorithm: expected one of {}, got {name:?}{hint}", names.join(", ")))
+        let dashed = |name: &str| name.replace('_', "-");
+        let sought = dashed(name);
+        let found = ROWS.iter().find(|row| row.name == sought || dashed(row.script.name()) == sought);
+        found.map(|row| row.algorithm).ok_or_else(|| {
+            // A calendar window is written as a fixed window whose period says so.
+            let rows = ROWS.iter().filter(|row| row.algorithm != Self::CalendarWindow);
+            let names: Vec<_> = rows.map(|row| row.name).collect();
+            RuleError::new(format!("algorithm: expected one of {}, got {name:?}", names.join(", ")))
         })
     }
 }

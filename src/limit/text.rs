@@ -74,10 +74,11 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
     let expected = |example: &str, got: &str| {
         RuleError::new(format!("rate: expected units per period, such as {example}, got {got}"))
     };
+    let usual = if algorithm == Algorithm::CalendarWindow { "250/day" } else { "10/1s" };
     let Some((rate, options)) = words.split_first() else {
-        return Err(expected("10/1s", &format!("nothing after {algorithm}")));
+        return Err(expected(usual, &format!("nothing after {algorithm}")));
     };
-    let calendar = algorithm == Algorithm::FixedWindow;
+    let calendar = matches!(algorithm, Algorithm::FixedWindow | Algorithm::CalendarWindow);
     let window = suggested_window(words);
     let meant = match (window, suggested_rate(words)) {
         (Some(window), _) if calendar => Some(window),
@@ -86,7 +87,7 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
         }
         (_, rate) => rate,
     };
-    let example = meant.as_deref().unwrap_or("10/1s");
+    let example = meant.as_deref().unwrap_or(usual);
     let Some((count, period)) = rate.split_once('/') else {
         let got = if meant.is_some() { words.join(" ") } else { (*rate).to_owned() };
         return Err(expected(example, &format!("{got:?}")));
@@ -98,6 +99,9 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
     let count = whole("rate", count)?;
     if let Some(window) = Calendar::named(period).filter(|_| calendar) {
         return Ok((count, Every::Window(window), options));
+    }
+    if algorithm == Algorithm::CalendarWindow {
+        return Err(expected(suggested_window(words).as_deref().unwrap_or(usual), &format!("{rate:?}")));
     }
     match (period.parse::<Period>(), meant) {
         (Err(_), Some(meant)) => Err(expected(&meant, &format!("{rate:?}"))),

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::json;
-use tollgate::{Limit, Rule};
+use tollgate::{Algorithm, Limit, Rule};
 use tollgate_testing::limits::{any_limit, sharded};
 
 proptest! {
@@ -136,6 +136,31 @@ fn the_canonical_form_has_one_unit_and_leaves_defaults_out() {
         ("concurrency 8 shards 2 ttl 30s", "concurrency 8 ttl 30s shards 2"),
     ] {
         assert_eq!(text.parse::<Limit>().expect(text).to_string(), canonical);
+    }
+}
+
+/// As a script is named, as the text form is, and with either kind of dash.
+#[test]
+fn an_algorithm_is_read_by_its_scripts_name_too_and_printed_by_its_own() {
+    for algorithm in Algorithm::all() {
+        let (rate, own) = match algorithm {
+            Algorithm::Concurrency => ("8 ttl 30s", algorithm.to_string()),
+            Algorithm::CalendarWindow => ("8/month", "fixed-window".to_owned()),
+            _ => ("8/1m", algorithm.to_string()),
+        };
+        for name in [algorithm.to_string(), algorithm.script().name().to_owned()] {
+            for name in [name.replace('_', "-"), name.replace('-', "_")] {
+                let limit: Limit = format!("{name} {rate}").parse().expect(&name);
+                assert_eq!((limit.algorithm(), limit.to_string()), (algorithm, format!("{own} {rate}")), "{name}");
+            }
+        }
+    }
+    for (text, told) in [
+        ("calendar-window 5/1d", "rate: expected units per period, such as 5/day, got \"5/1d\""),
+        ("calendar_window 5/1h", "rate: expected units per period, such as 250/day, got \"5/1h\""),
+        ("calendar-window", "rate: expected units per period, such as 250/day, got nothing after calendar-window"),
+    ] {
+        assert_eq!(text.parse::<Limit>().expect_err(text).to_string(), told);
     }
 }
 

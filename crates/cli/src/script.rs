@@ -6,13 +6,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use tollgate::Script;
+use tollgate::{Algorithm, Script};
 
 use crate::found;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
-    /// The script's name, such as gcra.
+    /// The script's name, such as gcra, or its algorithm's in a rule.
     #[arg(value_name = "NAME", required_unless_present_any = ["out", "contract"])]
     name: Option<String>,
     /// Print the script's SHA-1, for EVALSHA, instead of its text.
@@ -37,7 +37,7 @@ impl ScriptCommand {
             return found(ExitCode::SUCCESS, writeln!(out, "{}", Script::CONTRACT));
         }
         let scripts: Vec<_> =
-            Script::all().filter(|script| self.name.as_ref().is_none_or(|name| script.name() == name)).collect();
+            Script::all().filter(|script| self.name.as_ref().is_none_or(|name| is_named(script, name))).collect();
         let [first, ..] = scripts.as_slice() else {
             let names: Vec<_> = Script::all().map(Script::name).collect();
             let got = self.name.unwrap_or_default();
@@ -66,4 +66,11 @@ impl ScriptCommand {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Whether it is called so, or its algorithm in a rule is, with dashes or underscores.
+fn is_named(script: &Script, name: &str) -> bool {
+    let name = name.replace('-', "_");
+    let mut algorithms = Algorithm::all().filter(|algorithm| algorithm.script().name() == script.name());
+    script.name() == name || algorithms.any(|algorithm| algorithm.to_string().replace('-', "_") == name)
 }

@@ -14,6 +14,9 @@ fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
     let printed = tollgate(&["script", "gcra"]);
     assert_eq!((code(&printed), stdout(&printed)), (0, gcra.text().to_owned()));
     assert_eq!(stdout(&tollgate(&["script", "gcra", "--digest"])), format!("{}\n", gcra.digest()));
+    for name in ["sliding_window_counter", "sliding-window-counter", "sliding-window", "sliding_window"] {
+        assert_eq!(stdout(&tollgate(&["script", name])), Algorithm::SlidingWindow.script().text(), "{name}");
+    }
     let wrong = tollgate(&["script", "gcr"]);
     assert!(
         code(&wrong) == 2 && stderr(&wrong).starts_with("error: script: expected one of token_bucket, "),
