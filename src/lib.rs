@@ -19,7 +19,8 @@
 //! # fn main() {}
 //! ```
 //!
-//! The [guide] helps you choose a limit, [operations] helps you run the Redis that decides.
+//! The [guide] begins with the choice of a limit and has [answers to frequent questions](guide::faq); [operations] is
+//! about the Redis that decides.
 //!
 //! # Calls
 //!
@@ -52,7 +53,7 @@
 //!
 //! - [`Algorithm`]: the algorithms, one row each; each has a script in `lua/`.
 //! - [`Limit`]: an algorithm and its numbers, validated; its text form; its parts, if it is shared or has shards.
-//! - [`Rule`]: a named limit, or several that are decided together; what it answers while Redis is away.
+//! - [`Rule`]: a named limit, or several that are decided together; what its policy answers while Redis is unreachable.
 //! - [`Request`]: whom a call is about, and what it takes.
 //! - [`Operation`]: what a call asks for.
 //! - [`Decision`]: the answer. [`Quota`]: what a limit admits, as its decisions report it. [`Error`]: why there is no
@@ -121,8 +122,8 @@
 //! - A decision is one round trip.
 //! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments, reads replies, and words them for others:
 //!   seconds of header fields, what remains of all shards, who waits in order.
-//! - An algorithm is one script, one row of `algorithm`, one vectors file and one section of the guide; `lua/README.md`
-//!   lists what else a new one touches.
+//! - An algorithm is one script, one row of `algorithm`, one vectors file, one section of [`guide::algorithms`] and one
+//!   picture of [`guide::trace`]; `lua/README.md` lists what else a new one touches.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -134,6 +135,7 @@ mod decision;
 mod denial_cache;
 mod engine;
 mod error;
+pub mod guide;
 mod key;
 mod limit;
 mod limiter;
@@ -154,9 +156,6 @@ mod simulation;
 mod single_flight;
 mod telemetry;
 mod wall_clock;
-
-#[doc = include_str!("guide.md")]
-pub mod guide {}
 
 #[doc = include_str!("operations.md")]
 ///

@@ -93,7 +93,7 @@ impl Limit {
 
     /// A limit of `rate` units in each day, week, month or year of the calendar, in UTC unless a [time
     /// zone](LimitBuilder::tz) is set. Each window begins full and nothing carries over: see [the
-    /// guide](crate::guide#windows-of-the-calendar).
+    /// guide](crate::guide::algorithms#windows-of-the-calendar).
     ///
     /// ```
     /// use tollgate::{Calendar, Limit};
@@ -298,7 +298,7 @@ impl LimitBuilder {
     /// Splits the limit into 1 to 1024 shards, each with its share of the rate, the capacity and the debt, and with its
     /// own key and slot; remainders go to the first shards. Together they never exceed the limit. A call takes from one
     /// shard, so a cost above the smallest share is denied with "never", and a call may be denied while other shards
-    /// still have units: [the guide](crate::guide#shards) says how often. Default: 1.
+    /// still have units: [the guide](crate::guide::load#shards) says how often. Default: 1.
     ///
     /// ```
     /// use tollgate::Limit;

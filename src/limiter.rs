@@ -48,8 +48,8 @@ use server_clock::ServerClock;
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
 ///
 /// Unless a method says otherwise, it costs one round trip to Redis. It costs two if the server has lost its scripts,
-/// or if its clock has left [the calendar windows](crate::guide#windows-of-the-calendar) that the call names. The first
-/// call also connects.
+/// or if its clock has left [the calendar windows](crate::guide::algorithms#windows-of-the-calendar) that the call
+/// names. The first call also connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     engine: Engine,
@@ -119,9 +119,9 @@ impl Limiter {
     }
 
     /// The server's time, where the service knows it better than by this machine's clock: calls with [windows of the
-    /// calendar](crate::guide#windows-of-the-calendar) then name the right ones at once. Otherwise the limiter learns it
-    /// from the first call that the server refuses for its windows, which costs one more round trip. No decision depends
-    /// on it.
+    /// calendar](crate::guide::algorithms#windows-of-the-calendar) then name the right ones at once. Otherwise the
+    /// limiter learns it from the first call that the server refuses for its windows, which costs one more round trip.
+    /// No decision depends on it.
     pub fn set_server_time(&self, time: SystemTime) {
         self.server_clock.is(time);
     }

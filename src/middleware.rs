@@ -1,7 +1,9 @@
 //! Rate limits for HTTP services and clients: a tower layer, for axum, tonic and any other tower service, and a
 //! decision's header fields for everything else.
 //!
-#![doc = include_str!("middleware/answers.md")]
+#![doc = include_str!("guide/rustdoc_links.md")]
+#![doc = "[format]: crate::rules\n[paths]: crate::rules#paths\n"]
+#![cfg_attr(any(not(doctest), feature = "axum"), doc = include_str!("middleware/answers.md"))]
 
 mod answer;
 mod api_keys;

@@ -24,15 +24,15 @@
 //! let limiter = Limiter::new(Embedded::new());
 //! let request = Attributes::new().user("42").method("POST").path("/api/v1/files/7");
 //! let verdict = limiter.acquire_by(&rules, &request).await?;
-//! assert!(verdict.allowed);
-//! assert_eq!(verdict.rule.as_deref(), Some("uploads"));
+//! assert_eq!((verdict.allowed, verdict.rule.as_deref()), (true, Some("uploads")));
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "embedded"))]
 //! # fn main() {}
 //! ```
-//!
-#![doc = include_str!("rules/format.md")]
+#![doc = include_str!("guide/rustdoc_links.md")]
+#![cfg_attr(feature = "http", doc = "[answers]: crate::middleware\n")]
+#![cfg_attr(any(not(doctest), feature = "embedded"), doc = include_str!("rules/format.md"))]
 
 mod account;
 mod api_key;

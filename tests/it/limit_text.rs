@@ -156,7 +156,7 @@ fn an_algorithm_is_read_by_its_scripts_name_too_and_printed_by_its_own() {
         }
     }
     for (text, told) in [
-        ("calendar-window 5/1d", "rate: expected units per period, such as 5/day, got \"5/1d\""),
+        ("calendar-window 5/days", "rate: expected units per period, such as 5/day, got \"5/days\""),
         ("calendar_window 5/1h", "rate: expected units per period, such as 250/day, got \"5/1h\""),
         ("calendar-window", "rate: expected units per period, such as 250/day, got nothing after calendar-window"),
     ] {

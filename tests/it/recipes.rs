@@ -61,7 +61,7 @@ async fn login(
     account: &str,
     password_is_right: impl Future<Output = bool>,
 ) -> Result<bool, Box<dyn Error + Send + Sync>> {
-    // With Redis away nobody guesses, even if the limiter's policy is open. All spellings of an account count as one.
+    // While Redis is unreachable nobody guesses, whatever the limiter's policy. All spellings count as one account.
     let rule = "sliding-log 5/15m".parse::<Rule>()?.named("logins")?.on_error(OnError::Closed)?;
     let account = &account.trim().to_lowercase();
     // Taken before the password is looked at: of guesses made at once, five get past this line.

@@ -165,7 +165,7 @@ fn no_rust_file_exceeds_five_hundred_lines() {
 }
 
 /// The pages that are read as files, such as on a code host.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 19] = [
     "README.md",
     "COMPARISON.md",
     "MIGRATION.md",
@@ -174,16 +174,41 @@ const PAGES: [&str; 9] = [
     "crates/record/src/operations.md",
     "lua/README.md",
     "src/guide.md",
+    "src/guide/algorithms.md",
+    "src/guide/blocks.md",
+    "src/guide/changes.md",
+    "src/guide/faq.md",
+    "src/guide/load.md",
+    "src/guide/numbers.md",
+    "src/guide/trace.md",
+    "src/guide/unreachable.md",
+    "src/middleware/answers.md",
     "src/operations.md",
+    "src/rules/format.md",
 ];
+
+/// Those of them that rustdoc shows too: the names of their links are defined twice, for files and for modules.
+fn pages_of_two_homes() -> impl Iterator<Item = &'static str> {
+    let others = ["src/middleware/answers.md", "src/rules/format.md"];
+    PAGES.into_iter().filter(move |page| page.starts_with("src/guide") || others.contains(page))
+}
 
 #[test]
 fn each_link_of_a_page_leads_to_a_file_and_a_heading() {
     for page in PAGES {
         let text = outside_code(&read(page));
-        let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        let inline = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        let named: Vec<_> = definitions(&text).collect();
+        let labels = text.split("][").skip(1).filter_map(|rest| rest.split_once(']')).map(|(label, _)| label);
+        let is_label = |label: &&str| label.chars().all(|letter| letter.is_alphanumeric() || letter == '-');
+        for label in labels.filter(is_label) {
+            assert!(named.iter().any(|(name, _)| *name == label), "{page}: [{label}] is defined nowhere");
+        }
         // Those of rustdoc's own are followed as it is run.
-        for target in links.filter(|target| !target.starts_with("http") && !target.contains("::")) {
+        for target in inline
+            .chain(named.iter().map(|(_, target)| *target))
+            .filter(|target| !target.starts_with("http") && !target.contains("::"))
+        {
             let (file, heading) = target.split_once('#').unwrap_or((target, ""));
             let file = match file {
                 "" => page.to_owned(),
@@ -196,6 +221,48 @@ fn each_link_of_a_page_leads_to_a_file_and_a_heading() {
             assert!(heading.is_empty() || !file.ends_with(".md") || leads(&headings()), "{page}: {target}");
         }
     }
+}
+
+/// A code host knows no modules, and shows the lines of a program that rustdoc hides; rustdoc knows no files.
+#[test]
+fn a_page_of_two_homes_has_links_and_programs_that_both_can_show() {
+    let shared = read("src/guide/rustdoc_links.md");
+    let mut seen = 0;
+    for page in pages_of_two_homes() {
+        let text = read(page);
+        assert!(!text.contains("](crate::") && !text.contains("]: crate::"), "{page}: a link to a module");
+        for (at, line) in text.split("\n```").skip(1).step_by(2).flat_map(str::lines).enumerate() {
+            let hidden = line == "#" || line.starts_with("# ") || line.starts_with("##");
+            assert!(!hidden, "{page}: {line:?} is hidden by rustdoc, in line {at} of its programs");
+        }
+        let prose = outside_code(&text);
+        for target in prose.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target) {
+            assert!(target.starts_with('#') || target.starts_with("http"), "{page}: expected a name for {target}");
+        }
+        // Plain brackets, such as those of a type's name, are no link on a code host.
+        assert!(!prose.split("[`").skip(1).any(ends_without_target), "{page}: [`...`] without a target");
+        let module = if page.starts_with("src/guide") {
+            read("src/guide.rs")
+        } else {
+            read(&format!("{}.rs", page.rsplit_once('/').expect("a folder").0))
+        };
+        assert!(module.contains("guide/rustdoc_links.md"), "{page}");
+        for (name, _) in definitions(&prose).filter(|(_, target)| !target.ends_with(".svg")) {
+            let definition = format!("[{name}]: ");
+            assert!(shared.contains(&definition) || module.contains(&definition), "{page}: {definition}for rustdoc");
+            seen += 1;
+        }
+    }
+    assert!(seen > 40, "{seen} names");
+}
+
+fn ends_without_target(rest: &str) -> bool {
+    rest.split_once(']').is_some_and(|(_, after)| !after.starts_with(['(', '[']))
+}
+
+/// `[name]: target`, each on a line of its own.
+fn definitions(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "))
 }
 
 fn outside_code(text: &str) -> String {

@@ -1,5 +1,5 @@
-//! That the recipes which people copy from the README and the guide are the ones tested here, and that each holds
-//! with many callers at once, with Redis away, and with Redis going away or coming back in the middle of it.
+//! That the recipes which people copy from the README and the guide are the ones tested here, and that each holds with
+//! many callers at once, while Redis is unreachable, and where it fails or comes back in the middle of a recipe.
 
 use std::num::NonZeroU32;
 use std::process::Stdio;
@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use tollgate::{Limiter, OnError, Redis, Rule};
 use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::Server;
+use tollgate_testing::repository::read;
 
 use super::{batch, call, complete, crawl, export, guess, login, pay, report, report_in_turn, send_mail, upload};
 
@@ -43,7 +44,8 @@ fn documented_recipes_are_those_that_are_tested() {
         let starts = text.match_indices("async fn ").filter(begins).map(|(at, _)| at);
         starts.map(|at| text[at..].split_inclusive("\n}\n").next().expect("a function").to_owned()).collect()
     };
-    let shown = [include_str!("../../../README.md"), include_str!("../../../src/guide.md")].map(functions).concat();
+    let pages = ["README.md", "src/guide.md", "src/guide/load.md"].map(read);
+    let shown: Vec<_> = pages.iter().flat_map(|page| functions(page)).collect();
     let tested = functions(tested);
     for function in &shown {
         assert!(tested.contains(function), "shown, and not tested as shown:\n{function}");

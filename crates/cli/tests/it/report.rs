@@ -2,6 +2,7 @@
 
 mod compare;
 mod files;
+mod pictures;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -156,7 +156,7 @@ passed over  office: expected ip 10.0.0.0/8 or 2001:db8:77::/48, got 192.0.2.1
              uploads: expected method POST or PUT, got GET
 ";
     assert_eq!((stdout(&output).as_str(), code(&output)), (expected, 0), "{}", stderr(&output));
-    assert!(read("src/guide.md").contains(expected), "the guide shows something else");
+    assert!(read("src/rules/format.md").contains(expected), "the page on the file shows something else");
 
     let line = &lines(&tollgate(&arguments(&["--ip", "203.0.113.7", "--prefix", "shop"])))[0];
     assert_eq!((&line["rule"], &line["reason"], &line["status"]), (&json!("banned"), &json!("blocked"), &json!(403)));
