@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
-use tollgate::redis::cmd;
-use tollgate::{Change, Charged, Error, Limit, Limiter, OnError, Redis, Request, Rule};
+use tollgate::redis::{Client, RedisResult, cmd};
+use tollgate::{Algorithm, Change, Charged, Error, Limit, Limiter, OnError, Redis, Request, Rule};
 use tollgate_testing::acl::{least, more};
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::PATIENCE;
@@ -85,6 +85,24 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
     Ok(())
 }
 
+/// What the library never sends.
+const OF_OTHER_LANGUAGES: &str = "+script|load";
+
+/// Calls a script that the server doesn't know as redis-py's `register_script` does.
+fn as_other_languages_do(url: &str) -> RedisResult<()> {
+    let script = Algorithm::Gcra.script();
+    let mut redis = Client::open(url)?.get_connection()?;
+    let mut call = cmd("EVALSHA");
+    call.arg(script.digest()).arg(1).arg("tollgate:{user:42}:cli/gcra-10s");
+    call.arg(&["5", "1", "2000000", "1", "0", "1", "acquire", "-1"]);
+    let error = call.exec(&mut redis).expect_err("it isn't loaded");
+    assert_eq!(error.code(), Some("NOSCRIPT"), "{error}");
+    cmd("SCRIPT").arg("LOAD").arg(script.text()).exec(&mut redis)?;
+    let answer: Vec<i64> = call.query(&mut redis)?;
+    assert_eq!(answer[..3], [1, 5, 4]);
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
     let server = Server::start();
@@ -93,9 +111,20 @@ async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
         all.len() > 20 && all[0].starts_with('~') && all[1..].iter().all(|right| right.starts_with('+')),
         "{all:?}"
     );
-    everything(&limiter(&server.user("least", &all.join(" ")))).await.expect("what is documented suffices");
+    let url = server.user("least", &all.join(" "));
+    everything(&limiter(&url)).await.expect("what is documented suffices");
+    forget(&server);
+    as_other_languages_do(&url).expect("what is documented suffices for other languages");
     for (right, others) in each_left_out(&all) {
         forget(&server);
+        if right == OF_OTHER_LANGUAGES {
+            let url = server.user("less", &others.join(" "));
+            everything(&limiter(&url)).await.expect("the library doesn't load scripts");
+            forget(&server);
+            let error = as_other_languages_do(&url).expect_err(right);
+            assert_eq!(error.code(), Some("NOPERM"), "{error}");
+            continue;
+        }
         // An open gate is for a Redis that is away, not for one that isn't set up.
         let open = limiter(&server.user("less", &others.join(" "))).on_error(OnError::Open).expect("a policy");
         let error = everything(&open).await.expect_err(right);

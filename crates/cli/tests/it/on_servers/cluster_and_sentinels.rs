@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use tollgate::redis::cmd;
-use tollgate_testing::acl::least;
+use tollgate_testing::acl::{least, more};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::redis_server::run_command;
 use tollgate_testing::sentinels::Sentinels;
@@ -89,6 +89,24 @@ fn every_command_works_on_a_primary_that_sentinels_know() {
     let findings = lines(&tollgate(&["doctor", "--url", &servers.url()]));
     let sentinels = findings.iter().find(|finding| finding["check"] == "sentinels").expect("a finding");
     assert_eq!((&sentinels["level"], &sentinels["numbers"]["known"]), (&"ok".into(), &3.into()), "{sentinels}");
+
+    // The documented rights suffice, and none can be left out.
+    let of_sentinels = more("+sentinel\\|get-master-addr-by-name").into_iter().map(|right| right.replace('\\', ""));
+    let of_sentinels: Vec<_> = of_sentinels.collect();
+    let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
+    (0..3).for_each(|at| drop(run_command(servers.server(at), &[&user[..], &least(), &more("+role")].concat())));
+    let url = servers.url().replace("://", "://limiter:sesame@") + "?sentinel-user=limiter&sentinel-password=sesame";
+    let examine = |left_out: Option<&str>| {
+        let rights: Vec<_> = of_sentinels.iter().map(String::as_str).filter(|right| Some(*right) != left_out).collect();
+        (0..3).for_each(|at| drop(run_command(servers.sentinel(at), &[&user[..], &rights].concat())));
+        let output = tollgate(&["doctor", "--url", &url, "--deadline", "5s"]);
+        let findings = if code(&output) < 2 { lines(&output) } else { Vec::new() };
+        findings.iter().any(|finding| finding["check"] == "sentinels" && finding["numbers"]["answered"] == 3)
+    };
+    assert!(examine(None), "{url}");
+    for left_out in &of_sentinels {
+        assert!(!examine(Some(left_out)), "without {left_out}");
+    }
 }
 
 /// It examines each node's own keys, whatever its user may read of the cluster.

@@ -2,6 +2,7 @@
 
 use tollgate::redis::cmd;
 use tollgate::{Algorithm, Script};
+use tollgate_testing::acl::least;
 use tollgate_testing::python::python;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::repository::read;
@@ -50,12 +51,14 @@ fn python_programs_print_what_the_readme_shows() {
     let directory = tempfile::tempdir().expect("a directory");
     let scripts = directory.path().join("scripts");
     assert_eq!(code(&tollgate(&["script", "--out", scripts.to_str().expect("text")])), 0);
+    // They are documented to need no more than the smallest user may.
+    let user = server.user("limiter", &least().join(" "));
     let readme = read("lua/README.md");
     let mut parts = readme.split("```python\n").skip(1).map(|part| part.split_once("```").expect("an end"));
     let (mut printed, mut programs) = (0, 0);
     for (program, after) in parts.by_ref() {
         cmd("FLUSHALL").exec(&mut server.connection()).expect("flushed");
-        let program = program.replace("redis.Redis()", &format!("redis.Redis(port={})", server.port()));
+        let program = program.replace("redis.Redis()", &format!("redis.Redis.from_url('{user}')"));
         let mut python = std::process::Command::new(python());
         let output = python.args(["-c", &program]).current_dir(directory.path()).output().expect("Python");
         assert!(output.status.success(), "{program}{}", String::from_utf8_lossy(&output.stderr));
