@@ -20,7 +20,7 @@
 //! ```
 //!
 //! The [guide] begins with the choice of a limit and has [answers to frequent questions](guide::faq); [operations] is
-//! about the Redis that decides.
+//! about the Redis that decides, and [`operations::runbook`] is for whoever is on call.
 //!
 //! # Calls
 //!
@@ -157,12 +157,55 @@ mod single_flight;
 mod telemetry;
 mod wall_clock;
 
+// The pages on operations are read in the repository too. Their links to other files are named, and their last lines say
+// which files; here the names come first, and so lead to this documentation.
+/// [runbook]: crate::operations::runbook
+/// [backup]: crate::operations::backup
+/// [conf]: #a-redisconf-to-start-from
+/// [scripts]: crate::Script
+/// [changing]: crate::guide#changing-a-rule
+/// [shards]: crate::guide#shards
+/// [metrics]: crate::guide#metrics-and-traces
+/// [losses]: #faults
+///
 #[doc = include_str!("operations.md")]
 ///
 /// ```text
 #[doc = include_str!("../examples/redis.conf")]
 /// ```
-pub mod operations {}
+pub mod operations {
+    /// [units]: crate::operations#what-can-be-lost-in-units
+    /// [backup]: crate::operations::backup
+    /// [conf]: crate::operations#a-redisconf-to-start-from
+    /// [user]: crate::operations#the-smallest-user
+    /// [tls]: crate::operations#tls
+    /// [failover]: crate::operations#how-long-a-failover-takes
+    /// [forgets]: crate::operations#what-a-failover-forgets
+    /// [servers]: crate::operations#which-server
+    /// [several]: crate::operations#more-than-one-redis
+    /// [mistakes-in-rules-or-code]: crate::operations::limits#mistakes-in-rules-or-code
+    /// [rules-refused]: crate::operations::limits#rules-refused
+    /// [permits-lost-or-overdue]: crate::operations::limits#permits-lost-or-overdue
+    /// [background-calls-dropped]: crate::operations::limits#background-calls-dropped
+    /// [costs-not-settled]: crate::operations::limits#costs-not-settled
+    /// [a-pause-not-recorded]: crate::operations::limits#a-pause-not-recorded
+    /// [limits]: crate::operations::limits
+    ///
+    #[doc = include_str!("operations/runbook.md")]
+    pub mod runbook {}
+
+    /// [runbook]: crate::operations::runbook
+    /// [error-classes]: crate::operations::runbook#error-classes
+    /// [clock-steps]: crate::operations::runbook#clock-steps
+    /// [evictions]: crate::operations::runbook#evictions
+    /// [latency]: crate::operations::runbook#latency
+    ///
+    #[doc = include_str!("operations/limits.md")]
+    pub mod limits {}
+
+    #[doc = include_str!("operations/backup.md")]
+    pub mod backup {}
+}
 
 pub use deadpool_redis;
 pub use redis;

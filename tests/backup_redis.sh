@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the commands of "Backup of Redis" in the operations guide verbatim, on a Redis with limits, and checks the result
+# Runs the commands of "Backup of Redis" in the operations pages verbatim, on a Redis with limits, and checks the result
 # with the tool: counts, a block and a day's window are restored, and so is a moment before a mistake.
 #   bash tests/backup_redis.sh
 # TOLLGATE names the tool (target/debug/tollgate); redis-server, redis-cli, redis-check-aof and redis-check-rdb are those on
@@ -12,7 +12,7 @@ fail() { printf 'tests/backup_redis.sh: %s\n' "$*" >&2; exit 1; }
 
 [ $# -eq 0 ] || { printf 'tests/backup_redis.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
 tollgate=$(realpath -e "${TOLLGATE:-$(dirname "$0")/../target/debug/tollgate}") || fail 'expected the tool in TOLLGATE'
-guide=$(dirname "$0")/../src/operations.md
+guide=$(dirname "$0")/../src/operations/backup.md
 for program in redis-server redis-cli redis-check-aof redis-check-rdb; do
     command -v "$program" >/dev/null || fail "expected $program on the PATH"
 done

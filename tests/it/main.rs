@@ -14,6 +14,7 @@ mod on_servers;
 mod published_package;
 mod recipes;
 mod rules;
+mod runbook;
 mod supply;
 mod telemetry;
 mod tidy;

@@ -1,8 +1,8 @@
 //! The repository's own rules, read from its files: the core stays a core, and features only add.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use tollgate_testing::repository::{read, root, rust_files, stems};
+use tollgate_testing::repository::{anchor, read, root, rust_files, stems};
 
 #[test]
 fn the_core_does_no_io_and_names_no_feature_but_serde() {
@@ -165,13 +165,15 @@ fn no_rust_file_exceeds_five_hundred_lines() {
 }
 
 /// The pages that are read as files, such as on a code host.
-const PAGES: [&str; 19] = [
+const PAGES: [&str; 24] = [
     "README.md",
     "COMPARISON.md",
     "MIGRATION.md",
     "CHANGELOG.md",
     "crates/cli/README.md",
     "crates/record/src/operations.md",
+    "crates/record/src/operations/backup.md",
+    "crates/record/src/operations/runbook.md",
     "lua/README.md",
     "src/guide.md",
     "src/guide/algorithms.md",
@@ -185,6 +187,9 @@ const PAGES: [&str; 19] = [
     "src/middleware/answers.md",
     "src/operations.md",
     "src/rules/format.md",
+    "src/operations/backup.md",
+    "src/operations/limits.md",
+    "src/operations/runbook.md",
 ];
 
 /// Those of them that rustdoc shows too: the names of their links are defined twice, for files and for modules.
@@ -220,6 +225,9 @@ fn each_link_of_a_page_leads_to_a_file_and_a_heading() {
             let leads = |text: &str| text.lines().any(|line| line.starts_with('#') && anchor(line) == heading);
             assert!(heading.is_empty() || !file.ends_with(".md") || leads(&headings()), "{page}: {target}");
         }
+        let prose: String = text.split('`').step_by(2).collect();
+        let used: BTreeSet<_> = prose.split("][").skip(1).filter_map(|rest| rest.split(']').next()).collect();
+        assert_eq!(used, named.keys().copied().collect(), "{page}: names of links");
     }
 }
 
@@ -265,15 +273,51 @@ fn definitions(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "))
 }
 
-fn outside_code(text: &str) -> String {
-    text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n")
+/// A page has one home. These are read in the repository, so they have nothing that only rustdoc understands.
+#[test]
+fn what_is_read_in_the_repository_has_no_links_and_no_hidden_lines_of_rustdoc() {
+    for page in PAGES {
+        let text = read(page);
+        for of_rustdoc in ["](crate::", "](tollgate", "[crate::", "]: crate::"] {
+            assert!(!text.contains(of_rustdoc), "{page}: {of_rustdoc}");
+        }
+        for block in text.split("\n```").skip(1).step_by(2) {
+            let (language, code) = block.split_once('\n').unwrap_or_default();
+            let is_rust = language.is_empty() || language.starts_with("rust") || language.starts_with("no_run");
+            assert!(!is_rust || code.lines().all(|line| line != "#" && !line.starts_with("# ")), "{page}: {block}");
+        }
+    }
 }
 
-/// What a code host makes of a heading.
-fn anchor(heading: &str) -> String {
-    let words = heading.trim_start_matches('#').trim().to_lowercase();
-    let kept = words.chars().filter(|letter| letter.is_alphanumeric() || ['-', '_', ' '].contains(letter));
-    kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+/// The first definition of a link counts.
+#[test]
+fn each_link_of_a_page_that_is_documentation_too_has_a_place_there() {
+    let mut seen = 0;
+    for (file, folder) in [("src/lib.rs", "src"), ("crates/record/src/lib.rs", "crates/record/src")] {
+        let code = read(file);
+        let mut before = BTreeSet::new();
+        for line in code.lines().map(str::trim) {
+            if let Some(page) =
+                line.strip_prefix("#[doc = include_str!(\"operations").and_then(|page| page.strip_suffix("\")]"))
+            {
+                let text = read(&format!("{folder}/operations{page}"));
+                let named: BTreeSet<_> = definitions(&text).map(|(name, _)| name.to_owned()).collect();
+                assert_eq!(before, named, "{file}: names before operations{page}");
+                seen += 1;
+            }
+            let name = line.strip_prefix("/// [").and_then(|rest| rest.split_once("]: "));
+            match name {
+                Some((name, _)) => drop(before.insert(name.to_owned())),
+                None if line == "///" => {}
+                None => before.clear(),
+            }
+        }
+    }
+    assert_eq!(seen, 7);
+}
+
+fn outside_code(text: &str) -> String {
+    text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n")
 }
 
 /// README is one page; what grows goes elsewhere.

@@ -25,7 +25,8 @@
 //!
 //! No decision waits for it: a thread of its own reads rules and users. Only an API key that neither the process nor
 //! Redis has cached is looked up for its request. [`Postgres::migrate`] creates its tables; nothing calls that
-//! automatically. The page on [operations] helps you run the database.
+//! automatically. The page on [operations] helps you run the database, and
+//! [`operations::runbook`] is for whoever is on call.
 //!
 //! # Layout
 //!
@@ -59,8 +60,31 @@ mod stored;
 mod telemetry;
 mod totals;
 
+// The pages on operations are read in the repository too. Their links to other files are named, and their last lines say
+// which files; here the names come first, and so lead to this documentation.
+/// [runbook]: crate::operations::runbook
+/// [backup]: crate::operations::backup
+/// [redis]: tollgate::operations
+/// [tls]: tollgate::operations#tls
+/// [redis-sizing]: tollgate::operations#sizing
+///
 #[doc = include_str!("operations.md")]
-pub mod operations {}
+pub mod operations {
+    /// [rights]: crate::operations#the-system-of-record
+    /// [forged]: crate::operations#the-system-of-record
+    /// [tls]: tollgate::operations#tls
+    /// [restore]: crate::operations::backup#backup-of-the-system-of-record
+    /// [sizing]: crate::operations#sizing
+    ///
+    #[doc = include_str!("operations/runbook.md")]
+    pub mod runbook {}
+
+    /// [redis]: tollgate::operations::backup
+    /// [redis-lost]: tollgate::operations::backup#when-redis-is-lost
+    ///
+    #[doc = include_str!("operations/backup.md")]
+    pub mod backup {}
+}
 
 /// The README's examples compile.
 #[cfg(doctest)]

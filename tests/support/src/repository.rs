@@ -48,3 +48,10 @@ fn files(folder: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root().join(folder)).unwrap_or_else(|error| panic!("{folder}: {error}"));
     entries.map(|entry| entry.expect("an entry").path()).collect()
 }
+
+/// What a code host makes of a heading.
+pub fn anchor(heading: &str) -> String {
+    let words = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = words.chars().filter(|letter| letter.is_alphanumeric() || ['-', '_', ' '].contains(letter));
+    kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+}
