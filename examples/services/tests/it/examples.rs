@@ -264,49 +264,6 @@ fn two_services_under_load_admit_exactly_what_their_rules_allow() {
     }
 }
 
-/// Each query of the dashboard uses metrics that exist, by labels that they have.
-#[test]
-fn the_dashboard_queries_metrics_that_exist() {
-    let dashboard: serde_json::Value = serde_json::from_str(include_str!("../../grafana.json")).expect("JSON");
-    let told = [read("src/guide.md"), read("crates/record/src/operations.md")].concat();
-    let labels_of = |metric: &str| {
-        let row = told
-            .lines()
-            .find(|line| line.starts_with(&format!("| `{metric}` |")))
-            .unwrap_or_else(|| panic!("{metric}"));
-        row.split('|').nth(2).expect("its labels").to_owned()
-    };
-    let code = [read("src/telemetry.rs"), read("crates/record/src/telemetry.rs")].concat();
-    let mut seen = std::collections::BTreeSet::new();
-    for target in dashboard["panels"]
-        .as_array()
-        .expect("panels")
-        .iter()
-        .flat_map(|panel| panel["targets"].as_array().expect("targets"))
-    {
-        let query = target["expr"].as_str().expect("a query");
-        for word in query.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_') {
-            if let Some(name) = word.strip_prefix("tollgate_") {
-                let base =
-                    ["_bucket", "_sum", "_count"].iter().fold(name, |name, end| name.strip_suffix(end).unwrap_or(name));
-                let metric = format!("tollgate_{base}");
-                assert!(code.contains(&format!("\"{metric}\"")), "{metric}: {query}");
-                for label in ["rule", "outcome", "source", "class", "reason"] {
-                    let grouped = query.contains(&format!("({label}"))
-                        || query.contains(&format!(", {label})"))
-                        || query.contains(&format!("{label}="));
-                    assert!(
-                        !grouped || labels_of(&metric).contains(&format!("`{label}`")),
-                        "{metric} has no {label}: {query}"
-                    );
-                }
-                seen.insert(metric);
-            }
-        }
-    }
-    assert_eq!(seen.len(), 8, "{seen:?}");
-}
-
 /// It waits for its own turn, and for as long as the other side says.
 #[test]
 fn the_client_stays_under_a_third_partys_limit() {

@@ -4,3 +4,4 @@ mod behind_nginx;
 mod database;
 mod example_service;
 mod examples;
+mod monitoring;
