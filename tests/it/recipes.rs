@@ -20,8 +20,9 @@ async fn call(limiter: &Limiter, user: &str, org: &str) -> Result<bool, Box<dyn 
     let rule = rule.and_by("org", "gcra 1000/1m".parse()?)?;
 
     let decision = limiter.acquire(&rule, Request::new(user).parts(&[("org", org.as_bytes())])).await?;
-    if let Some(limit) = &decision.denied_by {
-        println!("denied by {limit}: retry after {:?}", decision.retry_after.duration());
+    // The wait is the longest of all limits that deny; each of them is in `limits`.
+    for limit in decision.limits.iter().filter(|limit| !limit.allowed) {
+        println!("denied by {}: retry after {:?}", limit.name(), limit.retry_after.duration());
     }
     Ok(decision.allowed)
 }

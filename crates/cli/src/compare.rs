@@ -9,7 +9,7 @@ mod table;
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ impl Compare {
         Ok((rules, PathBuf::from(file)))
     }
 
-    async fn play(&self, contenders: &mut [Contender], file: &PathBuf) -> Result<Input> {
+    async fn play(&self, contenders: &mut [Contender], file: &Path) -> Result<Input> {
         let source = self.reading.by_key(file, self.key);
         if source.is_standard_input() {
             return play_stream(contenders, &source).await;
