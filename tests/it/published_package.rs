@@ -21,7 +21,7 @@ struct Published {
 const PUBLISHED: [Published; 3] = [
     Published { name: "tollgate", folder: "", others: &["lua/", "examples/", "README.md", "CHANGELOG.md"] },
     Published { name: "tollgate-record", folder: "crates/record", others: &["sql/"] },
-    Published { name: "tollgate-cli", folder: "crates/cli", others: &["README.md"] },
+    Published { name: "tollgate-cli", folder: "crates/cli", others: &["README.md", "build.rs"] },
 ];
 
 impl Published {

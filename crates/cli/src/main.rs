@@ -69,6 +69,7 @@ mod time_options;
 #[cfg(feature = "postgres")]
 mod users;
 mod verdict;
+mod version;
 mod waits;
 mod watch;
 
@@ -83,7 +84,7 @@ use clap::{Parser, Subcommand};
 
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
-#[command(name = "tollgate", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "tollgate", version = version::text(), max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = rule_arguments::SEE_RULES)]
 struct Tollgate {
     #[command(subcommand)]

@@ -7,6 +7,7 @@ mod replay_on_redis;
 mod rules;
 mod service_keys;
 mod suggest;
+mod version;
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -21,6 +21,12 @@ fn tollgate(arguments: &[&str]) -> Output {
 }
 
 #[test]
+fn its_version_says_that_tls_is_not_built_in() {
+    let told = stdout(&tollgate(&["--version"]));
+    assert!(told.ends_with("\nfeatures: -tls +postgres -archive\n"), "{told}");
+}
+
+#[test]
 fn whoever_asks_for_tls_is_told_the_feature_and_how_to_install_it() {
     for (options, named) in [
         (&["--url", "rediss://:s3cret@localhost:1"][..], "--url rediss://... needs TLS"),
