@@ -15,6 +15,7 @@ mod faults;
 mod key_spelling;
 mod late_refunds;
 mod laws;
+mod layouts;
 mod operations;
 mod packed;
 mod permissions;
