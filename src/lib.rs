@@ -47,83 +47,9 @@
 //! [`Engine::open`] takes any address: `redis://`, `unix://`, `redis-sentinel://host:26379,.../primary`,
 //! `redis-cluster://host:7000,...`. Keys are any bytes.
 //!
-//! # Layout
-//!
-//! In reading order:
-//!
-//! - [`Algorithm`]: the algorithms, one row each; each has a script in `lua/`.
-//! - [`Limit`]: an algorithm and its numbers, validated; its text form; its parts, if it is shared or has shards.
-//! - [`Rule`]: a named limit, or several that are decided together; what its policy answers while Redis is unreachable.
-//! - [`Request`]: whom a call is about, and what it takes.
-//! - [`Operation`]: what a call asks for.
-//! - [`Decision`]: the answer. [`Quota`]: what a limit admits, as its decisions report it. [`Error`]: why there is no
-//!   answer.
-//! - `key`: the format of keys in Redis.
-//! - [`Script`]: a script's text and digest; `call`: one call of it, with its mode and its reply.
-//! - [`Limiter`]: one call: rule + key + cost -> decision; and what extends it: many calls, shards, waiting (`wait`),
-//!   permits for as long as a value lives (`hold`), units of a hot limit that are spent in the process (`lease`).
-//! - `rules`: which rule applies to a request, from a file that is reloaded as it changes, or from a source of your own.
-//! - `middleware`: HTTP services and clients under rules, and a decision's header fields. It knows where rules come from,
-//!   where decisions go and who looks API keys up as traits of `rules`.
-//! - `batch`: decisions that are made together. `denial_cache`: denials that are remembered in the process.
-//! - `random`: jitter and random names. `backoff`: pauses between tries. `lock`: a mutex that a panic doesn't close.
-//!   `single_flight`: work that many wait for and one does. `runtime`: timers, and work that outlasts its caller.
-//!   `wall_clock`: this machine's time of day.
-//! - `telemetry`: metrics and traces, of plain values.
-//! - `engine`: the interface that runs a script, and its implementations: [`Redis`] (`Tls`: whom it trusts), a
-//!   [`Cluster`] of them, and the embedded engine.
-//! - `simulation`, of the unit tests: the client and its servers on a virtual network, by seeds.
-//!
 //! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use what
-//! everybody may use of this one, which knows neither.
-//!
-//! # The path of an acquire
-//!
-//! What an acquire of one limit on one Redis passes through, by the function that is called and its file in `src/`:
-//!
-//! 1. `acquire` in `limiter.rs` makes the future, a [`Deciding`]; `decide` in `limiter/deciding.rs` chooses how it goes on.
-//! 2. `poll` in `limiter/deciding.rs` looks for a remembered denial, if the limiter has a cache of them (`recall` in
-//!    `limiter/cached_denials.rs`, and `remember` after 15), asks once, and waits.
-//! 3. `ask` in `limiter/prepare.rs` takes the limit's numbers and the request's cost,
-//! 4. `state_key` in `key.rs` spells the key.
-//! 5. `acquire` in `engine.rs` chooses the engine;
-//! 6. `acquire` in `engine/redis/dispatch.rs` finds the runtime's queue, whose breaker may refuse.
-//! 7. `enter` in `engine/redis/queue.rs` puts the call into the batch that is being filled, under the one lock that a
-//!    caller takes. While no other call is under way, it goes by itself instead: `by_itself` in `dispatch.rs`, `ask_one` in
-//!    `exchange.rs`, then 10 to 12 and 15.
-//! 8. `add` in `batch.rs` writes the call's numbers and key into the batch.
-//! 9. `run` in `engine/redis/dispatch.rs` takes the batch and a connection, in a task of its own; its `send` sends again
-//!    what certainly didn't run.
-//! 10. `exchange` in `engine/redis/exchange.rs` sends the calls, and by their text those that the server doesn't know,
-//! 11. `packed_command` in `engine/redis/pipeline.rs` writes each EVALSHA.
-//! 12. `read` in `batch.rs` reads what the script answers: a record of each key and cost. `queue/in_flight.rs` wakes the
-//!    callers.
-//! 13. `poll` in `engine/redis/queue.rs` finds the caller's record,
-//! 14. `reply` in `batch/records.rs` its own answer in that,
-//! 15. `decision_of_ask` in `limiter/decide.rs` the [`Decision`].
-//!
-//! Whatever few calls need is behind one boxed call, from `decide` in `limiter/deciding.rs` to `decide_in_full` in
-//! `limiter/decide.rs`: other operations, several limits, ids, two shards, windows that start by key, and rules that count
-//! denials, block or say what a change does. What the rule's policy answers comes from `limiter/fallback.rs`.
-//!
-//! On a cluster, `acquire` in `engine/cluster.rs` finds the node that has the key's slot between 5 and 6, `ask` sends the
-//! call there, and `after` follows a redirect.
-//!
-//! # Invariants
-//!
-//! - The core (`algorithm`, `batch`, `call`, `decision`, `error`, `key`, `limit`, `operation`, `quota`, `request`, `rule`,
-//!   `script`)
-//!   does no I/O, knows no async runtime, and names no feature but `serde`, and `embedded` where a rule's policy needs
-//!   that engine.
-//! - Arrows point to the core: `middleware` knows `rules`, these know the limiter, it knows engines, and they know scripts,
-//!   never rules, and never each other, except that a cluster consists of nodes that are each a `Redis`. All of them may
-//!   know `telemetry`, `random`, `backoff`, `lock`, `single_flight`, `runtime` and `wall_clock`, which know no more than
-//!   the core's errors. Of these the core knows `random`, for jitter, and `wall_clock`.
-//! - A decision is one round trip.
-//! - The limiter arithmetic is Lua's alone. Rust prepares a rule's arguments, reads replies, and words them for others:
-//!   seconds of header fields, what remains of all shards, who waits in order.
-//! - An algorithm is one script, one row of `algorithm`, one vectors file, one section of [`guide::algorithms`] and one
-//!   picture of [`guide::trace`]; `lua/README.md` lists what else a new one touches.
+//! everybody may use of this one, which knows neither. How the source is laid out, and which way a decision takes through
+//! it, is in the repository's `ARCHITECTURE.md`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -74,14 +74,12 @@ fn what_decides_reads_clocks_that_a_simulation_sets() {
     }
 }
 
-/// The list in the crate's documentation.
 #[test]
 fn the_path_of_an_acquire_has_at_most_fifteen_stops_each_where_the_documentation_says() {
-    let documented = read("src/lib.rs");
-    let (_, path) = documented.split_once("//! # The path of an acquire").expect("a path");
-    let (path, _) = path.split_once("//! # ").expect("what follows it");
-    let stops =
-        path.lines().filter(|line| line.trim_start_matches("//! ").starts_with(|first: char| first.is_ascii_digit()));
+    let documented = read("ARCHITECTURE.md");
+    let (_, path) = documented.split_once("\n## The path of an acquire").expect("a path");
+    let (path, _) = path.split_once("\n## ").expect("what follows it");
+    let stops = path.lines().filter(|line| line.starts_with(|first: char| first.is_ascii_digit()));
     let stops: Vec<_> = stops.map(|line| line.split('`').collect::<Vec<_>>()).collect();
     assert!((1..=15).contains(&stops.len()), "{}", stops.len());
     for stop in stops {
@@ -91,6 +89,23 @@ fn the_path_of_an_acquire_has_at_most_fifteen_stops_each_where_the_documentation
             code.contains(&format!("fn {function}(")) || code.contains(&format!("fn {function}<")),
             "{function} in {file}"
         );
+    }
+}
+
+#[test]
+fn the_architecture_and_the_index_of_examples_name_each_file() {
+    for (page, section, folder) in [
+        ("ARCHITECTURE.md", "The library", "src"),
+        ("ARCHITECTURE.md", "The system of record", "crates/record/src"),
+        ("examples/README.md", "Examples", "examples/services/src/bin"),
+    ] {
+        let text = read(page);
+        let (_, text) = text.split_once(&format!("# {section}\n")).unwrap_or_else(|| panic!("{page}: {section}"));
+        let text = text.split("\n## ").next().unwrap_or_default();
+        for name in stems(folder, "rs").into_iter().filter(|name| name != "lib") {
+            let named = text.contains(&format!("`{name}`")) || text.contains(&format!("[{name}]"));
+            assert!(named, "{page}, {section}: {folder}/{name}.rs");
+        }
     }
 }
 
@@ -165,15 +180,20 @@ fn no_rust_file_exceeds_five_hundred_lines() {
 }
 
 /// The pages that are read as files, such as on a code host.
-const PAGES: [&str; 24] = [
+const PAGES: [&str; 29] = [
     "README.md",
+    "ARCHITECTURE.md",
     "COMPARISON.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "STABILITY.md",
     "MIGRATION.md",
     "CHANGELOG.md",
     "crates/cli/README.md",
     "crates/record/src/operations.md",
     "crates/record/src/operations/backup.md",
     "crates/record/src/operations/runbook.md",
+    "examples/README.md",
     "lua/README.md",
     "src/guide.md",
     "src/guide/algorithms.md",

@@ -27,24 +27,6 @@
 //! Redis has cached is looked up for its request. [`Postgres::migrate`] creates its tables; nothing calls that
 //! automatically. The page on [operations] helps you run the database, and
 //! [`operations::runbook`] is for whoever is on call.
-//!
-//! # Layout
-//!
-//! In reading order; each imports only what stands before it:
-//!
-//! - `telemetry`: metrics and traces. `chance`: jitter and names. `lock`: a mutex that a panic doesn't close.
-//! - `postgres`: connections, TLS, transactions, the tables, and what authenticates entries in Redis.
-//! - `stored`: what is in the tables, read and written: rules, users, API keys.
-//! - `spool`: writing in batches, each once.
-//! - `totals`: what users and keys have taken, counted for the database.
-//! - `configuration`: what is in force in a process, followed from the database and cached in Redis. It is a
-//!   [`RuleSource`](tollgate::rules::RuleSource), an [`ApiKeyLookup`](tollgate::rules::ApiKeyLookup) and, to count what
-//!   users have taken, a [`DecisionSink`](tollgate::rules::DecisionSink).
-//! - [`history`]: decisions, recorded and read back. It is a [`DecisionSink`](tollgate::rules::DecisionSink).
-//! - `archive`: old months of the history as Parquet files.
-//!
-//! What can be done with a [`Postgres`] stands where it is done: `follow` in `configuration`, `record` in `history`, users
-//! and keys in `stored`. Of the library it uses what everybody may use.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
