@@ -5,7 +5,7 @@ export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 
 
 # Which packages are named decides what their dependencies are built with. So every script names these: what one has
 # built is there for the others. The tool's targets have `test = false`, and are named too.
-tested=(--workspace --exclude tollgate-benches --all-features)
+tested=(--workspace --exclude tollgate-benches --exclude tollgate-public-api --all-features)
 programs=(--lib --bin tollgate --test it)
 
 # Builds all of them.
