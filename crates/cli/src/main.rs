@@ -84,7 +84,8 @@ use clap::{Parser, Subcommand};
 
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
-#[command(name = "tollgate", version = version::text(), max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "tollgate", version, long_version = version::text())]
+#[command(max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = rule_arguments::SEE_RULES)]
 struct Tollgate {
     #[command(subcommand)]

@@ -15,11 +15,16 @@ fn the_version_names_the_release_the_commit_and_the_features() {
         let name = String::from_utf8(output.stdout).expect("UTF-8");
         format!(" ({})", &name[..12])
     });
-    let expected = format!("tollgate {}{commit}\nfeatures: +tls +postgres +archive\n", env!("CARGO_PKG_VERSION"));
-    for option in ["--version", "-V"] {
+    let release = concat!("tollgate ", env!("CARGO_PKG_VERSION"));
+    let all = format!("{release}{commit}\nfeatures: +tls +postgres +archive\n");
+    for (option, expected) in [("--version", all.as_str()), ("-V", &format!("{release}\n"))] {
         let output = tollgate(&[option]);
-        assert_eq!((code(&output), stdout(&output).as_str()), (0, expected.as_str()));
+        assert_eq!((code(&output), stdout(&output).as_str()), (0, expected));
     }
+    // The title of a manual page is one line.
+    let manual = stdout(&tollgate(&["man"]));
+    let title = manual.lines().find(|line| line.starts_with(".TH ")).expect("a title");
+    assert!(title.contains(&format!("\"{release}\"")), "{title}");
 }
 
 #[test]
