@@ -34,18 +34,18 @@ How a RULE is written:
     gcra 100/1s burst 20                    100 a second, up to 20 at once
     token-bucket 100/1m burst 200           100 a minute, up to 200 at once
     token-bucket 10/1s max-debt 50          reservations may owe up to 50 units
-    fixed-window 100/1h                     100 from each full hour on; start 10m | first-hit | spread
-    fixed-window 250/day tz Europe/Zurich   in each day there; day | week | month | year, of UTC without tz
+    fixed-window 100/1h                     100 from each full hour on; start 10m|first-hit|spread
+    fixed-window 250/day tz Europe/Zurich   each day there (UTC without tz); week, month, year
     sliding-window 1000/1h                  an estimate that slides, in little memory
     sliding-log 5/10s                       exactly 5 in any 10 seconds
-    concurrency 8 ttl 30s                   at most 8 held at once, each for 30 seconds unless renewed
+    concurrency 8 ttl 30s                   8 held at once, each for 30 seconds unless renewed
     gcra 100000/1s shards 8                 too hot for one node: in eight keys
 
   Several limits, as further RULEs or separated by commas, are decided together, all or nothing.
   Their keys in Redis are those of a rule called cli, unless --name gives another. Give any other
   rule of a service as JSON:
 
-    {\"name\": \"api\", \"limits\": [\"gcra 10/1s\", {\"limit\": \"fixed-window 1000/1m\", \"key\": \"org\"}], \"tag\": \"org\"}
+    {\"name\": \"api\", \"limits\": [\"gcra 9/1s\", {\"limit\": \"gcra 99/1m\", \"key\": \"org\"}], \"tag\": \"org\"}
 
   In JSON, a limit may have a name, and may count another part of the request (key) than the rest.
   tag names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
@@ -55,7 +55,7 @@ How a RULE is written:
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
   tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
-  tollgate probe '{\"name\": \"api\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' user:42 --attr org=acme
+  tollgate probe '{\"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' u1 --attr org=a
 
 A service's own file of rules:
   --rules gives the file, and RULE is then the name of one of its rules:
