@@ -193,6 +193,17 @@ fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
         nodes.len() == 3 && nodes.iter().all(scripts) && written.count() > 20
     });
     assert_eq!(seen["rules"].as_array().map(Vec::len), Some(1), "{seen}");
+    // Keys whose slot moves away are looked at no more, and the rest is.
+    let key = seen["keys"][0]["key"].as_str().expect("a key").to_owned();
+    let slot = servers.slot_of(&key);
+    let from = servers.primary_of(slot).expect("an owner");
+    servers.begin_moving(slot, from, (from + 1) % 3);
+    servers.move_keys(slot, from, (from + 1) % 3);
+    for _ in 0..3 {
+        watch.next();
+    }
+    let seen = watch.until("all keys are scanned", |snapshot| snapshot["sample"]["complete"] == true);
+    assert_eq!(seen["sample"]["no_scan"], Value::Null, "{seen}");
     drop(watch);
     // As the smallest user of a cluster.
     let rights = [rights_of("watcher").as_slice(), &["+cluster|slots", "+cluster|info"]].concat().join(" ");

@@ -52,6 +52,45 @@ fn a_run_that_fails_leaves_what_was_there() {
 }
 
 #[test]
+fn a_page_is_written_though_nobody_reads_the_output_or_it_is_said_that_it_was_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let traffic = traffic(folder.path());
+    let file = traffic.to_str().expect("UTF-8");
+    let page = folder.path().join("page.html");
+    let run = |arguments: &[&str]| {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let arguments = [arguments, &["--report", page.to_str().expect("UTF-8")]].concat();
+        command(&arguments).stdout(Stdio::from(writer)).output().expect("the tool runs")
+    };
+    let output = run(&["suggest", file, "--deny-at-most", "5%"]);
+    assert_eq!((code(&output), page.exists()), (0, true), "{}", stderr(&output));
+    std::fs::remove_file(&page).expect("removed");
+    let output = run(&["replay", "--rule", "gcra 5/1s", file]);
+    let told = stderr(&output);
+    assert_eq!((code(&output), page.exists()), (2, false), "{told}");
+    assert!(told.contains("--report: not written, since the output was closed"), "{told}");
+}
+
+/// Its being opened and closed before the run would be the end for who reads it.
+#[cfg(unix)]
+#[test]
+fn a_named_pipe_gets_the_whole_page() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let traffic = traffic(folder.path());
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read_to_string(pipe).expect("read")
+    });
+    let report = ["--report", pipe.to_str().expect("UTF-8")];
+    let output = tollgate(&[&["compare", "gcra 5/1s", traffic.to_str().expect("UTF-8")], &report[..]].concat());
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(reader.join().expect("a page").ends_with("</html>\n"));
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let traffic = traffic(folder.path());

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 
+use tollgate_testing::polling::block_until;
 use tollgate_testing::repository::{read, rust_files};
 
 use super::*;
@@ -115,6 +116,40 @@ fn an_output_can_be_replayed_whatever_bytes_its_keys_have() {
     assert_eq!(stdout(&again), stdout(&output));
     let summary = with_input(&[&replay[..], &["--summary"]].concat(), b"t_us,key,cost\n1,\xff,9\n");
     assert_eq!(lines(&summary)[0]["busiest_denied"][0]["key"], r"\xff");
+}
+
+/// Its first chance to notice would be once somebody writes into the pipe.
+#[cfg(unix)]
+#[test]
+fn a_command_that_waits_for_a_file_ends_when_it_is_interrupted_twice() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    for arguments in [&["replay", "--rule", "gcra 5/1s"][..], &["compare", "gcra 5/1s"]] {
+        let mut tool = command(arguments);
+        let tool = tool.arg(&pipe).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the tool runs");
+        let interrupt = || {
+            Command::new("kill")
+                .arg("-INT")
+                .arg(tool.id().to_string())
+                .stderr(Stdio::null())
+                .status()
+                .expect("kill runs");
+        };
+        let status = format!("/proc/{}/status", tool.id());
+        // As soon as it handles them: before, one ends it.
+        block_until("it handles signals", || {
+            let status = std::fs::read_to_string(&status).expect("its status");
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask");
+            u64::from_str_radix(caught.trim(), 16).expect("hexadecimal") & 0b10 != 0
+        });
+        block_until("it ends", || {
+            interrupt();
+            std::fs::read_to_string(&status).map_or(true, |status| status.contains("State:\tZ"))
+        });
+        let output = tool.wait_with_output().expect("it ends");
+        assert_eq!((code(&output), stderr(&output).contains("interrupted")), (2, true), "{}", stderr(&output));
+    }
 }
 
 #[test]
