@@ -87,7 +87,7 @@ const LIMITS: usize = 100;
 impl Suggest {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let service = self.rules.as_deref().map(RulesFile::read).transpose()?;
-        let counting = self.counting(service.as_ref())?;
+        let counting = self.counting(service.as_ref());
         let source = self.reading.of(&self.file, counting.identity());
         let file = self.report.open(&[Some(&self.file), self.rules.as_deref()])?;
         let progress = progress();
@@ -122,7 +122,7 @@ impl Suggest {
         progress.finish_and_clear();
         let by = match &counting {
             Counting::Key if !traffic.read.is_access_log => None,
-            Counting::Rules { .. } => None,
+            Counting::Rules(_) => None,
             _ => Some(self.by()),
         };
         let report = Report {
@@ -145,12 +145,12 @@ impl Suggest {
         found(ExitCode::SUCCESS, printed)
     }
 
-    fn counting(&self, service: Option<&RulesFile>) -> Result<Counting> {
-        Ok(match (service, &self.key, &self.each) {
-            (Some(service), ..) => Counting::of_rules(&service.rules)?,
+    fn counting(&self, service: Option<&RulesFile>) -> Counting {
+        match (service, &self.key, &self.each) {
+            (Some(service), ..) => Counting::Rules(service.rules.clone()),
             (None, None, None) => Counting::Key,
             _ => Counting::Attribute { key: self.by().to_owned(), each: self.each.clone() },
-        })
+        }
     }
 
     /// The attribute to count by.

@@ -1,10 +1,8 @@
 //! Whose requests count together, and by which key.
 
-use std::cmp::Reverse;
-
 use anyhow::Result;
 use tollgate::Limit;
-use tollgate::rules::{Definition, Effect, RuleSet};
+use tollgate::rules::{Applies, Effect, RuleSet};
 
 use crate::attributes;
 use crate::records::{Identity, KeyField, Record};
@@ -17,8 +15,8 @@ pub(super) enum Counting {
     Key,
     /// By an attribute, separately for each value of another one if that is given.
     Attribute { key: String, each: Option<String> },
-    /// As the rules of a service do. A shadow rule decides nothing there, so each has a set in which it does.
-    Rules { rules: RuleSet, shadows: Vec<(String, RuleSet)> },
+    /// As the rules of a service do, and shadow rules would.
+    Rules(RuleSet),
 }
 
 /// Who shares a limit.
@@ -59,30 +57,11 @@ impl Place {
 }
 
 impl Counting {
-    pub(super) fn of_rules(rules: &RuleSet) -> Result<Self> {
-        let all = || rules.definitions().iter().enumerate();
-        let is_shadow = |rule: &Definition| rule.shadow == Some(true);
-        // Rules that come after it change nothing for it.
-        let of = |(at, shadow): (usize, &Definition)| {
-            let precedes =
-                |rule: &Definition, its: usize| (Reverse(rule.priority), its) < (Reverse(shadow.priority), at);
-            let others = all().filter(|(its, rule)| *its == at || !is_shadow(rule) && precedes(rule, *its));
-            RuleSet::new(others.map(|(_, rule)| {
-                let mut rule = rule.clone();
-                rule.shadow = None;
-                rule
-            }))
-        };
-        let shadows = all().filter(|(_, rule)| is_shadow(rule));
-        let shadows = shadows.map(|(at, rule)| Ok((rule.name.clone(), of((at, rule))?)));
-        Ok(Self::Rules { rules: rules.clone(), shadows: shadows.collect::<Result<_>>()? })
-    }
-
     /// What the source is to be read for.
     pub(super) fn identity(&self) -> Identity {
         match self {
             Self::Key => Identity::Key(KeyField::Ip),
-            Self::Attribute { .. } | Self::Rules { .. } => Identity::Attributes,
+            Self::Attribute { .. } | Self::Rules(_) => Identity::Attributes,
         }
     }
 
@@ -105,37 +84,38 @@ impl Counting {
                 };
                 count(&place, None, whom, cost).map(Ok)
             }
-            Self::Rules { rules, shadows } => {
-                if rules.reads_two_ways(&attributes::read(&record.attributes)) {
-                    return Ok(Err("a path that can be read in two ways".to_owned()));
-                }
-                for (name, set) in shadows {
-                    // What it leaves out is no business of the rule that decides.
-                    let _left_out = by_rules(set, record, Some(name), &mut count)?;
-                }
-                by_rules(rules, record, None, count)
-            }
+            Self::Rules(rules) => by_rules(rules, record, count),
         }
     }
 }
 
-/// Counts the record by the rule that applies; if only one is of interest, only if that is it.
 fn by_rules(
     rules: &RuleSet,
     record: &Record,
-    only: Option<&str>,
     mut count: impl FnMut(&Place, Option<Present>, &[u8], u64) -> Result<()>,
 ) -> Result<Result<(), String>> {
     let request = attributes::read(&record.attributes);
-    let left_out = |why: &str| Ok(Err(why.to_owned()));
-    let applies = match rules.applies(&request) {
-        Ok(applies) => applies,
-        Err(error) if error.is_input() => return left_out("attributes that the rule can't use"),
-        Err(error) => return Err(error.into()),
-    };
-    if only.is_some() && applies.rule != only {
-        return Ok(Ok(()));
+    if rules.reads_two_ways(&request) {
+        return Ok(Err("a path that can be read in two ways".to_owned()));
     }
+    for shadow in rules.shadows(&request) {
+        // What it leaves out is no business of the rule that decides.
+        let _left_out = by_rule(&shadow, record, &mut count)?;
+    }
+    match rules.applies(&request) {
+        Ok(applies) => by_rule(&applies, record, count),
+        Err(error) if error.is_input() => Ok(Err("attributes that the rule can't use".to_owned())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Counts the record by a rule, if that has limits for it.
+fn by_rule(
+    applies: &Applies<'_>,
+    record: &Record,
+    mut count: impl FnMut(&Place, Option<Present>, &[u8], u64) -> Result<()>,
+) -> Result<Result<(), String>> {
+    let left_out = |why: &str| Ok(Err(why.to_owned()));
     let charge = match &applies.effect {
         Effect::Limit(charge) => charge,
         Effect::Missing(name) => return Ok(Err(format!("no {name}"))),
