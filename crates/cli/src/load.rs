@@ -121,7 +121,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 impl Load {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let subject = self.subject()?.deny_as(self.denials)?.follow_policy(self.policy)?;
+        let subject = self.denials.applied(self.subject()?)?.follow_policy(self.policy)?;
         let cost = self.cost.unwrap_or(subject.cost);
         let subject = subject.at_cost(cost)?;
         if let Some(address) = self.options.remote().filter(|_| !self.remote) {

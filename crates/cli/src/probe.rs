@@ -78,7 +78,7 @@ impl Probe {
             return found(code(!listed.allowed && self.count > 0), printed);
         }
         let (subject, key) = whom.limits()?;
-        let mut subject = subject.deny_as(self.denials)?.follow_policy(self.policy)?;
+        let mut subject = self.denials.applied(subject)?.follow_policy(self.policy)?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }

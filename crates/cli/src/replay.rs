@@ -124,7 +124,8 @@ impl Replay {
     }
 
     fn subject(&self) -> Result<Subject> {
-        let mut subject = self.about.subject(&self.rule)?.deny_as(self.denials)?.follow_policy(self.policy)?;
+        let subject = self.denials.applied(self.about.subject(&self.rule)?)?;
+        let mut subject = subject.follow_policy(self.policy)?;
         if self.overage {
             subject.rule = subject.rule.count_denials(true);
         }

@@ -154,6 +154,12 @@ pub(crate) struct KeyOptions {
 }
 
 impl Denials {
+    /// The subject whose rule does so.
+    pub(crate) fn applied(self, mut subject: Subject) -> Result<Subject> {
+        subject.rule = self.applied_to(subject.rule)?;
+        Ok(subject)
+    }
+
     /// The rule; it blocks a denied key, if that was asked for.
     pub(crate) fn applied_to(self, rule: Rule) -> Result<Rule> {
         Ok(match self.block_for {

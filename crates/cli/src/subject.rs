@@ -8,7 +8,6 @@ use crate::attributes::{self, Pairs};
 use crate::escape::shown;
 use crate::messages;
 use crate::options::Policy;
-use crate::rule_arguments::Denials;
 
 /// A rule, and what is known about it and about the request, apart from the key.
 #[derive(Debug)]
@@ -140,12 +139,6 @@ impl Subject {
     /// Sets the chosen policy for when Redis is unreachable.
     pub(crate) fn follow_policy(mut self, policy: Policy) -> Result<Self> {
         self.rule = policy.follow(self.rule)?;
-        Ok(self)
-    }
-
-    /// Sets what denials do.
-    pub(crate) fn deny_as(mut self, denials: Denials) -> Result<Self> {
-        self.rule = denials.applied_to(self.rule)?;
         Ok(self)
     }
 
