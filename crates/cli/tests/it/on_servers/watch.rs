@@ -5,7 +5,7 @@ mod failures;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Output, Stdio};
 
 use serde_json::Value;
 use tollgate::redis::cmd;
@@ -180,6 +180,12 @@ fn its_numbers_are_the_servers_own() {
     assert_eq!(node["version"], version);
 }
 
+/// One picture, seen by a user of few rights.
+fn once_as_watcher(url: &str) -> Output {
+    let url = url.replace("://", "://watcher:sesame@");
+    tollgate(&["watch", "--once", "--deadline", "10s", "--url", &url])
+}
+
 #[test]
 fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
     let servers = ClusterServers::of_primaries();
@@ -208,14 +214,7 @@ fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
     // As the smallest user of a cluster.
     let rights = [rights_of("watcher").as_slice(), &["+cluster|slots", "+cluster|info"]].concat().join(" ");
     servers.nodes().iter().for_each(|node| drop(node.user("watcher", &rights)));
-    let output = tollgate(&[
-        "watch",
-        "--once",
-        "--deadline",
-        "10s",
-        "--url",
-        &servers.url().replace("://", "://watcher:sesame@"),
-    ]);
+    let output = once_as_watcher(&servers.url());
     let sample = &lines(&output)[0]["sample"];
     assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
     assert_eq!((&sample["no_writes"], &sample["no_scan"]), (&Value::Null, &Value::Null), "{sample}");
@@ -224,14 +223,7 @@ fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
     let rights = [rights_of("watcher").as_slice(), &["+role"]].concat().join(" ");
     let primary = servers.primary().expect("a primary");
     servers.server(primary).user("watcher", &rights);
-    let output = tollgate(&[
-        "watch",
-        "--once",
-        "--deadline",
-        "10s",
-        "--url",
-        &servers.url().replace("://", "://watcher:sesame@"),
-    ]);
+    let output = once_as_watcher(&servers.url());
     assert_eq!((code(&output), stderr(&output).as_str()), (0, ""));
     let output = tollgate(&["watch", "--once", "--deadline", "10s", "--url", &servers.url()]);
     assert_eq!((code(&output), &lines(&output)[0]["nodes"][0]["role"]), (0, &"master".into()), "{}", stderr(&output));
