@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk, tmux, Chromium and npm with
-# the system's package manager if they are missing, and axe and ioredis with npm.
+# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk, tmux, curl, Chromium and npm
+# with the system's package manager if they are missing, and axe and ioredis with npm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,6 +36,10 @@ bash tests/node.sh
 
 # Stands before a service, as a proxy that names its clients. Debian puts it where only root's PATH leads.
 command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || install nginx nginx nginx nginx nginx
+
+# The commands of the pages call services by it, and run in terminals made by script.
+command -v curl >/dev/null || install curl curl curl curl curl
+command -v script >/dev/null || install script bsdutils util-linux-script util-linux util-linux
 
 # Puts load on the example services.
 command -v wrk >/dev/null || install wrk wrk wrk wrk wrk

@@ -10,6 +10,7 @@ pub mod certificates;
 #[cfg(all(feature = "record", target_os = "linux"))]
 pub mod clock;
 pub mod cluster;
+pub mod console;
 pub mod effort;
 pub mod engines;
 pub mod failures;

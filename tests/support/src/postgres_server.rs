@@ -18,7 +18,7 @@ pub struct PostgresServer {
 }
 
 /// Where `initdb` and `postgres` are: in TOLLGATE_TEST_POSTGRES, on the PATH, or where Debian puts them.
-fn program(name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     if let Some(directory) = std::env::var_os("TOLLGATE_TEST_POSTGRES") {
         return PathBuf::from(directory).join(name);
     }
@@ -33,7 +33,7 @@ fn program(name: &str) -> PathBuf {
 
 /// The server refuses to be root: then it is whom Debian's package has made for it.
 #[cfg(unix)]
-fn not_as_root(command: &mut Command, directory: &Path) {
+pub fn not_as_root(command: &mut Command, directory: &Path) {
     use std::os::unix::process::CommandExt;
 
     if let Some((user, group)) = instead_of_root() {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The Python that has DuckDB, moto and a client of Redis.
+/// The Python that has DuckDB, pyarrow, moto and a client of Redis.
 pub fn python() -> PathBuf {
     if let Some(python) = std::env::var_os("TOLLGATE_TEST_PYTHON") {
         return python.into();
@@ -12,7 +12,7 @@ pub fn python() -> PathBuf {
     let python = cache.unwrap_or_else(home).join("tollgate/python/bin/python");
     assert!(
         python.exists(),
-        "{}: expected a Python with DuckDB, moto and redis, which tests/python.sh makes",
+        "{}: expected a Python with DuckDB, pyarrow, moto and redis, which tests/python.sh makes",
         python.display()
     );
     python

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tollgate_testing::repository::root;
 
 /// The program of this example.
-fn program(name: &str) -> &'static str {
+pub(crate) fn program(name: &str) -> &'static str {
     match name {
         "actix" => env!("CARGO_BIN_EXE_actix"),
         "client" => env!("CARGO_BIN_EXE_client"),

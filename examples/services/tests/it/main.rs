@@ -5,3 +5,4 @@ mod database;
 mod example_service;
 mod examples;
 mod monitoring;
+mod pages;
