@@ -16,7 +16,7 @@ use crate::rules;
 /// use tollgate::middleware::{ClientAddress, RateLimitLayer};
 ///
 /// # fn behind_proxies(layer: RateLimitLayer) -> Result<RateLimitLayer, tollgate::Error> {
-/// Ok(layer.client_address(ClientAddress::behind(["10.0.0.0/8", "2001:db8:1::/48"])?))
+/// Ok(layer.client_address(ClientAddress::behind(["10.0.1.0/28", "2001:db8:1::/64"])?))
 /// # }
 /// ```
 ///
@@ -26,6 +26,9 @@ use crate::rules;
 /// ```nginx
 /// proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
 /// ```
+///
+/// Name no more than the proxies: whoever has an address in these networks, such as another service of a network that
+/// all share, can write the address that it counts by.
 #[derive(Clone, Debug, Default)]
 pub struct ClientAddress {
     proxies: Vec<IpNet>,
@@ -42,9 +45,10 @@ impl ClientAddress {
 
     /// The address behind these proxies, given as addresses or networks. On a connection from one of them,
     /// `X-Forwarded-For` is read from its end, where the nearest proxy has written; the first address that isn't a
-    /// proxy's is the client's. The client may have written anything before that, which isn't read. A request for which a
-    /// proxy has written something else than an address there, such as `unknown`, is refused with 400 if any rule uses
-    /// `ip`. On any other connection, the peer address counts.
+    /// proxy's is the client's. The client may have written anything before that, which isn't read. If all are proxies',
+    /// the first of the list counts; without the header, the connection's peer. A request for which a proxy has written
+    /// something else than an address there, such as `unknown`, is refused with 400 if any rule uses `ip`. On any other
+    /// connection, the peer address counts.
     ///
     /// # Errors
     ///
