@@ -11,7 +11,8 @@ use tollgate::redis::aio::ConnectionManager;
 pub const CELL: &str = "TOLLGATE_REDIS_CELL";
 
 /// A token bucket as commonly published: two fields of a hash, written even on denial. ARGV: capacity, units per
-/// second, cost. Rewritten for this comparison, in server time as tollgate's scripts are.
+/// second, cost. Written for this comparison after that pattern (COMPARISON.md names two of its kind), in server time
+/// as tollgate's scripts are.
 pub const PUBLISHED_BUCKET: &str = "\
 local capacity = tonumber(ARGV[1])
 local rate = tonumber(ARGV[2])

@@ -151,9 +151,11 @@ async fn main() {
 
     let counts: Vec<_> = options.callers.iter().map(|count| format!("callers: {count}")).collect();
     let titles: Vec<_> = std::iter::once("").chain(counts.iter().map(String::as_str)).collect();
+    println!("## End to end\n");
     println!(
-        "## End to end\n\nDecisions a second and the 99th percentile of their latency, as multiples of the no-op's.\n"
+        "Decisions a second and the 99th percentile of their latency, as multiples of the no-op's; of `governor`,"
     );
+    println!("which calls no server, decisions a second alone.\n");
     println!("{}", header(&titles));
     cells.iter().for_each(|cells| println!("{}", row(cells)));
     println!("\n{targets}");
