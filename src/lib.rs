@@ -116,12 +116,18 @@ pub mod operations {
     /// [costs-not-settled]: crate::operations::limits#costs-not-settled
     /// [a-pause-not-recorded]: crate::operations::limits#a-pause-not-recorded
     /// [limits]: crate::operations::limits
+    /// [record]: https://docs.rs/tollgate-record/latest/tollgate_record/operations/runbook/
+    /// [alerts]: crate::guide#metrics-and-traces
+    /// [fields]: https://docs.rs/tollgate/latest/tollgate/rules/#fields
+    /// [policy]: crate::guide#choosing-a-failure-policy
     ///
     #[doc = include_str!("operations/runbook.md")]
     pub mod runbook {}
 
     /// [runbook]: crate::operations::runbook
     /// [error-classes]: crate::operations::runbook#error-classes
+    /// [policy]: crate::operations::runbook#the-failure-policy
+    /// [changes]: crate::guide::changes#changing-a-rule
     /// [clock-steps]: crate::operations::runbook#clock-steps
     /// [evictions]: crate::operations::runbook#evictions
     /// [latency]: crate::operations::runbook#latency
