@@ -1,15 +1,17 @@
 //! What a user of Redis must be allowed: all that the documentation says, and nothing less.
 
 use std::num::NonZeroU32;
+use std::process::Command;
 use std::time::Duration;
 
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::{Client, RedisResult, cmd};
 use tollgate::{Algorithm, Change, Charged, Error, Limit, Limiter, OnError, Redis, Request, Rule};
-use tollgate_testing::acl::{least, more};
+use tollgate_testing::acl::{least, more, rights_of};
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::Server;
+use tollgate_testing::repository::read;
 use tollgate_testing::rules::{by_own_id, rule};
 
 /// Each list without one of its members, and that.
@@ -327,4 +329,27 @@ async fn a_denial_that_may_not_extend_the_expiry_says_so_each_time() {
         let reset = denied.reset_after.as_millis();
         assert!(!denied.allowed && u128::from(left) >= reset, "{text}: {left} ms of {reset}");
     }
+}
+
+/// Sentinels have users of their own.
+#[test]
+fn an_operator_may_run_whatever_the_runbook_checks() {
+    let server = Server::start();
+    let url = server.user("operator", &rights_of("operator").join(" "));
+    let mut seen = 0;
+    for page in ["src/operations/runbook.md", "src/operations/limits.md"].map(read) {
+        for entry in page.split("\n# ") {
+            let (_, check) = entry.split_once("\n**Check:**").unwrap_or_default();
+            let check = check.split("\n**Do:**").next().unwrap_or_default();
+            for call in check.split("redis-cli ").skip(1).filter(|call| !call.starts_with("-p 26379")) {
+                let call = call.split(['`', '\n', '|', ';']).next().unwrap_or_default();
+                let call = format!("redis-cli --no-auth-warning -u {url} {call}");
+                let output = Command::new("sh").args(["-c", &call]).output().expect("redis-cli runs");
+                let told = String::from_utf8_lossy(&output.stdout);
+                assert!(output.status.success() && !told.contains("NOPERM"), "{call}: {told}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 25, "{seen} calls");
 }

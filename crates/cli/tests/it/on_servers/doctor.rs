@@ -328,9 +328,14 @@ fn each_user_of_the_redis_conf_can_do_its_task() {
     let file = read("examples/redis.conf");
     let users = file.lines().filter_map(|line| line.strip_prefix("# user ")?.split_once(" on >PASSWORD "));
     let users: Vec<_> = users.collect();
-    let [("limiter", least), ("operator", all)] = users[..] else { panic!("{users:?}") };
-    assert_eq!(least.split_whitespace().collect::<Vec<_>>(), acl::least());
-    let output = examine(&server.user("operator", all));
+    let [("limiter", least), ("operator", more), ("admin", all)] = users[..] else { panic!("{users:?}") };
+    let words = |rights: &str| rights.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(
+        (words(least), words(more)),
+        (words(&acl::least().join(" ")), words(&acl::rights_of("operator").join(" ")))
+    );
+    assert_eq!(code(&examine(&server.user("admin", all))), 0);
+    let output = examine(&server.user("operator", more));
     assert_eq!(code(&output), 0, "{}", stdout(&output));
     assert_eq!(notes(&output), ["memory", "persistence"], "{}", stdout(&output));
 }
