@@ -57,6 +57,8 @@ pub mod operations {
     /// [tls]: tollgate::operations#tls
     /// [restore]: crate::operations::backup#backup-of-the-system-of-record
     /// [sizing]: crate::operations#sizing
+    /// [redis]: tollgate::operations::runbook
+    /// [alerts]: tollgate::guide#metrics-and-traces
     ///
     #[doc = include_str!("operations/runbook.md")]
     pub mod runbook {}
