@@ -44,7 +44,8 @@ pub(crate) enum Setting {
 /// How a limit's numbers are packed for its script; the states that it writes end with the same bytes.
 #[derive(Debug)]
 struct Packing {
-    /// The first byte, which differs between algorithms' states.
+    /// The first byte, by which states are told apart: of no other algorithm, and at most 8 if it reserves, since 8 more
+    /// is the layout of a state with a debt.
     layout: u8,
     /// The width of each argument in bytes.
     widths: &'static [usize],
@@ -305,7 +306,7 @@ impl Row {
 
     /// The options, for a message.
     pub(crate) fn options(&self) -> String {
-        let names: Vec<_> = self.options.iter().map(Setting::to_string).collect();
+        let names: Vec<_> = self.options.iter().map(|option| option.name()).collect();
         if names.is_empty() { "none".into() } else { names.join(", ") }
     }
 }
@@ -316,9 +317,10 @@ impl fmt::Display for Algorithm {
     }
 }
 
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Setting {
+    /// The name in the text form.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
             Self::Burst => "burst",
             Self::MaxDebt => "max-debt",
             Self::Start => "start",
@@ -326,6 +328,39 @@ impl fmt::Display for Setting {
             Self::Ttl => "ttl",
             Self::Shards => "shards",
             Self::Tz => "tz",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// A limit that keeps its name may become one of another algorithm, whose script then finds the state of the first.
+    #[test]
+    fn no_two_states_have_a_layout_in_common() {
+        let mut layouts = Vec::new();
+        for row in &ROWS {
+            let Some(Packing { layout, .. }) = row.packing else { continue };
+            layouts.push(layout);
+            if row.algorithm.reserves() {
+                // lua/frame.lua tells a state with a debt by it.
+                assert!(layout <= 8, "{}: reserves, so expected a layout of at most 8, got {layout}", row.name);
+                layouts.push(layout + 8);
+            }
+            // Of a log that is blocked, or whose denials are counted.
+            if row.algorithm == Algorithm::SlidingLog {
+                layouts.push(layout + 1);
+            }
+        }
+        assert_eq!(layouts.iter().collect::<BTreeSet<_>>().len(), layouts.len(), "{layouts:?}");
     }
 }

@@ -329,14 +329,16 @@ impl LimitBuilder {
     /// useful tick; shards that would not each have a unit; shards of windows that start at the first hit, since each
     /// shard would have its own.
     pub fn build(self) -> Result<Limit, RuleError> {
-        let Self { algorithm, rate, period, .. } = self;
+        // All fields are named, so that a new option can't be forgotten.
+        let Self { algorithm, rate, period: every, capacity, max_debt, start, max, shards, calendar, zone } = self;
         let row = algorithm.row();
         for (given, option) in [
-            (self.capacity.is_some(), Setting::Burst),
-            (self.max_debt.is_some(), Setting::MaxDebt),
-            (self.start.is_some(), Setting::Start),
-            (self.max.is_some(), Setting::Max),
-            (self.zone.is_some(), Setting::Tz),
+            (capacity.is_some(), Setting::Burst),
+            (max_debt.is_some(), Setting::MaxDebt),
+            (start.is_some(), Setting::Start),
+            (max.is_some(), Setting::Max),
+            (shards.is_some(), Setting::Shards),
+            (zone.is_some(), Setting::Tz),
         ] {
             if given && !row.options.contains(&option) {
                 return Err(RuleError::new(format!(
@@ -345,27 +347,31 @@ impl LimitBuilder {
                 )));
             }
         }
-        if algorithm == Algorithm::CalendarWindow && self.calendar.is_none() {
+        if algorithm == Algorithm::CalendarWindow && calendar.is_none() {
             let why = "expected a day, week, month or year (Limit::calendar)";
-            return Err(RuleError::new(format!("{algorithm}: {why}, got {:?}", self.period)));
+            return Err(RuleError::new(format!("{algorithm}: {why}, got {every:?}")));
         }
         let (units, time, most) = match algorithm {
             Algorithm::Concurrency => ("permits", "ttl", MOST_PERMITS),
             // What is used and a cost above all limits must be told apart.
             Algorithm::CalendarWindow => ("rate", "period", EXACT - 1),
-            _ => ("rate", "period", EXACT),
+            Algorithm::TokenBucket
+            | Algorithm::FixedWindow
+            | Algorithm::SlidingWindow
+            | Algorithm::SlidingLog
+            | Algorithm::Gcra => ("rate", "period", EXACT),
         };
         within(units, rate, 1, most)?;
-        let sub_microsecond = period.subsec_nanos() % 1000 != 0;
-        let period = u64::try_from(period.as_micros()).unwrap_or(u64::MAX);
+        let sub_microsecond = every.subsec_nanos() % 1000 != 0;
+        let period = u64::try_from(every.as_micros()).unwrap_or(u64::MAX);
         if period == 0 || sub_microsecond || period > LONGEST_RESET_US {
-            let got = if sub_microsecond { format!("{:?}", self.period) } else { text::Period(period).to_string() };
+            let got = if sub_microsecond { format!("{every:?}") } else { text::Period(period).to_string() };
             return Err(RuleError::new(format!(
                 "{time}: expected whole microseconds, from 1us to 71 years, got {got}"
             )));
         }
-        let capacity = self.capacity.unwrap_or(rate);
-        let max_debt = self.max_debt.unwrap_or(Debt::Units(0));
+        let capacity = capacity.unwrap_or(rate);
+        let max_debt = max_debt.unwrap_or(Debt::Units(0));
         if capacity == 0 && max_debt == Debt::Units(0) {
             return Err(RuleError::new("burst: expected at least 1, or a max-debt beside it, got 0"));
         }
@@ -373,7 +379,7 @@ impl LimitBuilder {
         if let Debt::Units(units) = max_debt {
             within("max-debt", units, 0, EXACT)?;
         }
-        let start = self.start.unwrap_or(Start::At(Duration::ZERO));
+        let start = start.unwrap_or(Start::At(Duration::ZERO));
         if let Start::At(offset) = start
             && (offset.subsec_nanos() % 1000 != 0 || offset.as_micros() >= u128::from(period))
         {
@@ -383,7 +389,7 @@ impl LimitBuilder {
                 "start: expected whole microseconds below the period of {period}, got {got}"
             )));
         }
-        let max = self.max.unwrap_or(LOG_MAX);
+        let max = max.unwrap_or(LOG_MAX);
         if algorithm == Algorithm::SlidingLog {
             within("max", max, 1, LOG_LIMIT)?;
             if rate > max {
@@ -408,11 +414,11 @@ impl LimitBuilder {
             shards: None,
             windows: None,
         };
-        if let Some(unit) = self.calendar {
-            let zone = self.zone.as_deref().unwrap_or(calendar::UTC);
+        if let Some(unit) = calendar {
+            let zone = zone.as_deref().unwrap_or(calendar::UTC);
             limit.windows = Some(Windows::of(rate, unit, zone)?);
         }
-        let shards = self.shards.unwrap_or(1);
+        let shards = shards.unwrap_or(1);
         within("shards", shards, 1, MOST_SHARDS)?;
         let numbers = Numbers { rate, period, capacity, max_debt, start };
         limit.exact = (row.fit)(&numbers).map_err(|why| RuleError::new(format!("{limit}: {why}")))?;

@@ -205,18 +205,10 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
         };
         RuleError::new(format!("option: expected {options} after {after}, got {option:?}{hint}"))
     };
-    let setting = match option {
-        "burst" | "capacity" => Setting::Burst,
-        "max-debt" => Setting::MaxDebt,
-        "start" => Setting::Start,
-        "max" => Setting::Max,
-        "shards" => Setting::Shards,
-        "tz" => Setting::Tz,
-        _ => return Err(unknown()),
-    };
-    if !limit.algorithm.row().options.contains(&setting) {
+    let name = if option == "capacity" { Setting::Burst.name() } else { option };
+    let Some(setting) = limit.algorithm.row().options.iter().find(|setting| setting.name() == name) else {
         return Err(unknown());
-    }
+    };
     let value = value.ok_or_else(|| RuleError::new(format!("{option}: expected a value after it, got nothing")))?;
     let again = match setting {
         Setting::Burst => limit.capacity.replace(whole(option, value)?).is_some(),
@@ -299,29 +291,46 @@ impl fmt::Display for Period {
 impl fmt::Display for Limit {
     /// The canonical form: the options in the grammar's order, defaults left out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(windows) = &self.windows {
-            write!(f, "{} {}/{}", Algorithm::FixedWindow, self.rate, windows.unit())?;
-        } else if self.algorithm.holds() {
-            write!(f, "{} {} ttl {}", self.algorithm, self.rate, Period(self.period))?;
+        // All fields are named, so that a new option can't be forgotten.
+        let Self {
+            name: _,
+            algorithm,
+            rate,
+            period,
+            capacity,
+            max_debt,
+            start,
+            max,
+            exact: _,
+            arguments: _,
+            packed: _,
+            shards: _,
+            windows,
+        } = self;
+        let period = Period(*period);
+        if let Some(windows) = windows {
+            write!(f, "{} {rate}/{}", Algorithm::FixedWindow, windows.unit())?;
+        } else if algorithm.holds() {
+            write!(f, "{algorithm} {rate} ttl {period}")?;
         } else {
-            write!(f, "{} {}/{}", self.algorithm, self.rate, Period(self.period))?;
+            write!(f, "{algorithm} {rate}/{period}")?;
         }
-        if self.capacity != self.rate {
-            write!(f, " burst {}", self.capacity)?;
+        if capacity != rate {
+            write!(f, " burst {capacity}")?;
         }
-        match self.max_debt {
+        match max_debt {
             Debt::Units(0) => {}
             Debt::Units(units) => write!(f, " max-debt {units}")?,
             Debt::Unbounded => write!(f, " max-debt none")?,
         }
-        match self.start {
+        match start {
             Start::At(Duration::ZERO) => {}
             Start::At(offset) => write!(f, " start {}", Period(u64::try_from(offset.as_micros()).unwrap_or(u64::MAX)))?,
             Start::FirstHit => write!(f, " start first-hit")?,
             Start::Spread => write!(f, " start spread")?,
         }
-        if self.max != super::LOG_MAX {
-            write!(f, " max {}", self.max)?;
+        if *max != super::LOG_MAX {
+            write!(f, " max {max}")?;
         }
         if self.shards() > 1 {
             write!(f, " shards {}", self.shards())?;
