@@ -90,8 +90,15 @@ impl Limit {
     /// 1`, so together `P + C < L + N`, where L is the sum of the l. With `N - 1` units kept back, `floor(P) + C` is
     /// the limit at most.
     fn but_for_estimates(&self, parts: u64) -> (Self, u64) {
-        let kept_back =
-            if self.algorithm == Algorithm::SlidingWindow { parts.saturating_sub(1).min(self.rate) } else { 0 };
+        let kept_back = match self.algorithm {
+            Algorithm::SlidingWindow => parts.saturating_sub(1).min(self.rate),
+            Algorithm::TokenBucket
+            | Algorithm::FixedWindow
+            | Algorithm::CalendarWindow
+            | Algorithm::SlidingLog
+            | Algorithm::Gcra
+            | Algorithm::Concurrency => 0,
+        };
         let (rate, capacity) = (self.rate - kept_back, self.capacity - kept_back);
         (Self { rate, capacity, ..self.clone() }, kept_back)
     }
@@ -112,8 +119,16 @@ impl Limit {
 
     /// What is too small to give each part a unit, and how much of it there is.
     fn too_few_for(&self, parts: u64) -> Option<(&'static str, u64)> {
-        let continuous = matches!(self.algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
-        if !continuous && self.rate < parts {
+        // A fraction of the rate of those that refill evenly is a longer period.
+        let needs_whole_rates = match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::Gcra => false,
+            Algorithm::FixedWindow
+            | Algorithm::CalendarWindow
+            | Algorithm::SlidingWindow
+            | Algorithm::SlidingLog
+            | Algorithm::Concurrency => true,
+        };
+        if needs_whole_rates && self.rate < parts {
             Some(("rate", self.rate))
         } else if self.capacity < parts && (self.capacity > 0 || self.max_debt() < parts) {
             // With a burst of 0, only debt is possible.

@@ -134,14 +134,12 @@ impl Limiter {
         let bad = |expected: &str| Error::new(Kind::Input, format!("lease: expected {expected}, got {rule}"));
         let [scoped] = rule.scoped_limits() else { return Err(bad("a rule of one limit")) };
         let limit = &scoped.limit;
-        if !matches!(
-            limit.algorithm(),
-            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::FixedWindow | Algorithm::CalendarWindow
-        ) {
-            return Err(bad("a token bucket, gcra or fixed window"));
-        }
-        if limit.window().is_some() {
-            return Err(bad("a fixed window of a period, not of the calendar"));
+        match limit.algorithm() {
+            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::FixedWindow => {}
+            Algorithm::CalendarWindow => return Err(bad("a fixed window of a period, not of the calendar")),
+            Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Concurrency => {
+                return Err(bad("a token bucket, gcra or fixed window"));
+            }
         }
         if limit.start() == Start::FirstHit {
             return Err(bad("a fixed window that doesn't start at the first hit, which a batch would be"));

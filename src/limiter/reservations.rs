@@ -267,7 +267,11 @@ fn refills(rule: &Rule, units: u64, remaining: u64) -> Duration {
         let nanos = match limit.algorithm() {
             // All at once as each window began.
             Algorithm::FixedWindow => ((units + u128::from(remaining)) / rate).saturating_mul(period),
-            _ => units.saturating_mul(period) / rate,
+            Algorithm::TokenBucket | Algorithm::Gcra => units.saturating_mul(period) / rate,
+            // They owe nothing.
+            Algorithm::CalendarWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Concurrency => {
+                return LONGEST_WAIT;
+            }
         };
         u64::try_from(nanos).map_or(LONGEST_WAIT, Duration::from_nanos)
     };

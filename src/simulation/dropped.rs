@@ -254,7 +254,8 @@ fn exceeded(limit: &Limit, admitted: &[(u64, u64)], slack: u64) -> Option<String
                 Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingWindow => {
                     limit.rate() * ms.div_ceil(period)
                 }
-                _ => (limit.rate() * ms).div_ceil(period),
+                Algorithm::TokenBucket | Algorithm::Gcra => (limit.rate() * ms).div_ceil(period),
+                other @ (Algorithm::CalendarWindow | Algorithm::Concurrency) => panic!("{other}: not of these callers"),
             }
     };
     for (at, (first, _)) in admitted.iter().enumerate() {
