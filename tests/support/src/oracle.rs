@@ -169,7 +169,7 @@ impl Oracle {
     /// answers how long until nothing is owed, and of windows what remains then.
     pub fn reserve_within(&mut self, cost: u64, within: Option<u64>, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
-        assert!(matches!(rule.kind, Kind::Bucket | Kind::Window), "counts and permits know no debt");
+        assert!(rule.kind.owes(), "counts and permits know no debt");
         let mut found = self.find(now_us);
         let mut own = rule.retry(&found, cost, rule.capacity + rule.debt, now_us);
         let mut wait = Retry::Now;

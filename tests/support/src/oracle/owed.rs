@@ -1,6 +1,6 @@
 //! What is still owed of units that a call took: not what has come back by itself since, nor what refunds gave back.
 
-use super::rule::{Kind, Rule, State, ceil_div};
+use super::rule::{Rule, State, ceil_div};
 use super::{Answer, Found, Oracle, Retry};
 
 /// What was given back to a key of late.
@@ -49,7 +49,9 @@ impl Oracle {
         let (since, missed) = match state {
             State::Bucket { used, time } => (time, used),
             State::Window { used, start, .. } => (start, used),
-            _ => (now_us.into(), 0),
+            State::Calendar { .. } | State::Counter { .. } | State::Log { .. } | State::Permits { .. } => {
+                (now_us.into(), 0)
+            }
         };
         Taken { since, took: took.into(), missed, rule, refunded: found.refunds.units }
     }
@@ -64,9 +66,8 @@ impl Oracle {
             // Under the other version's numbers too, only what hasn't begun is surely owed still.
             (found.state, found.altered) = (state, true);
             found.moved = if waits { -(parts / rule.parts()) } else { 0 };
-            let known = matches!(rule.kind, Kind::Bucket | Kind::Window);
             let units = ceil_div(parts, rule.parts());
-            found.refunds.add(u64::try_from(units).expect("above 0"), now_us, known);
+            found.refunds.add(u64::try_from(units).expect("above 0"), now_us, rule.kind.owes());
             if found.is_blocked(now_us) {
                 found.touch(&rule);
             }
@@ -96,14 +97,13 @@ impl Rule {
     fn owed(&self, found: &Found, taken: Taken, units: i128) -> (i128, bool) {
         let Taken { since, took, missed, rule, refunded } = taken;
         let state = self.settled(&found.state, found.at);
-        let versions = matches!(self.kind, Kind::Bucket | Kind::Window | Kind::Counter);
-        if versions && (Rule { debt: self.debt, start: self.start, ..rule }) != *self {
+        if self.kind.has_versions() && (Rule { debt: self.debt, start: self.start, ..rule }) != *self {
             return (0, false);
         }
         let left = |missed: i128| match state {
             State::Bucket { .. } => missed - (found.at - since).max(0) / self.tick * self.rate,
             State::Window { start, .. } => missed - (start - since).max(0) / self.period * self.rate,
-            _ => 0,
+            State::Calendar { .. } | State::Counter { .. } | State::Log { .. } | State::Permits { .. } => 0,
         };
         let waits = left(missed) > self.capacity * self.parts();
         // Others gave back what they took before or after this call: at most all that was missing before it. But a
@@ -147,7 +147,12 @@ impl Rule {
                 entries.push((found.at, 0));
                 Some(State::Log { entries })
             }
-            _ => self.give(&found.state, parts, found.at),
+            State::Bucket { .. }
+            | State::Window { .. }
+            | State::Calendar { .. }
+            | State::Counter { .. }
+            | State::Log { .. }
+            | State::Permits { .. } => self.give(&found.state, parts, found.at),
         }
     }
 }

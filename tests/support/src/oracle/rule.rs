@@ -15,6 +15,24 @@ pub(super) enum Kind {
     Permits,
 }
 
+impl Kind {
+    /// Whether more may be taken than there is, to be paid back. Only of these it is kept what was given back of late.
+    pub(super) fn owes(self) -> bool {
+        match self {
+            Kind::Bucket | Kind::Window => true,
+            Kind::Calendar | Kind::Counter | Kind::Log | Kind::Permits => false,
+        }
+    }
+
+    /// Whether two versions of a rule each have a state.
+    pub(super) fn has_versions(self) -> bool {
+        match self {
+            Kind::Bucket | Kind::Window | Kind::Counter => true,
+            Kind::Calendar | Kind::Log | Kind::Permits => false,
+        }
+    }
+}
+
 /// A [`Spec`] as plain numbers: units and microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
@@ -330,7 +348,11 @@ impl Rule {
                 held.iter_mut().for_each(|permit| permit.expiry -= time - at);
                 State::Permits { held, time: at }
             }
-            _ => self.place(self.used(state, time), at),
+            State::Bucket { .. }
+            | State::Window { .. }
+            | State::Calendar { .. }
+            | State::Counter { .. }
+            | State::Log { .. } => self.place(self.used(state, time), at),
         }
     }
 

@@ -25,7 +25,7 @@ impl Oracle {
         now_us: u64,
     ) -> (State, Option<Other>, bool) {
         let (now, old, state) = (i128::from(now_us), Rule::of(written.spec), &written.state);
-        if !matches!(rule.kind, Kind::Bucket | Kind::Window | Kind::Counter) {
+        if !rule.kind.has_versions() {
             let is_known = !rule.is_beyond_the_windows(&old, state.time(), at);
             return (if is_known { rule.convert(&old, state, self.on_change) } else { state.clone() }, None, false);
         }
@@ -117,7 +117,8 @@ impl Other {
             let most = (rule.capacity + if lends { rule.debt } else { 0 }) * rule.parts();
             let room = match rule.kind {
                 Kind::Counter => rule.room(&found),
-                _ => (most - rule.used(&found.state, found.at)).clamp(0, rule.room(&found)),
+                Kind::Bucket | Kind::Window => (most - rule.used(&found.state, found.at)).clamp(0, rule.room(&found)),
+                Kind::Calendar | Kind::Log | Kind::Permits => unreachable!("one state for all versions"),
             };
             rule.charge(&mut found, room.min(moved * rule.parts()), now_us);
         } else if let Some(state) = rule.give(&found.state, -moved * rule.parts(), found.at) {
