@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
-use tollgate::{Embedded, Limiter, Request};
+use tollgate::{Algorithm, Embedded, Limiter, Request};
 
 /// Each with its capacity and its longest reset, in seconds.
 const RULES: [(&str, u64, u64); 6] = [
@@ -58,6 +58,8 @@ fn admitted(rule: &str, event: Event, at: u64, begin: i64) -> u64 {
 
 /// Without an event. Where in a window it begins decides a little too.
 static USUAL: LazyLock<[u64; RULES.len()]> = LazyLock::new(|| {
+    let but_for = [Algorithm::CalendarWindow, Algorithm::Concurrency];
+    tollgate_testing::rules::assert_of_every_algorithm(&RULES.map(|(rule, ..)| rule), &but_for);
     RULES.map(|(rule, ..)| (0..10).map(|begin| admitted(rule, Event::Nothing, 0, begin)).max().expect("a few"))
 });
 

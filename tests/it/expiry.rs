@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::{Clock, Embedded, Limit, Limiter, Operation, Request, Rule};
+use tollgate::{Algorithm, Clock, Embedded, Limit, Limiter, Operation, Request, Rule};
 use tollgate_testing::effort::cases;
 use tollgate_testing::engines::{Micros, answer, micros, time};
 use tollgate_testing::histories::beginning;
 use tollgate_testing::limits::two_limits;
 use tollgate_testing::oracle::Retry;
 use tollgate_testing::oracle_spec::{oracle, spec};
-use tollgate_testing::rules::by_own_id;
+use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id};
 
 /// How the clock moves before a call, the call with its cost, and whether the rule changes after it.
 type Step = (u64, Aim, Operation, u64, bool);
@@ -155,7 +155,17 @@ async fn after_the_largest_penalty_an_acquire_in_server_time_waits_as_its_peek_s
 
 #[tokio::test]
 async fn denials_are_counted_for_their_time_whenever_the_key_was_armed() {
-    for text in ["sliding-window 2/1s", "sliding-log 2/1s", "fixed-window 2/1s", "gcra 2/1s", "concurrency 2 ttl 1s"] {
+    let texts = [
+        "sliding-window 2/1s",
+        "sliding-log 2/1s",
+        "fixed-window 2/1s",
+        "gcra 2/1s",
+        "token-bucket 2/1s",
+        "concurrency 2 ttl 1s",
+    ];
+    // Windows of the calendar count denials until they end.
+    assert_of_every_algorithm(&texts, &[Algorithm::CalendarWindow]);
+    for text in texts {
         let rule: Rule = text.parse().and_then(|rule: Rule| rule.named("t")).expect("a rule");
         let rule = rule.count_denials(true);
         let longest = micros(rule.limits().next().expect("a limit").longest_reset());

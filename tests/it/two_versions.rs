@@ -9,7 +9,7 @@ use tollgate_testing::effort::cases;
 use tollgate_testing::engines::{Engine, Micros, micros};
 use tollgate_testing::limits::logarithmic;
 use tollgate_testing::oracle_spec::oracle;
-use tollgate_testing::rules::rule;
+use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
 /// Calls in a history.
 const CALLS: usize = 400;
@@ -60,6 +60,9 @@ fn limits() -> impl Strategy<Value = (Vec<Limit>, Limit)> {
         "sliding-window RATE/PERIOD",
         "sliding-log RATE/PERIOD",
     ];
+    let one = |text: &str| text.replace("RATE", "1").replace("BURST", "1").replace("DEBT", "1").replace("PERIOD", "1s");
+    // Permits that were taken under other numbers are as they were.
+    assert_of_every_algorithm(&algorithms.map(one), &[Algorithm::Concurrency]);
     let numbers = || (1_u64..=60, 0_u64..=3);
     let debts = prop_oneof![1 => [0_u64..=60, 0..=60], 1 => (0_u64..=60).prop_map(|debt| [debt; 2])];
     let period = proptest::sample::select(vec!["1s", "7s", "1m", "1h", "30d"]);

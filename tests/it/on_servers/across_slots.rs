@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::redis::{cmd, from_redis_value};
-use tollgate::{Breaker, Charged, Cluster, Decision, Error, Limiter, Redis, Request, Rule};
+use tollgate::{Algorithm, Breaker, Charged, Cluster, Decision, Error, Limiter, Redis, Request, Rule};
 use tollgate_testing::acl::{least, more};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::{PATIENCE, block_until};
 use tollgate_testing::redis_server::{Server, command_text, run_command};
-use tollgate_testing::rules::rule;
+use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
 /// A rule of each algorithm that decides on many keys in one call.
 const RULES: [&str; 8] = [
@@ -77,6 +77,7 @@ async fn a_cluster_answers_as_one_redis_does() {
     let one = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE);
     let keys = names(40);
     cluster.peek(&rule("gcra 1/1d"), "to learn the slots").await.expect("a decision");
+    assert_of_every_algorithm(&RULES, &[Algorithm::Concurrency]);
     for text in RULES {
         let rule = own(text);
         // Some hold something else: only their own callers get that error.

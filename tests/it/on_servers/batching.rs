@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tollgate::redis::cmd;
-use tollgate::{Charged, Decision, Error, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate::{Algorithm, Charged, Decision, Error, Limiter, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::rule;
+use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
 fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
@@ -34,14 +34,16 @@ async fn at_once(limiter: &Limiter, requests: Vec<(Arc<Rule>, String, u64)>) -> 
 async fn queued_callers_of_one_key_are_one_call_and_the_first_are_allowed() {
     let server = Server::start();
     let limiter = limiter(&server);
-    for text in [
+    let texts = [
         "token-bucket 300/30d",
         "fixed-window 300/30d",
         "fixed-window 300/year",
         "gcra 300/30d",
         "sliding-window 300/30d",
         "sliding-log 300/30d",
-    ] {
+    ];
+    assert_of_every_algorithm(&texts, &[Algorithm::Concurrency]);
+    for text in texts {
         let rule = Arc::new(rule(text));
         limiter.acquire(&rule, "warm").await.expect("a decision");
         server.reset_command_counts();
@@ -97,8 +99,16 @@ async fn many_keys_of_some_rules_at_any_cost_are_a_few_calls_and_each_is_exact()
 async fn an_unreadable_key_fails_its_own_callers_alone() {
     let server = Server::start();
     let limiter = limiter(&server);
-    for text in ["token-bucket 5/30d", "fixed-window 5/30d", "gcra 5/30d", "sliding-window 5/30d", "sliding-log 5/30d"]
-    {
+    let texts = [
+        "token-bucket 5/30d",
+        "fixed-window 5/30d",
+        "fixed-window 5/year",
+        "gcra 5/30d",
+        "sliding-window 5/30d",
+        "sliding-log 5/30d",
+    ];
+    assert_of_every_algorithm(&texts, &[Algorithm::Concurrency]);
+    for text in texts {
         let rule = Arc::new(rule(text));
         let name = limiter.inspect(&rule, "k").await.expect("a state")[0].key.clone();
         let mut redis = server.connection();

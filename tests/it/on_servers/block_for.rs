@@ -5,12 +5,13 @@ use std::time::Duration;
 use tollgate::redis::{Connection, cmd};
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{
-    By, Change, Charged, Clock, Decision, DenialCache, Embedded, Limiter, OnError, Redis, Request, RetryAfter, Rule,
+    Algorithm, By, Change, Charged, Clock, Decision, DenialCache, Embedded, Limiter, OnError, Redis, Request,
+    RetryAfter, Rule,
 };
 use tollgate_testing::engines::{Engine, Micros, time};
 use tollgate_testing::oracle::Retry;
 use tollgate_testing::redis_server::{Server, free_port};
-use tollgate_testing::rules::{FIVE, by_own_id, limit, rule};
+use tollgate_testing::rules::{FIVE, assert_of_every_algorithm, by_own_id, limit, rule};
 
 const SECOND: Micros = 1_000_000;
 const NOW: Micros = 1 << 50;
@@ -56,6 +57,7 @@ fn stored(engine: &Engine) -> Vec<(String, Vec<u8>, i64)> {
 
 #[test]
 fn a_denial_blocks_the_key_in_the_same_call_and_denials_meanwhile_write_nothing() {
+    assert_of_every_algorithm(&SIX, &[Algorithm::CalendarWindow]);
     on_both(|engine| {
         for text in SIX {
             let (rule, key) = (blocking(text, 60), engine.fresh_key());

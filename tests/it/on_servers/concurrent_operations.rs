@@ -13,7 +13,7 @@ use tollgate::{Decision, Embedded, Error, Limiter, Redis, Request, Rule};
 use tollgate_testing::engines::{Micros, answer, time};
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::by_own_id;
+use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id};
 
 const RULES: [&str; 7] = [
     "token-bucket 40/1h max-debt 20",
@@ -86,6 +86,7 @@ struct Shared {
 
 #[test]
 fn nothing_is_over_admitted_and_no_unit_is_lost() {
+    assert_of_every_algorithm(&RULES, &[]);
     let server = Server::start();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");

@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Charged, Decision, Error, Operation, Request, Rule};
+use tollgate::{Algorithm, Charged, Decision, Error, Operation, Request, Rule};
 use tollgate_testing::effort;
 use tollgate_testing::engines::{Engine, Micros, micros, time};
 use tollgate_testing::histories::call_of;
-use tollgate_testing::rules::by_own_id;
+use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id};
 
 /// Long enough that nothing refills during a test.
 const RULES: [&str; 11] = [
@@ -230,6 +230,7 @@ fn cases() -> TestRunner {
 fn poisoned_strings(now: Option<Micros>) {
     let engine = Engine::redis();
     let redis = std::cell::RefCell::new(engine.server.as_ref().expect("a redis").connection());
+    assert_of_every_algorithm(&RULES, &[Algorithm::Concurrency]);
     for text in RULES {
         let rule = tollgate_testing::rules::rule(text);
         let mut redis = redis.borrow_mut();

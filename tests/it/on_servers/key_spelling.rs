@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::{Charged, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
+use tollgate::{Algorithm, Charged, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
 use tollgate_testing::engines::{Engine, time};
 use tollgate_testing::redis_server::Server;
 
@@ -111,6 +111,8 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
         "sliding-window 5/1d",
         "sliding-log 5/1d",
     ];
+    // Permits are below.
+    tollgate_testing::rules::assert_of_every_algorithm(&texts, &[Algorithm::Concurrency]);
     let mut rules: Vec<_> = texts.into_iter().map(tollgate_testing::rules::rule).collect();
     rules.push(
         tollgate_testing::rules::rule("gcra 9/1d")

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::{Embedded, Limiter, Redis, Request, Rule};
+use tollgate::{Algorithm, Embedded, Limiter, Redis, Request, Rule};
 use tollgate_testing::effort::cases;
 use tollgate_testing::engines::micros;
 use tollgate_testing::engines::time;
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::rule;
+use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
 /// Ten sleepers each reserve 100 units; Redis is away, they are dropped, and their cancellations arrive one by one,
 /// between the calls of others. All of it may have at most the capacity and what refills.
@@ -87,6 +87,8 @@ fn however_late_a_cancellation_comes_the_key_has_no_more_than_without_its_call()
         "sliding-window 100/1s",
         "sliding-log 100/1s",
     ];
+    // Permits are given back by their holder, and of the calendar's windows only one begins in a while.
+    assert_of_every_algorithm(&texts, &[Algorithm::CalendarWindow, Algorithm::Concurrency]);
     let histories = (proptest::sample::select(texts.to_vec()), proptest::collection::vec(step(), 1..=60));
     let outcome = TestRunner::new(config).run(&histories, |(text, steps)| {
         let rule: Rule = rule(text);

@@ -88,7 +88,8 @@ impl Form {
             Algorithm::TokenBucket | Algorithm::Gcra => (span * period + rate - 1) / rate * tick,
             Algorithm::FixedWindow => (span + rate - 1) / rate * period,
             Algorithm::SlidingWindow => 2 * period * tick,
-            _ => period,
+            Algorithm::CalendarWindow | Algorithm::SlidingLog => period,
+            other => panic!("{other}: when is it as if never used?"),
         }
     }
 

@@ -12,7 +12,7 @@ use tollgate_testing::engines::time;
 use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::repository::read;
-use tollgate_testing::rules::{by_own_id, rule};
+use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id, rule};
 
 /// Each list without one of its members, and that.
 fn each_left_out(of: &[&'static str]) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
@@ -21,7 +21,7 @@ fn each_left_out(of: &[&'static str]) -> impl Iterator<Item = (&'static str, Vec
 
 /// Every operation of every algorithm, as far as the first that fails.
 async fn everything(limiter: &Limiter) -> Result<(), Error> {
-    for text in [
+    let texts = [
         "token-bucket 60/1d max-debt 9",
         "fixed-window 60/1d max-debt 9",
         "fixed-window 60/year",
@@ -29,7 +29,9 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
         "sliding-window 60/1d",
         "sliding-log 60/1d",
         "concurrency 60 ttl 1d",
-    ] {
+    ];
+    assert_of_every_algorithm(&texts, &[]);
+    for text in texts {
         let rule = rule(text);
         let (holds, owes) =
             rule.limits().map(|limit| (limit.algorithm().holds(), limit.max_debt() > 0)).next().unwrap();

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tollgate::redis::{Connection, cmd};
 use tollgate::{Limiter, Redis};
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::{THOUSAND, by_own_id, rule};
+use tollgate_testing::rules::{THOUSAND, assert_of_every_algorithm, by_own_id, rule};
 
 #[tokio::test]
 async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
@@ -45,12 +45,14 @@ async fn scripts_that_make_room_for_600_others_cost_one_round_trip_more_and_no_d
     let rules = [
         "token-bucket 5/30d",
         "fixed-window 5/30d start first-hit",
+        "fixed-window 5/year",
         "sliding-window 5/30d",
         "sliding-log 5/30d",
         "gcra 5/30d",
         "concurrency 5 ttl 30d",
         "gcra 5/30d, fixed-window 5/30d",
     ];
+    assert_of_every_algorithm(&rules, &[]);
     let rules = rules.map(|text| (text, rule(text)));
     let all = rules.len() as u64;
     // How many calls were made by digest and by text, and how many of each failed.

@@ -15,14 +15,15 @@ use tollgate_testing::limits::{sharded, split};
 use tollgate_testing::oracle::Oracle;
 use tollgate_testing::oracle_spec::spec;
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::by_own_id;
+use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id};
 
 const NOW: Micros = 1 << 50;
 const SECOND: Micros = 1_000_000;
 const SECONDS: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-const SEVEN: [&str; 7] = [
+/// One of each algorithm.
+const EACH: [&str; 7] = [
     "token-bucket 40/1h shards 4",
     "fixed-window 40/1h shards 4",
     "sliding-window 40/1h shards 4",
@@ -81,8 +82,9 @@ fn shards_admit_nothing_that_one_unsharded_limit_would_not_admit() {
 
 #[test]
 fn exactly_the_whole_limit_can_be_taken() {
+    assert_of_every_algorithm(&EACH, &[]);
     for engine in both() {
-        for text in SEVEN.into_iter().chain([
+        for text in EACH.into_iter().chain([
             "gcra 43/1h shards 4",
             "sliding-log 7/1h shards 7",
             "fixed-window 9/1h burst 11 shards 2",
@@ -110,7 +112,7 @@ fn exactly_the_whole_limit_can_be_taken() {
 #[test]
 fn the_better_of_two_keeps_shards_even() {
     for engine in both() {
-        for text in SEVEN {
+        for text in EACH {
             // Permits are in the shard of the id that holds them.
             if text.starts_with("concurrency") {
                 continue;
@@ -137,7 +139,7 @@ fn the_better_of_two_keeps_shards_even() {
 #[test]
 fn penalties_and_at_most_use_the_better_of_two_shards_too() {
     for engine in both() {
-        for text in SEVEN {
+        for text in EACH {
             if text.starts_with("concurrency") {
                 continue;
             }
@@ -242,7 +244,7 @@ fn law_1_a_denial_and_a_peek_write_nothing() {
 fn law_4_every_shard_expires_and_is_then_as_if_never_used() {
     let engine = Engine::redis();
     let mut redis = engine.server.as_ref().expect("redis").connection();
-    for text in SEVEN {
+    for text in EACH {
         let (rule, key) = (rule(text), engine.fresh_key());
         for number in 0..30 {
             // The same ids in each run, so that permits are of all shards in each.
@@ -273,7 +275,7 @@ fn law_4_every_shard_expires_and_is_then_as_if_never_used() {
 #[test]
 fn an_id_finds_its_shard_again() {
     for engine in both() {
-        for text in SEVEN {
+        for text in EACH {
             if text.starts_with("concurrency") {
                 continue;
             }
@@ -348,7 +350,7 @@ async fn permits_are_renewed_and_released_where_they_are_held() {
 #[test]
 fn a_block_and_a_reset_are_of_all_shards() {
     for engine in both() {
-        for text in SEVEN {
+        for text in EACH {
             let (rule, key) = (rule(text), engine.fresh_key());
             for _ in 0..20 {
                 engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, request(&key, NOW))));

@@ -17,10 +17,15 @@ pub fn any_limit() -> impl Strategy<Value = Limit> {
 
 /// Any limit of this algorithm.
 pub fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
-    let bucket = matches!(algorithm, Algorithm::TokenBucket | Algorithm::Gcra);
-    let window = algorithm == Algorithm::FixedWindow;
-    let remembers_each = matches!(algorithm, Algorithm::SlidingLog | Algorithm::Concurrency);
-    let rate = if remembers_each { logarithmic(1..=60) } else { logarithmic(1..=1_000_000) };
+    // Whether it has a burst, where its windows begin, and its highest rate: small, where each unit is remembered.
+    let (bursts, starts, most) = match algorithm {
+        Algorithm::TokenBucket | Algorithm::Gcra => (true, false, 1_000_000),
+        Algorithm::FixedWindow => (true, true, 1_000_000),
+        Algorithm::CalendarWindow | Algorithm::SlidingWindow => (false, false, 1_000_000),
+        Algorithm::SlidingLog | Algorithm::Concurrency => (false, false, 60),
+        other => panic!("{other}: which limits of it can be built?"),
+    };
+    let rate = logarithmic(1..=most);
     let capacity = proptest::option::of(logarithmic(1..=2_000_000));
     let debt = prop_oneof![3 => Just(0), 1 => logarithmic(1..=1000)];
     let parameters = (rate, period(), capacity, debt, start(), any_window());
@@ -29,10 +34,13 @@ pub fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
         if algorithm == Algorithm::CalendarWindow {
             limit = Limit::calendar(rate, unit).tz(zone);
         }
-        if bucket || window {
-            limit = limit.capacity(capacity.unwrap_or(rate)).max_debt(Debt::Units(debt));
+        if bursts {
+            limit = limit.capacity(capacity.unwrap_or(rate));
         }
-        if window {
+        if algorithm.reserves() {
+            limit = limit.max_debt(Debt::Units(debt));
+        }
+        if starts {
             let within = |offset: Duration| Duration::from_micros(micros(offset) % micros(period));
             limit = limit.start(match start {
                 Start::At(offset) => Start::At(within(offset)),

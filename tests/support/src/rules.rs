@@ -50,7 +50,17 @@ pub fn limit(text: &str) -> Limit {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// A rule of each algorithm that keeps a string.
+/// Holds these rules to be of every algorithm but those that are named, so that a list doesn't lack a new one.
+pub fn assert_of_every_algorithm<T: AsRef<str>>(rules: &[T], but_for: &[Algorithm]) {
+    let rules: Vec<_> = rules.iter().map(|text| rule(text.as_ref())).collect();
+    let found: Vec<_> = rules.iter().flat_map(Rule::limits).map(Limit::algorithm).collect();
+    for algorithm in Algorithm::all() {
+        let expected = !but_for.contains(&algorithm);
+        assert_eq!(found.contains(&algorithm), expected, "{algorithm}: is it in this list?");
+    }
+}
+
+/// A rule of each algorithm that keeps a string, but for windows of the calendar.
 pub const FIVE: [&str; 5] = [
     "token-bucket 5/10s",
     "fixed-window 5/10s start first-hit",
@@ -71,3 +81,15 @@ pub const THOUSAND: [&str; 6] = [
     "sliding-log 1000/30d",
     "gcra 1000/30d",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lists_are_of_every_algorithm_that_keeps_a_string() {
+        assert_of_every_algorithm(&FIVE, &[Algorithm::CalendarWindow, Algorithm::Concurrency]);
+        assert_of_every_algorithm(&SIX, &[Algorithm::Concurrency]);
+        assert_of_every_algorithm(&THOUSAND, &[Algorithm::Concurrency]);
+    }
+}

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
+use tollgate_testing::rules::assert_of_every_algorithm;
 
 use crate::support::tool::{code, command, lines, stderr};
 
@@ -158,6 +159,7 @@ fn extreme_records_are_decided_by_every_algorithm() {
         "token-bucket 1000000/30d max-debt none",
         "fixed-window 5/1s start first-hit",
         "fixed-window 5/1s burst 9000000000 start 100ms",
+        "fixed-window 5/month tz Europe/Zurich",
         "sliding-window 5/1s",
         "sliding-window 1000000/30d",
         "sliding-log 5/1s",
@@ -166,6 +168,7 @@ fn extreme_records_are_decided_by_every_algorithm() {
         "gcra 1/23000d",
         "concurrency 8 ttl 30s",
     ];
+    assert_of_every_algorithm(&rules, &[]);
     let cases = (proptest::collection::vec(record, 1..=40), proptest::sample::select(rules), any::<bool>());
     let config = Config { cases: 60, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&cases, |(records, rule, unsorted)| {

@@ -9,7 +9,7 @@ use tollgate_testing::engines::Engine;
 use tollgate_testing::redis_server::free_port;
 use tollgate_testing::rules::by_own_id;
 
-use super::{NOW, SEVEN, both, request, rule};
+use super::{EACH, NOW, both, request, rule};
 
 #[test]
 fn a_shards_denial_is_not_remembered_for_the_others() {
@@ -46,7 +46,7 @@ async fn a_share_of_one_process_is_of_the_whole() {
 #[test]
 fn changed_numbers_keep_what_was_used_of_each_shard() {
     for engine in both() {
-        for text in SEVEN {
+        for text in EACH {
             let key = engine.fresh_key();
             let mut taken = 0;
             while taken < 20 {
@@ -71,7 +71,7 @@ fn changed_numbers_keep_what_was_used_of_each_shard() {
 fn a_server_out_of_memory_charges_no_shard_and_a_read_only_one_can_be_peeked() {
     let engine = Engine::redis();
     let mut redis = engine.server.as_ref().expect("redis").connection();
-    for text in SEVEN {
+    for text in EACH {
         let (rule, key) = (rule(text), engine.fresh_key());
         cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut redis).expect("no memory");
         let error =
