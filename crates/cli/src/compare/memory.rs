@@ -34,6 +34,7 @@ fn state(limit: &Limit, entries: usize) -> u64 {
         Algorithm::Concurrency => 136,
         Algorithm::FixedWindow => 48,
         Algorithm::CalendarWindow => 34,
+        // The test below holds it for all others.
         _ => 44,
     }
 }
@@ -42,6 +43,20 @@ fn state(limit: &Limit, entries: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::rule_arguments::subject_of;
+
+    #[test]
+    fn states_are_as_long_as_the_scripts_readme_says() {
+        let readme = tollgate_testing::repository::read("lua/README.md");
+        for algorithm in Algorithm::all() {
+            let limit = tollgate_testing::rules::limit(tollgate_testing::rules::five_of(algorithm));
+            let row = format!("| `{}` | ", algorithm.script().name());
+            let (_, states) = readme.split_once("| script | bytes | fields |").expect("a table of states");
+            let line = states.lines().find_map(|line| line.strip_prefix(&row)).expect("a row");
+            let least = if algorithm == Algorithm::SlidingLog { state(&limit, 0) - 4 * 12 } else { state(&limit, 1) };
+            let numbers = line.split(|character: char| !character.is_ascii_digit()).filter(|number| !number.is_empty());
+            assert_eq!(numbers.clone().next(), Some(least.to_string().as_str()), "{algorithm}: {line}");
+        }
+    }
 
     #[test]
     fn a_log_takes_memory_for_each_request_and_others_for_each_key() {

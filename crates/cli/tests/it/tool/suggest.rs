@@ -3,7 +3,9 @@
 use std::io::Write;
 
 use serde_json::json;
+use tollgate::Algorithm;
 use tollgate_testing::repository::read;
+use tollgate_testing::rules::assert_of_every_algorithm;
 
 use super::*;
 use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
@@ -64,6 +66,8 @@ fn bursts_among_steady_traffic_give_the_least_numbers_that_admit_both() {
             "sliding-log 30/1m",
         ]
     );
+    let never = [Algorithm::CalendarWindow, Algorithm::Concurrency];
+    assert_of_every_algorithm(&texts(told, "suggestions", true), &never);
     // At 20 a minute, ten more are wanting after each of the nine minutes between the first burst and the last.
     assert_eq!(texts(told, "frontier", false), ["gcra 20/1m burst 120", "gcra 50/1m burst 30"]);
     for one in told["suggestions"].as_array().expect("a list") {
