@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use tollgate::Algorithm;
 use tollgate_testing::repository::{anchor, read, root, rust_files, stems};
+use tollgate_testing::rules::five_of;
 
 #[test]
 fn the_core_does_no_io_and_names_no_feature_but_serde() {
@@ -338,6 +340,17 @@ fn each_link_of_a_page_that_is_documentation_too_has_a_place_there() {
 
 fn outside_code(text: &str) -> String {
     text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_algorithm_is_named_where_one_is_chosen() {
+    for page in ["README.md", "src/guide.md", "src/guide/algorithms.md", "crates/cli/src/rule_arguments.rs"] {
+        let text = read(page);
+        for rule in Algorithm::all().map(five_of) {
+            let name = rule.split(' ').next().expect("a name");
+            assert!(text.contains(&format!("{name} ")), "{page}: expected a rule of {name}");
+        }
+    }
 }
 
 /// README is one page; what grows goes elsewhere.

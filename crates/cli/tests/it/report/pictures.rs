@@ -3,13 +3,13 @@
 
 use std::fmt::Write;
 
-use tollgate::Algorithm;
 use tollgate_testing::repository::{read, root};
+use tollgate_testing::rules::assert_of_every_algorithm;
 
 use super::report;
 use crate::support::tool::{lines, tollgate};
 
-/// Each picture's name, and its rule.
+/// Each picture's name, and its rule. `src/guide.rs` and the page include each.
 const RULES: [(&str, &str); 7] = [
     ("token-bucket", "token-bucket 12/1m"),
     ("gcra", "gcra 12/1m burst 4"),
@@ -25,7 +25,7 @@ const BLESS: &str = "TOLLGATE_BLESS";
 
 #[test]
 fn the_guides_pictures_are_what_the_tool_draws() {
-    assert_eq!(RULES.len(), Algorithm::all().count(), "a picture for each algorithm");
+    assert_of_every_algorithm(&RULES.map(|(_, rule)| rule), &[]);
     let folder = tempfile::tempdir().expect("a folder");
     let trace = root().join("tests/data/trace.jsonl");
     let trace = trace.to_str().expect("UTF-8");
@@ -49,8 +49,9 @@ fn the_guides_pictures_are_what_the_tool_draws() {
             format!("{file}: drawn otherwise; {BLESS}=1 cargo test -p tollgate-cli the_guides_pictures writes it");
         assert!(std::fs::read_to_string(root().join(&file)).is_ok_and(|found| found == picture), "{wrong}");
     }
-    let page = read("src/guide/trace.md");
+    let (page, module) = (read("src/guide/trace.md"), read("src/guide.rs"));
     for (name, row) in rows {
+        assert!(module.contains(&format!("include_str!(\"guide/trace-{name}.svg\")")), "src/guide.rs: expected {name}");
         assert!(page.contains(&row), "src/guide/trace.md: expected {row}");
         let [shown, defined] = [format!("][{name}]"), format!("\n[{name}]: trace-{name}.svg\n")];
         assert!(page.contains(&shown) && page.contains(&defined), "src/guide/trace.md: expected the picture {name}");
