@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use tollgate::{Operation, Request};
 
+use crate::fresh_key;
 use crate::line::{Line, Printer};
 use crate::operation::call;
 use crate::options::{self, Confirmation, Options};
@@ -39,7 +40,7 @@ impl Block {
         subject.say_who_overrides();
         let parts = subject.parts();
         let request = Request::new(&key).parts(&parts);
-        subject.warn_of_a_fresh_key(&limiter, request).await;
+        fresh_key::warn(&subject, &limiter, &self.options, request).await;
         let length = self.length.unwrap_or_default();
         let decision = call(&limiter, &subject.rule, Operation::Block, request, Some(length)).await?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());

@@ -11,7 +11,7 @@
 //! - what a user writes: `options` (where to decide, how to print), `rule_arguments` and `rules_file` (which rule),
 //!   `attributes`, `time_options`, `secrets`, `records` (recorded traffic);
 //! - what it means: `subject` (a rule, and what it counts), `operation`, `verdict` (what a set of rules decides on a
-//!   record), `held` (permits of recorded requests);
+//!   record), `held` (permits of recorded requests), `fresh_key` (where a key without state probably is);
 //! - what many decisions come to: `over_time` (when they were denied), `waits` (how long they would have waited);
 //! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `page` (a
 //!   report in HTML), `escape` (bytes as text), `messages` (on standard error);
@@ -36,6 +36,7 @@ mod database_output;
 mod db;
 mod doctor;
 mod escape;
+mod fresh_key;
 mod held;
 mod info;
 mod inspect;
@@ -145,6 +146,10 @@ enum Command {
     /// Exit code: 0; 2 on an error.
     Inspect(inspect::Inspect),
     /// Deny every call on a key for a time, whatever remains, or lift that.
+    ///
+    /// A key that nobody has used yet is blocked too, with a warning. If a service's keys are under another prefix, or
+    /// another rule's name, it names one of them; to find it, at most 20,000 keys are scanned, within --deadline, and
+    /// none if the user may not SCAN.
     ///
     /// Exit code: 0; 2 on an error.
     Block(block::Block),

@@ -14,7 +14,7 @@ use crate::operation::call;
 use crate::options::{self, Confirmation, Options, Policy};
 use crate::rule_arguments::{Denials, RuleOptions, RulesAndKey, SEE_RULES};
 use crate::rules_file::Ruling;
-use crate::{found, messages};
+use crate::{found, fresh_key, messages};
 
 #[derive(Debug, Args)]
 #[command(after_help = SEE_RULES)]
@@ -96,7 +96,7 @@ impl Probe {
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         let (parts, names_itself) = (subject.parts(), operation::takes(self.op) && subject.holds());
         if self.options.url().is_some() && matches!(self.op, Operation::Block | Operation::Reset) {
-            subject.warn_of_a_fresh_key(&limiter, Request::new(&key).parts(&parts)).await;
+            fresh_key::warn(&subject, &limiter, &self.options, Request::new(&key).parts(&parts)).await;
         }
         let mut denied = false;
         for number in 0..self.count {

@@ -11,6 +11,7 @@ use serde::Serialize;
 use tollgate::{Limiter, Operation, Request, Rule};
 
 use crate::attributes::{self, pairs};
+use crate::fresh_key;
 use crate::line::{Line, Printer};
 use crate::messages;
 use crate::options::{Confirmation, Options};
@@ -92,7 +93,7 @@ impl Reset {
             subject.say_who_overrides();
             let parts = subject.parts();
             let request = Request::new(key).parts(&parts);
-            subject.warn_of_a_fresh_key(&limiter, request).await;
+            fresh_key::warn(subject, &limiter, &self.options, request).await;
             let decision = limiter.reset(&subject.rule, request).await?;
             printer.print(&Line::new(subject, Operation::Reset, key, subject.cost, &decision))?;
         }

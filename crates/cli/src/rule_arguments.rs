@@ -285,6 +285,13 @@ pub(crate) fn own_prefix(prefix: &str, what: &str) -> String {
     format!("{prefix}:{what}-{}-{}", std::process::id(), now.as_nanos())
 }
 
+/// Whether it was made by [`own_prefix`].
+pub(crate) fn is_own_prefix(prefix: &str) -> bool {
+    let number = |text: Option<&str>| text.is_some_and(|text| text.parse::<u128>().is_ok());
+    let mut words = prefix.rsplit(':').next().unwrap_or_default().rsplitn(3, '-');
+    number(words.next()) && number(words.next()) && words.next().is_some()
+}
+
 /// The name of a rule, given by its name or as JSON.
 pub(crate) fn name_of(rule: &str) -> Result<String> {
     if is_json(rule) { Ok(from_json(rule, None)?.name().unwrap_or_default().to_owned()) } else { Ok(rule.to_owned()) }

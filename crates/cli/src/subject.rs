@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use tollgate::rules::{Charge, Effect, RuleSet};
-use tollgate::{Limit, LimitDecision, Limiter, Request, Rule};
+use tollgate::{Limit, LimitDecision, Rule};
 
 use crate::attributes::{self, Pairs};
 use crate::escape::shown;
@@ -36,18 +36,6 @@ pub(crate) struct Drawn {
 }
 
 impl Subject {
-    /// Warns if a key to be blocked or reset has no state: the name or prefix is then probably another than the
-    /// service's.
-    pub(crate) async fn warn_of_a_fresh_key(&self, limiter: &Limiter, request: Request<'_>) {
-        let Ok(states) = limiter.inspect(&self.rule, request).await else { return };
-        if states.iter().all(|state| !state.exists) {
-            let first = states.first().map(|state| shown(state.key.as_bytes())).unwrap_or_default();
-            messages::note(format!(
-                "nobody has used this key yet: {first}; --prefix, and without --rules --name, choose others"
-            ));
-        }
-    }
-
     /// The subject that is this rule, with the parts that the request has apart from its key.
     pub(crate) fn of(rule: Rule, parts: Pairs) -> Result<Self> {
         let counted: Vec<_> = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();

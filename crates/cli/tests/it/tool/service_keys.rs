@@ -1,6 +1,7 @@
 //! How the tool reaches the keys of a service: by the rule's name, the prefix, and the parts that its limits count.
 
 use tollgate::{KeySecret, Limiter, Redis, Request, Rule};
+use tollgate_testing::acl::least;
 
 use super::*;
 use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
@@ -279,15 +280,58 @@ fn a_replay_of_permits_names_each_call_and_names_it_so_again() {
 }
 
 #[test]
-fn blocking_or_resetting_an_unused_key_prints_a_warning() {
+fn blocking_or_resetting_an_unused_key_names_one_that_was_probably_meant() {
     let server = Server::start();
-    let probe = |options: &[&str]| tollgate(&[&["probe", "gcra 5/1d", "k", "--url", &server.url()], options].concat());
-    let warned = |output: &std::process::Output| stderr(output).contains("nobody has used this key yet: ");
-    assert_eq!(stderr(&probe(&["--name", "api"])), "");
-    assert!(!warned(&probe(&["--name", "api", "--op", "block", "--for", "1m"])), "the service's own key");
-    let elsewhere = probe(&["--name", "api", "--prefix", "Shop", "--op", "block", "--for", "1m"]);
-    assert!(warned(&elsewhere) && stderr(&elsewhere).contains("Shop:{k}:api/gcra-1d"), "{}", stderr(&elsewhere));
-    assert!(warned(&probe(&["--name", "web", "--op", "reset"])));
+    let run = |arguments: &[&str]| {
+        let output = tollgate(&[arguments, &["--url", &server.url()]].concat());
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        stderr(&output)
+    };
+    let block = |options: &[&str]| run(&[&["block", "gcra 5/1d", "k"], options].concat());
+    let unused = "tollgate: nobody has used this key yet: tollgate:{k}:web/gcra-1d; --prefix, and without --rules \
+        --name, choose others\n";
+    assert_eq!(block(&["--name", "web", "--lift"]), unused);
+    run(&["probe", "gcra 5/1d", "k", "--name", "api", "--prefix", "shop"]);
+
+    // Nothing is scanned for a key that is there.
+    server.reset_command_counts();
+    assert_eq!(block(&["--name", "api", "--prefix", "shop", "--for", "1m"]), "");
+    assert!(!server.commands().contains_key("scan"), "{:?}", server.commands());
+
+    let there = "there is shop:{k}:api/gcra-1d";
+    let warning = |named: &str, rest: &str| format!("warning: nobody has used this key yet: {named}/gcra-1d; {rest}\n");
+    let meant = warning("tollgate:{k}:cli", &format!("{there}: try --prefix shop --name api"));
+    assert_eq!(block(&["--for", "1m"]), meant);
+    assert_eq!(lines(&tollgate(&["probe", "gcra 5/1d", "k", "--url", &server.url()]))[0]["blocked"], true);
+    let reset = run(&["probe", "gcra 5/1d", "other", "--name", "api", "--op", "reset"]);
+    assert_eq!(reset, warning("tollgate:{other}:api", &format!("{there}: try --prefix shop")));
+    // A rule that was named may be one that nobody has used.
+    let unused = unused.replace("tollgate:{k}", "shop:{k}");
+    assert_eq!(block(&["--name", "web", "--prefix", "shop", "--lift"]), unused);
+    assert_eq!(keys(&server), ["shop:{k}:api/gcra-1d", "tollgate:{k}:cli/gcra-1d"]);
+}
+
+#[test]
+fn the_key_that_was_meant_is_looked_for_in_a_bounded_part_of_the_database_and_only_by_who_may_scan() {
+    let server = Server::start();
+    // The rule's keys are everywhere, this one nowhere.
+    let fill = "for n = 1, 30000 do redis.call('SET', 'shop:{' .. n .. '}:api/gcra-1d', '') end";
+    cmd("EVAL").arg(fill).arg(0).exec(&mut server.connection()).expect("filled");
+    let rights = least().join(" ");
+    for (user, rights, scans) in [("may", format!("{rights} +scan"), 40), ("may-not", rights, 0)] {
+        server.reset_command_counts();
+        let block = ["block", "gcra 5/1d", user, "--name", "api", "--for", "1m", "--deadline", "10s"];
+        let output = tollgate(&[&block[..], &["--url", &server.user(user, &rights)]].concat());
+        let said = stderr(&output);
+        assert_eq!((code(&output), said.lines().count()), (0, 1), "{said}");
+        assert_eq!(said.ends_with(": try --prefix shop\n"), scans > 0, "{said}");
+        let (sent, failed) = server.commands().get("scan").copied().unwrap_or_default();
+        assert_eq!(sent - failed, scans, "{said}");
+        assert_eq!(
+            lines(&tollgate(&["probe", "gcra 5/1d", user, "--name", "api", "--url", &server.url()]))[0]["blocked"],
+            true
+        );
+    }
 }
 
 #[test]
