@@ -16,22 +16,22 @@ pub(crate) type Pairs = Vec<(String, Vec<u8>)>;
 #[derive(Debug, Args)]
 pub(crate) struct Described {
     /// The user who makes the request.
-    #[arg(long, value_name = "U", help_heading = "Request")]
+    #[arg(long, value_name = "USER", help_heading = "Request")]
     user: Option<OsString>,
     /// The client's address.
-    #[arg(long, value_name = "A", help_heading = "Request")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Request")]
     ip: Option<OsString>,
     /// The path of its URL, or the whole request target.
-    #[arg(long, value_name = "P", help_heading = "Request")]
+    #[arg(long, value_name = "PATH", help_heading = "Request")]
     path: Option<OsString>,
     /// The HTTP method.
-    #[arg(long, value_name = "M", help_heading = "Request")]
+    #[arg(long, value_name = "METHOD", help_heading = "Request")]
     method: Option<OsString>,
     /// What the user pays for, such as free.
-    #[arg(long, value_name = "T", help_heading = "Request")]
+    #[arg(long, value_name = "TIER", help_heading = "Request")]
     tier: Option<OsString>,
     /// The API key of the request.
-    #[arg(long, value_name = "K", help_heading = "Request")]
+    #[arg(long, value_name = "KEY", help_heading = "Request")]
     api_key: Option<OsString>,
     /// An attribute of your own, such as org=acme; once for each.
     #[arg(long = "attr", value_name = "NAME=VALUE", help_heading = "Request")]

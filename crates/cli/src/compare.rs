@@ -41,7 +41,7 @@ pub(crate) struct Compare {
     #[command(flatten)]
     reading: Reading,
     /// Which field of an access log to count by. Default: ip.
-    #[arg(long, value_enum, help_heading = "Records")]
+    #[arg(long, value_enum, value_name = "NAME", help_heading = "Records")]
     key: Option<KeyField>,
     #[command(flatten)]
     output: Output,

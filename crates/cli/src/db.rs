@@ -46,7 +46,7 @@ pub(crate) struct Database {
     /// The client certificate for PostgreSQL, in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CERT", help_heading = "Database")]
     database_tls_cert: Option<OsString>,
-    /// The private key of that certificate, in PEM.
+    /// The private key of the client certificate for PostgreSQL, in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_KEY", help_heading = "Database")]
     database_tls_key: Option<OsString>,
 }

@@ -1,5 +1,7 @@
 //! The help of every command: short where it is scanned, and complete where it is read.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use clap::{Arg, Command, CommandFactory};
 
 use crate::Tollgate;
@@ -86,15 +88,34 @@ fn where_there_are_many_options_they_stand_in_groups() {
 
 #[test]
 fn no_name_of_an_option_means_two_things() {
-    use std::collections::BTreeMap;
-    let mut of_name: BTreeMap<String, BTreeMap<String, Vec<String>>> = BTreeMap::new();
-    for (path, command) in commands() {
+    let mut of_short = BTreeMap::<_, BTreeSet<_>>::new();
+    let mut of_long = BTreeMap::<_, BTreeSet<_>>::new();
+    for (_, command) in commands() {
         for option in options(&command) {
-            let Some(short) = option.get_short() else { continue };
-            let long = option.get_long().expect("a long name").to_owned();
-            of_name.entry(short.to_string()).or_default().entry(long).or_default().push(path.clone());
+            let Some(long) = option.get_long() else { continue };
+            if let Some(short) = option.get_short() {
+                of_short.entry(short).or_default().insert(long.to_owned());
+            }
+            let values = option.get_value_names().unwrap_or_default().iter().map(ToString::to_string);
+            of_long.entry(long.to_owned()).or_default().insert(values.collect::<Vec<_>>().join(" "));
         }
     }
-    let several: Vec<_> = of_name.iter().filter(|(_, longs)| longs.len() > 1).collect();
+    let several: Vec<_> = of_short.iter().filter(|(_, longs)| longs.len() > 1).collect();
+    assert!(several.is_empty(), "{several:?}");
+    // A rule is named where nothing else of it is used.
+    let several: Vec<_> = of_long.iter().filter(|(long, values)| values.len() > 1 && *long != "rule").collect();
+    assert!(several.is_empty(), "{several:?}");
+}
+
+#[test]
+fn no_two_names_of_options_mean_the_same() {
+    let mut longs = BTreeMap::<_, BTreeSet<_>>::new();
+    for (_, command) in commands() {
+        for option in options(&command).filter(|option| !option.is_positional()) {
+            let help = option.get_help().expect("a sentence").to_string();
+            longs.entry(help).or_default().insert(option.get_long().expect("a long name").to_owned());
+        }
+    }
+    let several: Vec<_> = longs.iter().filter(|(_, longs)| longs.len() > 1).collect();
     assert!(several.is_empty(), "{several:?}");
 }

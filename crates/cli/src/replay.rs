@@ -54,7 +54,7 @@ pub(crate) struct Replay {
     /// Which field of an access log to count by. Default: ip.
     ///
     /// With --rules, the rules decide.
-    #[arg(long, value_enum, conflicts_with = "set", help_heading = "Records")]
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "set", help_heading = "Records")]
     key: Option<KeyField>,
     /// Replay a file as it stands, instead of sorted by time.
     #[arg(long, help_heading = "Records")]

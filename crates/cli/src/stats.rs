@@ -25,8 +25,8 @@ use crate::time_options::{span, times};
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
     /// The length of each period. Default: the finest that gives at most 100 rows.
-    #[arg(long, value_enum, value_name = "UNIT")]
-    by: Option<Unit>,
+    #[arg(long = "per", value_enum, value_name = "PERIOD")]
+    unit: Option<Unit>,
     /// How far back to look, such as 90m or 7d. Default: a day.
     #[arg(long, value_name = "D", value_parser = options::time_to_come, conflicts_with = "from")]
     last: Option<Duration>,
@@ -39,8 +39,8 @@ pub(crate) struct Stats {
     /// Show a row for each of these instead of for each period.
     ///
     /// Those with most denials first.
-    #[arg(long, value_enum, value_name = "WHAT")]
-    per: Option<Per>,
+    #[arg(long, value_enum, value_name = "NAME")]
+    each: Option<Each>,
     /// Only this user.
     #[arg(long, value_name = "USER")]
     user: Option<String>,
@@ -69,7 +69,7 @@ enum Unit {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Per {
+enum Each {
     User,
     Endpoint,
     Region,
@@ -97,14 +97,14 @@ impl Stats {
             }
         };
         let fitting = || fitting(end.duration_since(from));
-        let exact = || self.per.and_then(|_| exact(from, end));
-        let unit = self.by.or_else(exact).unwrap_or_else(fitting);
+        let exact = || self.each.and_then(|_| exact(from, end));
+        let unit = self.unit.or_else(exact).unwrap_or_else(fitting);
         ensure!(from <= end, "--from: expected a time before the end, {end:.0}, got {from:.0}");
         let report = self.report.open(&[])?;
         // Includes the period that began before the start.
         let asked = from;
         let from = unit.beginning(from);
-        if self.per.is_some() && (unit.beginning(end) != end || from != asked) {
+        if self.each.is_some() && (unit.beginning(end) != end || from != asked) {
             // Rows by time show this themselves.
             let until = unit.beginning(end).checked_add(SignedDuration::from_secs(unit.seconds())).unwrap_or(end);
             let name = unit.width().name();
@@ -115,11 +115,11 @@ impl Stats {
         query = self.user.iter().fold(query, |query, user| query.user(user));
         query = self.endpoint.iter().fold(query, |query, endpoint| query.endpoint(endpoint));
         query = self.region.iter().fold(query, |query, region| query.region(region));
-        query = match self.per {
+        query = match self.each {
             None => query,
-            Some(Per::User) => query.by_user(),
-            Some(Per::Endpoint) => query.by_endpoint(),
-            Some(Per::Region) => query.by_region(),
+            Some(Each::User) => query.by_user(),
+            Some(Each::Endpoint) => query.by_endpoint(),
+            Some(Each::Region) => query.by_region(),
         };
         let mut rows = self.database.open()?.stats(&query).await?;
         let most = self.most as usize;
@@ -129,19 +129,20 @@ impl Stats {
         }
         if rows.len() > most {
             note(format!("only {}: see --most", counted(most as u64, "row")));
-            match self.per {
+            match self.each {
                 None => drop(rows.drain(..rows.len() - most)),
                 Some(_) => rows.truncate(most),
             }
         }
         let printed = match self.output.shape() {
             Shape::Jsonl => {
-                rows.iter().try_for_each(|row| print_json(anstream::stdout(), &record(row, unit, self.per)))
+                rows.iter().try_for_each(|row| print_json(anstream::stdout(), &record(row, unit, self.each)))
             }
-            Shape::Table => print_table(&rows, unit, self.per),
+            Shape::Table => print_table(&rows, unit, self.each),
         };
         if let Some(report) = report {
-            report.write(&page::page(&rows, not_read, unit, self.per, [from, end].map(|time| format!("{time:.0}"))))?;
+            let span = [from, end].map(|time| format!("{time:.0}"));
+            report.write(&page::page(&rows, not_read, unit, self.each, span))?;
         }
         found(ExitCode::from(u8::from(rows.is_empty())), printed)
     }
@@ -183,7 +184,7 @@ impl Unit {
     }
 }
 
-impl Per {
+impl Each {
     fn name(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -193,10 +194,10 @@ impl Per {
     }
 }
 
-fn record(row: &Counted, unit: Unit, per: Option<Per>) -> Value {
-    let mut record = match per {
+fn record(row: &Counted, unit: Unit, each: Option<Each>) -> Value {
+    let mut record = match each {
         None => json!({ unit.width().name(): time(row.began) }),
-        Some(per) => json!({ per.name(): row.name }),
+        Some(each) => json!({ each.name(): row.name }),
     };
     let counts = json!({
         "allowed": row.allowed,
@@ -221,11 +222,11 @@ struct Line {
     denied: u64,
 }
 
-fn print_table(rows: &[Counted], unit: Unit, per: Option<Per>) -> io::Result<()> {
+fn print_table(rows: &[Counted], unit: Unit, each: Option<Each>) -> io::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let first = per.map_or_else(|| format!("{} (UTC)", unit.width().name()), |per| per.name().to_owned());
+    let first = each.map_or_else(|| format!("{} (UTC)", unit.width().name()), |each| each.name().to_owned());
     let heads = [&*first, "allowed", "throttled", "blocked", "p50", "p95", "p99", "cached"];
     let mut lines = Vec::with_capacity(rows.len());
     for (at, row) in rows.iter().enumerate() {

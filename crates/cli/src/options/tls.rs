@@ -20,7 +20,7 @@ pub(super) struct TlsFiles {
     /// The client certificate for rediss://..., in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT", help_heading = "TLS")]
     tls_cert: Option<OsString>,
-    /// The private key of that certificate, in PEM.
+    /// The private key of the client certificate for rediss://..., in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_KEY", help_heading = "TLS")]
     tls_key: Option<OsString>,
 }

@@ -52,7 +52,7 @@ pub(crate) struct Diff {
     summary: bool,
     /// How many of the most affected keys to name.
     #[arg(long, value_name = "N", default_value = "10", value_parser = from_zero, allow_negative_numbers = true)]
-    top: usize,
+    most: usize,
     #[command(flatten)]
     output: Output,
 }
@@ -186,7 +186,7 @@ impl Diff {
             held.sum_up();
             totals.permits_not_replayed = held.not_replayed();
         }
-        counts.sum_up(&mut totals, self.top);
+        counts.sum_up(&mut totals, self.most);
         let differ = totals.newly_denied + totals.newly_allowed + totals.undecided > 0;
         let printed = printed.and_then(|()| match shape {
             Shape::Jsonl => json(&mut out, &totals),
@@ -324,7 +324,7 @@ impl Totals {
         table(&mut out, "rule", &self.rules)?;
         table(&mut out, "key", &self.keys)?;
         if let more @ 1.. = self.keys_affected.saturating_sub(self.keys.len()) {
-            writeln!(out, "{:>26}  and {}: --top shows more", "", counted(more as u64, "more key"))?;
+            writeln!(out, "{:>26}  and {}: --most shows more", "", counted(more as u64, "more key"))?;
         }
         Ok(())
     }
@@ -340,7 +340,7 @@ impl Counts {
     }
 
     /// Most affected first, then by name.
-    fn sum_up(self, totals: &mut Totals, top: usize) {
+    fn sum_up(self, totals: &mut Totals, most: usize) {
         totals.keys_affected = self.keys.len();
         let named = |(name, affected)| Affected { name, ..affected };
         totals.rules = self.rules.into_iter().map(named).collect();
@@ -351,7 +351,7 @@ impl Counts {
                 order(one).cmp(&order(other)).then_with(|| one.name.cmp(&other.name))
             });
         }
-        totals.keys.truncate(top);
+        totals.keys.truncate(most);
     }
 }
 

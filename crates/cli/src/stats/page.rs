@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate_record::history::Stats as Counted;
 
-use super::{Per, Unit, label, rounded};
+use super::{Each, Unit, label, rounded};
 use crate::output::{micros, percent};
 use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section, Series, Table, grouped};
 
@@ -12,7 +12,7 @@ use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section,
 const MOST: usize = 300;
 
 /// Of these rows, with so many more that are left out, each for a period or, with `per`, for a name; of decisions from and to these times.
-pub(super) fn page(rows: &[Counted], not_read: u64, unit: Unit, per: Option<Per>, span: [String; 2]) -> Page {
+pub(super) fn page(rows: &[Counted], not_read: u64, unit: Unit, each: Option<Each>, span: [String; 2]) -> Page {
     let [from, to] = span;
     let mut page = Page { title: format!("Decisions from {from} to {to}"), ..Page::default() };
     let sum = |count: fn(&Counted) -> u64| rows.iter().map(count).sum::<u64>();
@@ -44,9 +44,9 @@ pub(super) fn page(rows: &[Counted], not_read: u64, unit: Unit, per: Option<Per>
     if left_out > 0 {
         page.fact("Rows that are not drawn", grouped(left_out as u64));
     }
-    match per {
+    match each {
         _ if rows.is_empty() => {}
-        Some(per) => page.sections.push(by_name(&rows[..rows.len() - left_out], unit, per)),
+        Some(each) => page.sections.push(by_name(&rows[..rows.len() - left_out], unit, each)),
         None => {
             let rows = &rows[left_out..];
             page.sections.extend([over_time(rows, unit), latency(rows, unit)]);
@@ -75,8 +75,8 @@ fn series(rows: &[Option<&Counted>]) -> Vec<Series> {
         .collect()
 }
 
-fn by_name(rows: &[Counted], unit: Unit, per: Per) -> Section {
-    let what = per.name();
+fn by_name(rows: &[Counted], unit: Unit, each: Each) -> Section {
+    let what = each.name();
     let mut table = Table::new([what, "allowed", "throttled", "blocked", "p50", "p95", "p99"]);
     let mut plot = Bars { series: series(&rows.iter().map(Some).collect::<Vec<_>>()), ..Bars::default() };
     for row in rows {

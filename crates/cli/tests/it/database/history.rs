@@ -61,7 +61,7 @@ async fn hostile_text_is_shown_escaped() {
         b"\\N\t\n\r",
     ];
     let server = recorded(&users.map(|user| Attributes::new().set("user", user).path("/else"))).await;
-    let table = stdout(&tollgate(&["stats", "--per", "user", "--format", "table", "--database", &server.url()]));
+    let table = stdout(&tollgate(&["stats", "--each", "user", "--format", "table", "--database", &server.url()]));
     assert!(table.contains("\\u{202e}") && !table.contains('\u{202e}'), "{table}");
     assert!(table.contains("DROP TABLE") && !table.contains('\t') && !table.contains('\r'), "{table}");
 }

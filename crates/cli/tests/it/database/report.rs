@@ -24,10 +24,10 @@ async fn a_report_of_statistics_is_sound_in_a_browser() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut browser = Browser::start();
     for (name, options, said) in [
-        ("stats", &["--by", "minute", "--last", "90m"][..], ["Over time", "Latency", "were throttled"]),
+        ("stats", &["--per", "minute", "--last", "90m"][..], ["Over time", "Latency", "were throttled"]),
         (
             "stats-by-user",
-            &["--per", "user", "--last", "3h", "--by", "minute"],
+            &["--each", "user", "--last", "3h", "--per", "minute"],
             ["By user", "&lt;script&gt;", "\\u{202e}"],
         ),
         ("stats-of-nobody", &["--user", "nobody"], ["No decision is counted.", "Decisions from", "In numbers"]),

@@ -403,7 +403,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
         ),
         (vec!["rules", "diff", EXAMPLE, EXAMPLE, "gone.log"], "gone.log: No such file"),
         (vec!["rules", "diff", EXAMPLE, "gone.toml", LOG], "gone.toml: expected a file of rules"),
-        (vec!["rules", "diff", EXAMPLE, EXAMPLE, LOG, "--top", "-1"], "'-1'"),
+        (vec!["rules", "diff", EXAMPLE, EXAMPLE, LOG, "--most", "-1"], "'-1'"),
     ] {
         let output = tollgate(&arguments);
         let said = stderr(&output);

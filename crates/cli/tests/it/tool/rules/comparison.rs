@@ -83,7 +83,7 @@ fn comparing_two_sets_on_the_log_gives_the_counts_of_the_oracle() {
         line.lines().nth(usize::try_from(denied["line"].as_u64().expect("a line")).expect("fits") - 1).expect("it");
     assert!(line.starts_with(denied["attrs"]["ip"].as_str().expect("an address")), "{line}: {denied}");
 
-    let alone = tollgate(&[&diff[..], &["--summary", "--top", "1"]].concat());
+    let alone = tollgate(&[&diff[..], &["--summary", "--most", "1"]].concat());
     assert_eq!((lines(&alone).len(), lines(&alone)[0]["keys"].as_array().map(Vec::len)), (1, Some(1)));
     let table = tollgate(&[&diff[..], &["--format", "table"]].concat());
     let text = stdout(&table);
@@ -91,7 +91,7 @@ fn comparing_two_sets_on_the_log_gives_the_counts_of_the_oracle() {
         text.contains(&format!("newly denied      {newly_denied}\n")) && text.lines().all(|line| line.len() <= 80),
         "{text}"
     );
-    let more = format!("and {} more keys: --top shows more\n", by_key.len() - 10);
+    let more = format!("and {} more keys: --most shows more\n", by_key.len() - 10);
     assert_eq!(text.ends_with(&more), by_key.len() > 11, "{text}");
     let same = tollgate(&["rules", "diff", &old, &old, LOG]);
     assert_eq!((code(&same), &lines(&same)[0]["denied_by_both"]), (0, &json!(newly_allowed + both_denied)));
