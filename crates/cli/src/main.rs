@@ -155,6 +155,8 @@ enum Command {
     Block(block::Block),
     /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
     ///
+    /// If nobody has used that one key yet, it warns as block does, after the same scan.
+    ///
     /// Exit code: 0; 2 on an error.
     Reset(reset::Reset),
     /// Work with a service's set of rules: check, explain, compare.
