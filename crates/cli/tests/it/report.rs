@@ -3,6 +3,7 @@
 mod compare;
 mod files;
 mod pictures;
+mod speed;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

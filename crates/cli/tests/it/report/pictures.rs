@@ -1,5 +1,5 @@
-//! The pictures of the guide: one trace under each algorithm, as the report of `compare` draws it. Each is a file that a
-//! code host shows, and that the library's documentation contains.
+//! The pictures of the guide: one trace under each algorithm, as the report of `compare` draws it. Each is a file that
+//! a code host shows, and that the library's documentation contains.
 
 use std::fmt::Write;
 
@@ -41,13 +41,7 @@ fn the_guides_pictures_are_what_the_tool_draws() {
         let most = most.map_or("-".to_owned(), |units| units.to_string());
         rows.push((name, format!("| `{rule}` | {allowed} | {denied} | {most} |")));
         let picture = picture(&html, rule, allowed, denied);
-        let file = format!("src/guide/trace-{name}.svg");
-        if std::env::var_os(BLESS).is_some() {
-            std::fs::write(root().join(&file), &picture).expect("written");
-        }
-        let wrong =
-            format!("{file}: drawn otherwise; {BLESS}=1 cargo test -p tollgate-cli the_guides_pictures writes it");
-        assert!(std::fs::read_to_string(root().join(&file)).is_ok_and(|found| found == picture), "{wrong}");
+        is_committed(&format!("src/guide/trace-{name}.svg"), &picture, "the_guides_pictures");
     }
     let (page, module) = (read("src/guide/trace.md"), read("src/guide.rs"));
     for (name, row) in rows {
@@ -56,6 +50,18 @@ fn the_guides_pictures_are_what_the_tool_draws() {
         let [shown, defined] = [format!("][{name}]"), format!("\n[{name}]: trace-{name}.svg\n")];
         assert!(page.contains(&shown) && page.contains(&defined), "src/guide/trace.md: expected the picture {name}");
     }
+}
+
+/// The file has this picture; where the variable is set, it is written first.
+pub(super) fn is_committed(file: &str, picture: &str, test: &str) {
+    let path = root().join(file);
+    if std::env::var_os(BLESS).is_some() {
+        std::fs::write(&path, picture).expect("written");
+    }
+    let wrong = format!(
+        "{file}: drawn otherwise; {BLESS}=1 cargo test -p tollgate-cli --all-features --test it {test} writes it"
+    );
+    assert!(std::fs::read_to_string(path).is_ok_and(|found| found == picture), "{wrong}");
 }
 
 /// The plot of this rule in the report, as a file of its own, with a title and a legend. It has its own ground, since
@@ -79,7 +85,7 @@ fn picture(html: &str, rule: &str, allowed: u64, denied: u64) -> String {
          <rect x=\"122\" y=\"34\" width=\"12\" height=\"12\" fill=\"#B8450B\"/>\n\
          <text x=\"140\" y=\"45\" font-size=\"13\" fill=\"#1B1F24\">{denied} denied</text>\n\
          <svg x=\"8\" y=\"56\" width=\"336\" height=\"230\" viewBox=\"0 0 336 230\">{plot}</svg>\n</svg>\n",
-        style(html)
+        style()
     );
     // One element a line; and Markdown ends what it takes as it stands at an empty line.
     let lines = svg.replace("><", ">\n<");
@@ -87,9 +93,8 @@ fn picture(html: &str, rule: &str, allowed: u64, denied: u64) -> String {
 }
 
 /// The colours of the report, for elements of such a picture only.
-fn style(html: &str) -> String {
-    let (_, style) = html.split_once("<style>\n").expect("a style sheet");
-    let (style, _) = style.split_once("</style>").expect("its end");
+pub(super) fn style() -> String {
+    let style = read("crates/cli/src/page/style.css");
     let variables = |block: &str| -> String {
         let lines = block.lines().map(str::trim).take_while(|line| *line != "}");
         lines.filter(|line| line.starts_with("--")).fold(String::new(), |text, line| text + line + "\n")
