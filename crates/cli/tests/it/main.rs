@@ -5,6 +5,7 @@ mod database;
 mod languages;
 mod load;
 mod on_servers;
+mod recording;
 mod report;
 mod support;
 mod terminal;
