@@ -359,3 +359,22 @@ fn readme_has_at_most_190_lines() {
     let lines = read("README.md").lines().count();
     assert!(lines <= 190, "{lines}");
 }
+
+/// In place of badges, which would need a host: the same, held here.
+#[test]
+fn readme_begins_with_what_the_manifest_and_the_changelog_say() {
+    let manifest = read("Cargo.toml");
+    let value = |name: &str| {
+        let line = manifest.lines().find_map(|line| line.strip_prefix(&format!("{name} = \"")));
+        line.and_then(|rest| rest.strip_suffix('"')).unwrap_or_else(|| panic!("Cargo.toml: {name}"))
+    };
+    let licence = value("license").replace(" OR ", " or ").replace("Apache-2.0", "Apache 2.0");
+    let readme = read("README.md");
+    let line = readme.lines().find(|line| line.starts_with("Rust ")).expect("a line");
+    let said: Vec<_> = line.split(" · ").collect();
+    assert_eq!(said[0], format!("Rust {} or newer", value("rust-version")));
+    assert!(said.contains(&licence.as_str()), "{line}: {licence}");
+    let changelog = read("CHANGELOG.md");
+    let released = changelog.lines().any(|line| line.starts_with("## ") && !line.ends_with("(unreleased)"));
+    assert_eq!(said.contains(&"not released yet"), !released, "{line}");
+}
