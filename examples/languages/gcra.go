@@ -1,4 +1,4 @@
-// Decides by tollgate's script gcra, for the rule `gcra 100/1m burst 20`.
+// Decides by tollgate's script gcra, for the rule `api`, which is `gcra 100/1m burst 20`.
 //
 //	go run gcra.go USER COST...
 //
@@ -10,6 +10,7 @@ import (
 	"log"
 	"os"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/gomodule/redigo/redis"
@@ -18,7 +19,10 @@ import (
 const deadline, allowedWithoutRedis = 500 * time.Millisecond, false // the time to connect, and for each answer
 
 var rule = redis.Args{20, 1, 600_000, 1, 0} // capacity, rate, period, tick, max_debt: 1 unit per 600000 us, up to 20
-var away = regexp.MustCompile("^(LOADING|MASTERDOWN|READONLY) ")
+
+// Redis decides nothing now. Any other answer is one to a mistake: a right that is missing, a wrong argument.
+var away = regexp.MustCompile("^(LOADING|BUSY|MASTERDOWN|READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|TRYAGAIN) " +
+	"|^ERR max number of clients ")
 var pool = redis.Pool{MaxIdle: 8, MaxConnLifetime: time.Minute, Dial: func() (redis.Conn, error) {
 	// Not for long: the primary may become a replica. redigo sends nothing twice: a call may have been charged.
 	return redis.DialURL(os.Getenv("REDIS_URL"), redis.DialConnectTimeout(deadline),
@@ -29,12 +33,17 @@ var pool = redis.Pool{MaxIdle: 8, MaxConnLifetime: time.Minute, Dial: func() (re
 func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, retryAfterUs int64, err error) {
 	conn := pool.Get()
 	defer conn.Close()
-	call := redis.Args{"tollgate:{" + user + "}:cli/gcra-1m"}.Add(rule...).Add(cost, "acquire", -1)
+	// Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
+	call := redis.Args{"tollgate:{" + user + "}:api/gcra-1m"}.Add(rule...).Add(cost, "acquire", -1)
 	reply, err := redis.Int64s(gcra.Do(conn, call...)) // EVALSHA; after NOSCRIPT, EVAL
 	if answer, ok := err.(redis.Error); ok && !away.MatchString(string(answer)) {
-		return false, 0, 0, err // the answer to a mistake: a right that is missing, a wrong argument
+		return false, 0, 0, err
 	} else if err != nil {
 		log.Print("Redis is away: ", err)
+		if strings.HasPrefix(err.Error(), "READONLY ") { // the primary has become a replica: connect anew
+			conn.Do("QUIT")
+			conn.Receive() // the end of the connection, so that the pool doesn't keep it
+		}
 		return allowedWithoutRedis, -1, 0, nil
 	}
 	return reply[0] == 1, reply[2], reply[3], nil

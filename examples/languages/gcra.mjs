@@ -1,4 +1,4 @@
-// Decides by tollgate's script gcra, for the rule `gcra 100/1m burst 20`.
+// Decides by tollgate's script gcra, for the rule `api`, which is `gcra 100/1m burst 20`.
 //
 //     node gcra.mjs USER COST...
 //
@@ -10,7 +10,9 @@ import { Redis } from "ioredis";
 const RULE = [20, 1, 600_000, 1, 0]; // capacity, rate, period, tick, max_debt: 1 unit per 600000 us, up to 20 at once
 const DEADLINE_MS = 500; // to connect, and for each answer
 const ALLOWED_WITHOUT_REDIS = false;
-const AWAY = /^(LOADING|MASTERDOWN|READONLY) /;
+// Redis decides nothing now. Any other answer is one to a mistake: a right that is missing, a wrong argument.
+const AWAY =
+  /^(LOADING|BUSY|MASTERDOWN|READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|TRYAGAIN) |^ERR max number of clients /;
 
 const redis = new Redis(process.env.REDIS_URL, {
   connectTimeout: DEADLINE_MS,
@@ -24,20 +26,26 @@ const redis = new Redis(process.env.REDIS_URL, {
   lazyConnect: true,
   reconnectOnError: (error) => error.message.startsWith("READONLY "), // the primary has become a replica
 });
-redis.on("error", (error) => console.error(`Redis is away: ${error.message}`)); // at each attempt to connect
+const isMistake = (error) => error.name === "ReplyError" && !AWAY.test(error.message);
+let refused; // why the connection was refused, if that is a mistake: a wrong password
+redis.on("ready", () => { refused = undefined; });
+redis.on("error", (error) => { // at each attempt to connect
+  refused = isMistake(error) ? error : undefined;
+  console.error(`Redis is away: ${error.message}`);
+});
 // A connection's first call sends EVAL, the others EVALSHA; after NOSCRIPT, EVAL.
 redis.defineCommand("gcra", { numberOfKeys: 1, lua: readFileSync("gcra.lua", "utf8") });
 
 // Whether it is allowed, how many units remain, and the microseconds to wait: 0 for none, -1 for ever.
 async function decide(user, cost) {
-  const key = `tollgate:{${user}}:cli/gcra-1m`;
+  // Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
+  const key = `tollgate:{${user}}:api/gcra-1m`;
   try {
     const [allowed, , remaining, retryAfterUs] = await redis.gcra(key, ...RULE, cost, "acquire", -1);
     return { allowed: allowed === 1, remaining, retryAfterUs };
   } catch (error) {
-    // Redis's or the script's answer to a mistake: a right that is missing, a wrong argument. Not the error itself, which
-    // has the script's text.
-    if (error.name === "ReplyError" && !AWAY.test(error.message)) throw new Error(error.message);
+    const mistake = isMistake(error) ? error : refused;
+    if (mistake) throw new Error(mistake.message); // not the error itself, which has the script's text
     console.error(`Redis is away: ${error.message}`);
     return { allowed: ALLOWED_WITHOUT_REDIS };
   }

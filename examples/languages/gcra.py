@@ -1,4 +1,4 @@
-"""Decides by tollgate's script gcra, for the rule `gcra 100/1m burst 20`.
+"""Decides by tollgate's script gcra, for the rule `api`, which is `gcra 100/1m burst 20`.
 
     python3 gcra.py USER COST...
 
@@ -15,8 +15,17 @@ from redis.retry import Retry
 RULE = (20, 1, 600_000, 1, 0)  # capacity, rate, period, tick, max_debt: 1 unit per 600000 us, up to 20 at once
 DEADLINE = 0.5  # seconds to connect, and for each answer
 ALLOWED_WITHOUT_REDIS = False
-# Other errors are Redis's or the script's answer to a mistake: a right that is missing, a wrong argument.
-AWAY = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, redis.exceptions.MasterDownError)
+# Redis decides nothing now. Any other error is an answer to a mistake: a right that is missing, a wrong argument.
+AWAY = (
+    redis.ConnectionError,  # LOADING is one, too
+    redis.TimeoutError,
+    redis.OutOfMemoryError,
+    redis.ReadOnlyError,
+    redis.exceptions.MasterDownError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+)
+AWAY_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ")  # redis-py has no classes for these
 
 server = redis.Redis.from_url(
     os.environ["REDIS_URL"],
@@ -30,12 +39,21 @@ with open("gcra.lua", encoding="utf-8") as file:
     gcra = server.register_script(file.read())
 
 
+def is_away(error):
+    if isinstance(error, redis.AuthenticationError):  # a ConnectionError, but a mistake
+        return False
+    return isinstance(error, AWAY) or str(error).startswith(AWAY_CODES)
+
+
 def decide(user, cost):
     """Whether it is allowed, how many units remain, and the microseconds to wait: 0 for none, -1 for ever."""
-    key = f"tollgate:{{{user}}}:cli/gcra-1m"
+    # Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
+    key = f"tollgate:{{{user}}}:api/gcra-1m"
     try:
         allowed, _limit, remaining, retry_after_us, *_ = gcra(keys=[key], args=[*RULE, cost, "acquire", -1])
-    except AWAY as error:
+    except redis.RedisError as error:
+        if not is_away(error):
+            raise
         print(f"Redis is away: {error}", file=sys.stderr)
         if isinstance(error, redis.ReadOnlyError):  # The primary has become a replica.
             server.connection_pool.disconnect(inuse_connections=False)

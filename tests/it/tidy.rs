@@ -182,7 +182,7 @@ fn no_rust_file_exceeds_five_hundred_lines() {
 }
 
 /// The pages that are read as files, such as on a code host.
-const PAGES: [&str; 29] = [
+const PAGES: [&str; 30] = [
     "README.md",
     "ARCHITECTURE.md",
     "COMPARISON.md",
@@ -197,6 +197,7 @@ const PAGES: [&str; 29] = [
     "crates/record/src/operations/runbook.md",
     "examples/README.md",
     "lua/README.md",
+    "lua/sharing.md",
     "src/guide.md",
     "src/guide/algorithms.md",
     "src/guide/blocks.md",

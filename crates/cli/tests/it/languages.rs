@@ -20,6 +20,8 @@ use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 const RULE: &str = "gcra 100/1m burst 20";
 /// One that is allowed, one that has to wait, and one that is above the burst.
 const COSTS: [&str; 3] = ["15", "20", "21"];
+/// Of the rule by the name that the README and the programs give it.
+const KEY: &str = "tollgate:{user:42}:api/gcra-1m";
 
 /// How long a program waits for Redis: as its text says, or long enough on any machine.
 #[derive(Clone, Copy, PartialEq)]
@@ -172,17 +174,67 @@ fn answers_as_the_tool(example: &Example, beside: &str, text_by: &str) {
     let loaded = cmd("SCRIPT").arg("EXISTS").arg(tollgate::Algorithm::Gcra.script().digest()).to_owned();
     assert_eq!(loaded.query::<Vec<bool>>(&mut server.connection()).expect("a reply"), [true], "the same script");
 
-    // The tool finds the key's state under the rule's numbers.
-    let peek = ["probe", RULE, "user:42", "--op", "peek", "--cost", "0", "--url", &server.url()];
-    let (_, remaining, _) = decision_of_tool(&lines(&tollgate(&peek))[0]);
+    // The rule shares the state, in the script's other form: the tool's acquires are packed.
+    let acquire = ["probe", RULE, "user:42", "--name", "api", "--url", &server.url()];
+    let (_, remaining, _) = decision_of_tool(&lines(&tollgate(&acquire))[0]);
     let elapsed = i64::try_from(started.elapsed().as_micros()).expect("a short time");
-    assert!((5..=6 + elapsed / 600_000).contains(&remaining), "{remaining}");
+    assert!((4..=5 + elapsed / 600_000).contains(&remaining), "{remaining}");
+    assert_eq!(found(&server), [KEY]);
 
     // A mistake is no outage.
-    cmd("SET").arg("tollgate:{user:42}:cli/gcra-1m").arg("x").exec(&mut server.connection()).expect("another value");
+    cmd("SET").arg(KEY).arg("x").exec(&mut server.connection()).expect("another value");
     let output = example.run(&url, &["1"]);
     assert!(!output.status.success() && stdout(&output).is_empty(), "{output:?}");
     assert!(stderr(&output).contains("BADSTATE"), "{output:?}");
+    let output = example.run(&url.replace("sesame", "wrong"), &["1"]);
+    assert!(!output.status.success() && stdout(&output).is_empty(), "a wrong password: {output:?}");
+
+    answers_by_itself(example, &server);
+}
+
+/// What the README says that a program answers without Redis, as Redis says it. A script of the program's own says it in
+/// place of Redis: for the first cost the first code, and so on.
+fn answers_by_itself(example: &Example, server: &Server) {
+    let readme = read("lua/README.md");
+    let row = readme.lines().find(|line| line.starts_with("| no connection")).expect("the row");
+    let (codes, _) = row[1..].split_once('|').expect("what Redis answers");
+    // ioredis has no connection for a call that follows READONLY at once.
+    let (readonly, mut codes): (Vec<_>, Vec<_>) =
+        codes.split('`').skip(1).step_by(2).partition(|code| *code == "READONLY");
+    codes.extend(readonly);
+    assert!(codes.len() == 10 && codes.contains(&"BUSY") && codes.ends_with(&["READONLY"]), "{codes:?}");
+    let error = |code: &&str| if code.contains(' ') { format!("'{code}'") } else { format!("'{code} is {code}'") };
+    let errors: Vec<_> = codes.iter().map(error).collect();
+    let text = format!("return redis.error_reply(({{{}}})[tonumber(ARGV[6])])", errors.join(", "));
+    std::fs::write(example.folder.path().join("gcra.lua"), text).expect("the script");
+    let costs: Vec<_> = (1..=codes.len()).map(|cost| cost.to_string()).collect();
+    let output = example.run(&server.tcp_url(), &costs.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(stdout(&output), "denied without Redis\n".repeat(codes.len()), "{output:?}");
+    let (told, mut last_words) = (stderr(&output), codes.iter().filter_map(|code| code.split(' ').next_back()));
+    assert!(output.status.success() && last_words.all(|word| told.contains(word)), "{output:?}");
+
+    // ioredis connects anew in the background.
+    if example.file != Some("gcra.mjs") {
+        let (before, last) = (connections(server), costs.last().expect("a cost").as_str());
+        let output = example.run(&server.tcp_url(), &[last, last]);
+        assert_eq!(connections(server) - before, 3, "one for each call, and one for INFO: {output:?}");
+    }
+}
+
+fn connections(server: &Server) -> u64 {
+    let info: String = cmd("INFO").arg("stats").query(&mut server.connection()).expect("INFO");
+    let count = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    count.and_then(|count| count.parse().ok()).expect("a count")
+}
+
+/// The keys that the command for it on the page finds.
+fn found(server: &Server) -> Vec<String> {
+    let page = read("lua/sharing.md");
+    let command = page.lines().find_map(|line| line.strip_prefix("$ redis-cli --scan --pattern "));
+    let mut scan = cmd("SCAN");
+    scan.arg(0).arg("MATCH").arg(command.expect("the command").trim_matches('\''));
+    let (_, keys): (u64, _) = scan.query(&mut server.connection()).expect("keys");
+    keys
 }
 
 #[test]
@@ -206,13 +258,15 @@ fn the_go_example_decides_as_the_tool_does_where_go_is_installed() {
     answers_as_the_tool(&example, "", "eval");
 }
 
-/// Where nobody listens, where nobody answers, and where a replica may not write.
+/// Where nobody listens, where nobody answers, where a replica may not write, and where there is no memory to.
 #[test]
 fn the_examples_answer_by_themselves_and_soon_when_redis_is_away() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let replica = Server::with(&["--replicaof", "127.0.0.1", &free_port().to_string()]);
+    let full = Server::with(&["--maxmemory", "1"]);
     let nobody = format!("redis://127.0.0.1:{}", free_port());
-    let urls = [nobody, format!("redis://{}", silent.local_addr().expect("an address")), replica.tcp_url()];
+    let silent_url = format!("redis://{}", silent.local_addr().expect("an address"));
+    let urls = [nobody, silent_url, replica.tcp_url(), full.tcp_url()];
     let examples = [Example::python(Deadline::AsShown), Example::node(Deadline::AsShown)];
     let examples: Vec<_> = examples.into_iter().chain(Example::go(Deadline::AsShown)).collect();
     std::thread::scope(|scope| {
@@ -274,7 +328,7 @@ fn the_call_that_the_readme_draws_is_the_rules_and_has_the_reply_shown() {
     assert_eq!(below, starts);
 
     // A reservation is sent as these arguments, an acquire packed.
-    let probe = ["probe", RULE, "user:42", "--op", "reserve", "--url", &server.url()];
+    let probe = ["probe", RULE, "user:42", "--name", "api", "--op", "reserve", "--url", &server.url()];
     assert_eq!(code(&tollgate(&probe)), 0);
     let log: Vec<Vec<Reply>> = cmd("SLOWLOG").arg("GET").query(&mut redis).expect("a log");
     let sent: Vec<Vec<String>> = log

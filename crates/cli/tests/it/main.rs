@@ -7,6 +7,7 @@ mod load;
 mod on_servers;
 mod recording;
 mod report;
+mod sharing;
 mod support;
 mod terminal;
 mod tool;

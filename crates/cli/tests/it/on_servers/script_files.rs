@@ -44,17 +44,17 @@ fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
     assert!(code(&refused) == 2 && stderr(&refused).starts_with(&expected), "{refused:?}");
 }
 
-/// The programs of the scripts' README, as they stand there, and what it says that they print.
+/// The programs of the scripts' pages, as they stand there, and what these say that they print.
 #[test]
-fn python_programs_print_what_the_readme_shows() {
+fn python_programs_print_what_the_pages_show() {
     let server = Server::start();
     let directory = tempfile::tempdir().expect("a directory");
     let scripts = directory.path().join("scripts");
     assert_eq!(code(&tollgate(&["script", "--out", scripts.to_str().expect("text")])), 0);
     // They are documented to need no more than the smallest user may.
     let user = server.user("limiter", &least().join(" "));
-    let readme = read("lua/README.md");
-    let mut parts = readme.split("```python\n").skip(1).map(|part| part.split_once("```").expect("an end"));
+    let pages = ["lua/README.md", "lua/sharing.md"].map(read).concat();
+    let mut parts = pages.split("```python\n").skip(1).map(|part| part.split_once("```").expect("an end"));
     let (mut printed, mut programs) = (0, 0);
     for (program, after) in parts.by_ref() {
         cmd("FLUSHALL").exec(&mut server.connection()).expect("flushed");
@@ -81,5 +81,5 @@ fn python_programs_print_what_the_readme_shows() {
         }
         programs += 1;
     }
-    assert!(programs == 2 && printed > 40, "{programs} {printed}");
+    assert!(programs == 3 && printed > 48, "{programs} {printed}");
 }

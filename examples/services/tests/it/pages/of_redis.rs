@@ -124,6 +124,16 @@ fn the_scripts_page() {
     page("lua/README.md", &redis).replace("pip install redis && python3", python().display().to_string()).run();
 }
 
+/// After a call of the service, for which the tool stands.
+#[test]
+fn the_page_on_sharing_a_limit() {
+    let redis = Server::start();
+    let script = "cat lua/arguments.lua lua/gcra.lua lua/frame.lua > gcra.lua";
+    let call = "tollgate probe 'gcra 100/1m burst 20' user:42 --name api --url redis://127.0.0.1:6379";
+    let exists = "redis-cli SCRIPT EXISTS ";
+    page("lua/sharing.md", &redis).before(exists, format!("{script} && {call}")).run();
+}
+
 #[test]
 fn operations() {
     let redis = Server::start();
