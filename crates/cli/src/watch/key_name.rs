@@ -1,4 +1,4 @@
-//! What a Redis key stands for, as far as its name tells: the reverse of the encoding that `lua/README.md` documents.
+//! What a Redis key stands for, as far as its name tells: the reverse of the encoding that `lua/sharing.md` documents.
 
 use serde::Serialize;
 
