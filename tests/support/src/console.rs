@@ -151,8 +151,8 @@ fn as_text(sent: &str) -> String {
     text.extend(
         pieces.filter_map(|piece| piece.split_once(|letter: char| letter.is_ascii_alphabetic())).map(|(_, rest)| rest),
     );
-    let lines = text.split_inclusive('\n').map(|line| line.replace("\r\n", "\n"));
-    lines.map(|line| line.rsplit('\r').next().unwrap_or_default().to_owned()).collect()
+    let shown = |line: &str| line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default().to_owned();
+    text.split('\n').map(shown).collect::<Vec<_>>().join("\n")
 }
 
 /// A shell's command for one that runs another in a terminal.
@@ -231,7 +231,10 @@ mod tests {
         shell.program("greet", "echo \"hello, $1\" >&2");
         assert_eq!(shell.run("greet you"), (0, "hello, you\n".to_owned()));
         assert_eq!(shell.run_in_terminal("test -t 1 && echo $A; exit 4"), (4, "1\n".to_owned()));
-        assert_eq!(shell.run_in_terminal("printf 'half\\r\\033[2K\\033[1mdone\\033[0m\\n'"), (0, "done\n".to_owned()));
+        assert_eq!(
+            shell.run_in_terminal("printf 'half\\r\\033[2K\\033[1mdone\\033[0m\\r\\n'"),
+            (0, "done\n".to_owned())
+        );
         assert_eq!(shell.run_until_interrupted("while sleep 0.1; do :; done"), (130, String::new()));
     }
 

@@ -11,10 +11,11 @@ use std::path::PathBuf;
 use tollgate_testing::console::{Command, Shell, commands, without_figures};
 use tollgate_testing::repository::{read, root};
 
-/// Those that need what a test hasn't, by how they begin, and where they are run instead.
-const ELSEWHERE: [(&str, &str); 4] = [
+/// Commands that aren't run here, by how they begin, and why.
+const ELSEWHERE: [(&str, &str); 5] = [
     ("bash tests/run.sh", "it runs this test"),
     ("cargo install ", "`packages` of .ci/run builds the same crate from its package"),
+    ("docker ", "a daemon, and the images that it begins with, which no test has"),
     ("journalctl ", "a log of systemd, which no test has"),
     ("chronyc ", "a daemon that sets the machine's clock, which no test has"),
 ];

@@ -9,7 +9,7 @@ pub(super) async fn main(redis: &str, listen: &str) -> Result<(), Box<dyn std::e
     let limiter = Limiter::new(Redis::open(redis)?);
     let rule = "gcra 100/1m burst 20".parse::<Rule>()?.named("api")?;
     let layer = RateLimitLayer::new(limiter, RuleSet::of(&rule, "ip")?);
-    let app = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    let app = Router::new().route("/", get(|| async { "hello\n" })).layer(layer);
 
     let listener = tokio::net::TcpListener::bind(listen).await?;
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
