@@ -92,18 +92,21 @@ impl Found<'_> {
             Ok(Some(Engine::Cluster(cluster))) => cluster.primaries(options.deadline()).await.unwrap_or_default(),
             _ => return,
         };
-        let most = MOST_KEYS / nodes.len().max(1);
-        for node in &nodes {
-            // The next one may answer.
-            let _ = self.scan(node, options, most).await;
+        let steps = (MOST_KEYS / STEP / nodes.len().max(1)).max(1);
+        for node in nodes.iter().take(MOST_KEYS / STEP) {
+            // Where this one doesn't answer, the next one may.
+            let _ = self.scan(node, options, steps).await;
+            if self.is_certain() {
+                break;
+            }
         }
     }
 
-    async fn scan(&mut self, node: &Redis, options: &Options, most: usize) -> Result<(), tollgate::Error> {
+    async fn scan(&mut self, node: &Redis, options: &Options, steps: usize) -> Result<(), tollgate::Error> {
         let client = node.client(options.deadline()).await?;
         let Ok(mut connection) = client.get_multiplexed_async_connection().await else { return Ok(()) };
         let mut from = 0_u64;
-        for _ in 0..most.div_ceil(STEP) {
+        for _ in 0..steps {
             let mut scan = cmd("SCAN");
             scan.arg(from).arg("MATCH").arg("*:{*}:*").arg("COUNT").arg(STEP);
             let page = scan.query_async::<(u64, Vec<Vec<u8>>)>(&mut connection).await;
