@@ -103,10 +103,10 @@ pub enum By {
     DenialCache,
     /// A [`Lease`](crate::Lease), from the units that it holds.
     Lease,
-    /// The engine in this process, while Redis is away: [`OnError::Local`](crate::OnError::Local).
+    /// The engine in this process, while Redis is unreachable: [`OnError::Local`](crate::OnError::Local).
     Local,
-    /// The rule's policy, for Redis, which is away: [`OnError::Open`](crate::OnError::Open). Nothing was taken, unless
-    /// [`Decision::error`] says otherwise; see [`Request::after`](crate::Request::after).
+    /// The rule's policy, for Redis, which is unreachable: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
+    /// unless [`Decision::error`] says otherwise; see [`Request::after`](crate::Request::after).
     Policy,
 }
 
@@ -205,7 +205,7 @@ impl Decision {
         Self::of_one(limit, granted, By::Lease, wall_clock::now())
     }
 
-    /// Allowed without knowing the state, while Redis is away.
+    /// Allowed without knowing the state, while Redis is unreachable.
     pub(crate) fn by_policy(limit: u64, granted: u64) -> Self {
         Self {
             allowed: true,

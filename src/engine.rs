@@ -162,7 +162,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Redis is away, didn't answer in time, or refused a command.
+    /// Redis is unreachable, didn't answer in time, or refused a command.
     pub async fn query<T: FromRedisValue>(
         &self,
         key: &[u8],

@@ -60,13 +60,13 @@ pub struct Limiter {
     key_secret: Option<KeySecret>,
     background: Background,
     server_clock: ServerClock,
-    /// Decides while Redis is away, for rules that say `local`. Created on first use.
+    /// Decides while Redis is unreachable, for rules that say `local`. Created on first use.
     #[cfg(feature = "embedded")]
     local: Arc<OnceLock<Embedded>>,
 }
 
 impl Limiter {
-    /// A limiter on this engine: prefix `tollgate`, deadline 500 ms, and an error while Redis is away.
+    /// A limiter on this engine: prefix `tollgate`, deadline 500 ms, and an error while Redis is unreachable.
     pub fn new(engine: impl Into<Engine>) -> Self {
         Self {
             engine: engine.into(),
@@ -126,7 +126,7 @@ impl Limiter {
         self.server_clock.is(time);
     }
 
-    /// The answer while Redis is away, for rules that [don't set one](Rule::on_error). Default:
+    /// The answer while Redis is unreachable, for rules that [don't set one](Rule::on_error). Default:
     /// [closed](OnError::Closed), which returns the error. Under [`Local`](OnError::Local), a rule with less than one
     /// unit for each of its processes is closed too.
     ///
@@ -408,7 +408,7 @@ impl Limiter {
         self.follow_up(rule, &request.into(), Operation::Reset).await
     }
 
-    /// The policy while Redis is away.
+    /// The policy while Redis is unreachable.
     fn policy(&self, rule: &Rule) -> OnError {
         rule.policy().unwrap_or(self.on_error)
     }

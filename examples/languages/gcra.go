@@ -29,7 +29,7 @@ var pool = redis.Pool{MaxIdle: 8, MaxConnLifetime: time.Minute, Dial: func() (re
 		redis.DialReadTimeout(deadline), redis.DialWriteTimeout(deadline))
 }}
 
-// Whether it is allowed, how many units remain (-1: Redis is away), and the microseconds to wait (-1: for ever).
+// Whether it is allowed, how many units remain (-1: Redis doesn't decide), and the microseconds to wait (-1: for ever).
 func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, retryAfterUs int64, err error) {
 	conn := pool.Get()
 	defer conn.Close()
@@ -39,7 +39,7 @@ func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, ret
 	if answer, ok := err.(redis.Error); ok && !away.MatchString(string(answer)) {
 		return false, 0, 0, err
 	} else if err != nil {
-		log.Print("Redis is away: ", err)
+		log.Print("Redis doesn't decide: ", err)
 		if strings.HasPrefix(err.Error(), "READONLY ") { // the primary has become a replica: connect anew
 			conn.Do("QUIT")
 			conn.Receive() // the end of the connection, so that the pool doesn't keep it

@@ -31,7 +31,7 @@ let refused; // why the connection was refused, if that is a mistake: a wrong pa
 redis.on("ready", () => { refused = undefined; });
 redis.on("error", (error) => { // at each attempt to connect
   refused = isMistake(error) ? error : undefined;
-  console.error(`Redis is away: ${error.message}`);
+  console.error(`Redis doesn't decide: ${error.message}`);
 });
 // A connection's first call sends EVAL, the others EVALSHA; after NOSCRIPT, EVAL.
 redis.defineCommand("gcra", { numberOfKeys: 1, lua: readFileSync("gcra.lua", "utf8") });
@@ -46,7 +46,7 @@ async function decide(user, cost) {
   } catch (error) {
     const mistake = isMistake(error) ? error : refused;
     if (mistake) throw new Error(mistake.message); // not the error itself, which has the script's text
-    console.error(`Redis is away: ${error.message}`);
+    console.error(`Redis doesn't decide: ${error.message}`);
     return { allowed: ALLOWED_WITHOUT_REDIS };
   }
 }

@@ -54,7 +54,7 @@ def decide(user, cost):
     except redis.RedisError as error:
         if not is_away(error):
             raise
-        print(f"Redis is away: {error}", file=sys.stderr)
+        print(f"Redis doesn't decide: {error}", file=sys.stderr)
         if isinstance(error, redis.ReadOnlyError):  # The primary has become a replica.
             server.connection_pool.disconnect(inuse_connections=False)
         return ALLOWED_WITHOUT_REDIS, None, None

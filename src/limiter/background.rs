@@ -155,9 +155,9 @@ impl Limiter {
     /// Waits until this limiter and its clones have finished their background work: giving back dropped permits,
     /// settling costs, cancelling reservations, returning leased units. When its runtime ends, a thread of the library's
     /// own goes on with it, over a connection of its own; the end of the process drops what is left, so call this
-    /// before `main` returns. While Redis is away, that work is retried for some seconds; put a timeout around this call
-    /// to bound the wait. At most 8,192 calls wait or run at a time for a limiter and its clones: beyond that none is
-    /// made, permits expire by their ttl, and what was charged stays charged.
+    /// before `main` returns. While Redis is unreachable, that work is retried for some seconds; put a timeout around
+    /// this call to bound the wait. At most 8,192 calls wait or run at a time for a limiter and its clones: beyond that
+    /// none is made, permits expire by their ttl, and what was charged stays charged.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -295,7 +295,7 @@ impl Drop for Counted {
     }
 }
 
-/// Retries an idempotent call for a while, as long as Redis is away.
+/// Retries an idempotent call for a while, as long as Redis is unreachable.
 #[cfg(feature = "http")]
 pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(
     at_once: &AtOnce,
@@ -304,8 +304,8 @@ pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(
     persist_until(None, || at_once.call(attempt())).await.map(|_| ())
 }
 
-/// Retries an idempotent call for a while, as long as Redis is away and while there is something to give back: false if
-/// that time was over before an answer came.
+/// Retries an idempotent call for a while, as long as Redis is unreachable and while there is something to give back:
+/// false if that time was over before an answer came.
 pub(super) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
     due: Option<Instant>,
     attempt: impl Fn() -> F,

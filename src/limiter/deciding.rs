@@ -70,7 +70,7 @@ enum State<'a> {
 }
 
 impl Limiter {
-    /// Decides by Redis or, while it is away, by the rule's policy.
+    /// Decides by Redis or, while it is unreachable, by the rule's policy.
     pub(crate) fn decide<'a>(&'a self, rule: &'a Rule, request: Request<'a>, operation: Operation) -> Deciding<'a> {
         let target = if operation == Operation::Acquire { self.target_of_ask(rule, &request) } else { None };
         let (target, state) = match target {

@@ -1,4 +1,4 @@
-//! Answers by the rule's policy when Redis gives none: it is away, refuses for now, or its answer can't be used.
+//! Answers by the rule's policy when Redis gives none: it is unreachable, refuses for now, or its answer can't be used.
 
 use super::Limiter;
 #[cfg(feature = "embedded")]

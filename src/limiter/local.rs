@@ -1,4 +1,4 @@
-//! Decisions by the engine in this process, while Redis is away.
+//! Decisions by the engine in this process, while Redis is unreachable.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

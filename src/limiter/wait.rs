@@ -147,7 +147,7 @@ impl Limiter {
 
     /// Waits until the key is no longer blocked, or returns its present state if that takes too long.
     async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> Option<Decision> {
-        // While Redis is away, a block can't be known.
+        // While Redis is unreachable, a block can't be known.
         while let Ok(now) = self.decide(rule, request.cost(0), Operation::Peek).uncounted().await {
             let wait = now.retry_after.duration().filter(|_| now.blocked)?;
             if wait > until.saturating_duration_since(Instant::now()) {

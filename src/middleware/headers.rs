@@ -45,8 +45,8 @@ const LARGEST: u64 = 999_999_999_999_999;
 impl Decision {
     /// The header fields that report the decision to an HTTP client, in any framework. `Retry-After` is a denial's
     /// wait, rounded up to whole seconds and at least 1; it is 1 if only permits are missing, and absent if waiting
-    /// doesn't help. There are no other fields if Redis was away and the rule's [policy](crate::OnError) or the engine
-    /// in this process answered.
+    /// doesn't help. There are no other fields if Redis was unreachable and the rule's [policy](crate::OnError) or the
+    /// engine in this process answered.
     ///
     /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` if the rule has several; `q` is its rate
     /// (not its burst) and `w` its period in seconds, both multiplied if the period is no whole number of seconds; there is

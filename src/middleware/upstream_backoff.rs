@@ -16,7 +16,7 @@ use crate::rule::Rule;
 use crate::rules::Verdict;
 use crate::telemetry;
 
-/// A Redis that is away must not delay the response for long.
+/// A Redis that is unreachable must not delay the response for long.
 const DEADLINE: Duration = Duration::from_millis(100);
 
 /// Blocks the key for as long as a response asks for a pause, up to `most`, unless it is already blocked for longer.
@@ -24,7 +24,8 @@ pub(super) async fn back_off(limiter: &Limiter, rule: &Rule, request: &OwnedRequ
     let Some(time) = asked_for(response).map(|time| time.min(most)).filter(|time| !time.is_zero()) else { return };
     let time = time.min(Duration::from_micros(LONGEST_RESET_US));
     let request = Request::from(request).deadline(DEADLINE.min(limiter.deadline));
-    // Without a cost, nothing but a block makes it wait. If Redis is away, skip: the next response will repeat it.
+    // Without a cost, nothing but a block makes it wait. If Redis is unreachable, skip: the next response will repeat
+    // it.
     let Ok(now) = limiter.peek(rule, request.cost(0)).await else { return };
     let is_longer = now.blocked && now.retry_after.duration().is_some_and(|left| left >= time);
     if !is_longer && let Err(error) = limiter.block(rule, request, time).await {

@@ -46,7 +46,7 @@ pub(crate) struct LimitFields<K = Option<String>> {
     pub(crate) key: K,
 }
 
-/// The policy while Redis is away, as written; see [`OnError`].
+/// The policy while Redis is unreachable, as written; see [`OnError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

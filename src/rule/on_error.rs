@@ -1,4 +1,4 @@
-//! The policy that answers while Redis is away.
+//! The policy that answers while Redis is unreachable.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -6,8 +6,8 @@ use std::num::NonZeroU32;
 use super::{Rule, ScopedLimit};
 use crate::error::RuleError;
 
-/// A rule's answer when Redis gives none: it is away, loading, busy, out of memory or otherwise refuses for now, too few
-/// replicas confirm, or the state can't be read.
+/// A rule's answer when Redis gives none: it is unreachable, loading, busy, out of memory or otherwise refuses for now,
+/// too few replicas confirm, or the state can't be read.
 ///
 /// It applies to acquires, peeks, reservations and at-mosts. `Open` and `Local` also answer calls that give something
 /// back or forget it (refund, settle, cancel, release, reset): nothing is given back, and that is no error, so that
@@ -55,7 +55,7 @@ impl OnError {
 }
 
 impl Rule {
-    /// The answer while Redis is away. Default: the [limiter's](crate::Limiter::on_error).
+    /// The answer while Redis is unreachable. Default: the [limiter's](crate::Limiter::on_error).
     ///
     /// # Errors
     ///

@@ -45,8 +45,8 @@ pub enum ApiKeyError {
     Revoked,
     /// It has expired.
     Expired,
-    /// Whether the key exists can't be known now: what holds the keys is away, or too many keys that it doesn't know are
-    /// being looked up. Retry after the given wait.
+    /// Whether the key exists can't be known now: what holds the keys is unreachable, or too many keys that it doesn't
+    /// know are being looked up. Retry after the given wait.
     Unavailable {
         /// How long to wait before a retry.
         retry_after: Duration,

@@ -143,7 +143,7 @@ pub struct Definition {
     /// Keys that are always allowed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<String>,
-    /// The policy while Redis is away. Default: the limiter's.
+    /// The policy while Redis is unreachable. Default: the limiter's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_error: Option<Policy>,
     /// How many processes share a rule whose `on_error` is local.

@@ -1,5 +1,5 @@
-//! What callers drop while Redis is away, for however long: waits, settled costs, leases and permits. Whatever is given
-//! back late, or twice, no more is admitted than the rules say.
+//! What callers drop while Redis is unreachable, for however long: waits, settled costs, leases and permits. Whatever
+//! is given back late, or twice, no more is admitted than the rules say.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -59,7 +59,7 @@ struct Callers {
 pub(super) fn run(seed: u64) -> Run {
     let outage = faults::outage(&mut Chance::new(seed, 2));
     let mut run = alone(seed, simulate(seed, &outage));
-    run.shown = shown(seed, "dropped while Redis is away", std::slice::from_ref(&outage), &run.verdict);
+    run.shown = shown(seed, "dropped while Redis is unreachable", std::slice::from_ref(&outage), &run.verdict);
     run
 }
 

@@ -143,7 +143,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let each = began.elapsed().as_nanos() as f64 / (2 * ROWS) as f64;
     let held: Vec<_> = held.into_iter().map(|mib| format!("{mib:.1}")).collect();
     println!(
-        "\nWhile PostgreSQL is away, {} decisions: {} MiB held after each {}, {} kept and {} counted as lost.",
+        "\nWhile PostgreSQL is unreachable, {} decisions: {} MiB held after each {}, {} kept and {} counted as lost.",
         2 * ROWS,
         held.join(", "),
         ROWS / 4,

@@ -70,8 +70,8 @@ pub struct Status {
     /// Whether the database was heard from within the last few seconds. If not, the last known configuration is in
     /// force.
     pub is_connected: bool,
-    /// Whether this process started while PostgreSQL was away and hasn't reached it since. Its configuration is then
-    /// the one that other processes left in Redis.
+    /// Whether this process started while PostgreSQL was unreachable and hasn't reached it since. Its configuration is
+    /// then the one that other processes left in Redis.
     pub is_from_cache: bool,
     /// Changes of rules put in force so far.
     pub reloads: u64,
@@ -89,14 +89,15 @@ pub struct Status {
     pub cache_refused: u64,
     /// Age of the oldest request that isn't in the database's totals yet.
     pub totals_lag: Duration,
-    /// Requests of this process that the totals will never have: there were too many users while PostgreSQL was away.
+    /// Requests of this process that the totals will never have: there were too many users while PostgreSQL was
+    /// unreachable.
     pub totals_lost: u64,
 }
 
 impl Postgres {
     /// Reads the configuration and follows it, on a thread of its own, which has one connection to PostgreSQL and one to
     /// Redis: however much is read, tasks of this runtime don't wait for it. A change of rules takes effect as a whole or,
-    /// if it can't be used, not at all. While PostgreSQL is away, the last configuration stays in force.
+    /// if it can't be used, not at all. While PostgreSQL is unreachable, the last configuration stays in force.
     ///
     /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, the
     /// configuration that other processes left there in the last five minutes is in force until it can. Without a
@@ -166,8 +167,8 @@ impl Configuration {
     /// together look up at most 100 in any second, and make one more round trip to Redis for it; keys that exist don't
     /// wait for these.
     ///
-    /// After a start from the cache, while PostgreSQL is away, checksums can't be verified and each unknown text costs a
-    /// round trip to Redis. Keys are then accepted if the service has given a [secret](Postgres::cache_secret).
+    /// After a start from the cache, while PostgreSQL is unreachable, checksums can't be verified and each unknown text
+    /// costs a round trip to Redis. Keys are then accepted if the service has given a [secret](Postgres::cache_secret).
     ///
     /// # Errors
     ///

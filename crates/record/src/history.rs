@@ -2,7 +2,7 @@
 //! record](crate).
 //!
 //! Decisions go into a bounded queue, which is written to PostgreSQL about once a second; no decision waits for that.
-//! While PostgreSQL is away the queue fills up, and decisions that don't fit are counted as lost.
+//! While PostgreSQL is unreachable the queue fills up, and decisions that don't fit are counted as lost.
 //!
 //! ```no_run
 //! use tollgate_record::history::HistorySettings;

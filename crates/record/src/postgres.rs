@@ -178,9 +178,9 @@ impl Postgres {
     /// A secret of at least 16 bytes that authenticates what is cached in Redis, in place of the database's own. All
     /// processes must have the same, and nobody else: whoever has it and may write to Redis can be any user.
     ///
-    /// The database's secret can't be read while PostgreSQL is away. A process that [starts](Self::follow) then takes
-    /// rules and users from Redis unverified, and no API keys; with a secret from its service, it verifies all of them.
-    /// Default: the database's.
+    /// The database's secret can't be read while PostgreSQL is unreachable. A process that [starts](Self::follow) then
+    /// takes rules and users from Redis unverified, and no API keys; with a secret from its service, it verifies all of
+    /// them. Default: the database's.
     ///
     /// ```
     /// use tollgate_record::Postgres;

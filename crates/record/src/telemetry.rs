@@ -81,7 +81,7 @@ pub(crate) fn reloaded(result: Result<usize, &dyn Display>) {
 
 /// The database with the rules can't be reached any more.
 pub(crate) fn database_lost(error: &dyn Display) {
-    traced! { tracing::warn!(target: "tollgate", %error, "the database is away: the last rules stay in force"); }
+    traced! { tracing::warn!(target: "tollgate", %error, "the database is unreachable: the last rules stay in force"); }
 }
 
 /// Somebody holds a lock on a table, so its changes can't be read for now.
@@ -100,7 +100,7 @@ pub(crate) fn database_found() {
 pub(crate) fn started_from_cache(error: &dyn Display) {
     traced! {
         tracing::warn!(
-            target: "tollgate", %error, "the database is away: the configuration cached in redis is in force"
+            target: "tollgate", %error, "the database is unreachable: the configuration cached in redis is in force"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Totals of users and API keys, added to the database in batches: about one a second, and none twice.
 //!
 //! Days and times are those of the database's clock: a batch has the age of its requests, which needs no clock that is
-//! right. The service's own clock only separates days while PostgreSQL is away.
+//! right. The service's own clock only separates days while PostgreSQL is unreachable.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -22,8 +22,8 @@ use crate::telemetry;
 
 /// Most rows that a statement adds: a second's work.
 const MOST_ROWS: usize = 10_000;
-/// Most users counted at a time, each once a day: without a bound, memory would grow while PostgreSQL is away. Keys are as
-/// many as exist.
+/// Most users counted at a time, each once a day: without a bound, memory would grow while PostgreSQL is unreachable.
+/// Keys are as many as exist.
 const MOST_NAMES: usize = 100_000;
 const STRIPES: usize = 16;
 const SECONDS_OF_A_DAY: u64 = 86_400;
@@ -161,7 +161,8 @@ impl Totals {
         has_written || self.counts.iter().any(|counts| counts.lock().since.is_some())
     }
 
-    /// Requests that are lost: there were more users than are counted while PostgreSQL is away, or it refused their data.
+    /// Requests that are lost: there were more users than are counted while PostgreSQL is unreachable, or it refused
+    /// their data.
     pub(crate) fn lost(&self) -> u64 {
         self.backlog.lost()
     }

@@ -28,7 +28,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// A connection from a pool that was idle for this long is checked before use.
 const IDLE: Duration = Duration::from_secs(1);
-/// How often a new connection is tried while Redis is away, for callers waiting on the silent one.
+/// How often a new connection is tried while Redis is unreachable, for callers waiting on the silent one.
 const AWAY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]

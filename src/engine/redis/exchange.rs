@@ -182,7 +182,7 @@ impl Redis {
                     }
                 };
             }
-            // Together they are one attempt: Redis is away if it answered none of them.
+            // Together they are one attempt: Redis is unreachable if it answered none of them.
             if answered || failed.is_some() {
                 per_runtime.report_outcome(failed.filter(|_| !answered).as_ref());
             }

@@ -1,5 +1,5 @@
 //! What the silence of a connection means: another connection is tried, to distinguish a dead connection from a Redis that
-//! is away, and from one that runs no script for now.
+//! is unreachable, and from one that runs no script for now.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -25,7 +25,7 @@ use tollgate_testing::polling::{PATIENCE, in_time, is_pending, turns_of_others, 
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::{Server, free_port};
 
-/// The classes of errors that a call may end with while its server is away.
+/// The classes of errors that a call may end with while its server is unreachable.
 const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];
 const DEADLINE: Duration = Duration::from_millis(150);
 const LOCAL: OnError = OnError::Local { processes: NonZeroU32::new(2).unwrap() };

@@ -12,8 +12,8 @@ use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
-/// Ten sleepers each reserve 100 units; Redis is away, they are dropped, and their cancellations arrive one by one,
-/// between the calls of others. All of it may have at most the capacity and what refills.
+/// Ten sleepers each reserve 100 units; Redis is unreachable, they are dropped, and their cancellations arrive one by
+/// one, between the calls of others. All of it may have at most the capacity and what refills.
 #[tokio::test]
 async fn reservations_cancelled_after_an_outage_give_back_what_is_still_owed() {
     let server = Server::start();

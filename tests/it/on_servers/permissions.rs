@@ -129,7 +129,7 @@ async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
             assert_eq!(error.code(), Some("NOPERM"), "{error}");
             continue;
         }
-        // An open gate is for a Redis that is away, not for one that isn't set up.
+        // An open gate is for a Redis that is unreachable, not for one that isn't set up.
         let open = limiter(&server.user("less", &others.join(" "))).on_error(OnError::Open).expect("a policy");
         let error = everything(&open).await.expect_err(right);
         // What does several things in one script may have done some of them.

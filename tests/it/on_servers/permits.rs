@@ -382,7 +382,7 @@ fn a_permit_dropped_on_a_runtime_without_timers_goes_back() {
     }
 }
 
-/// Those that wait for a server that is away pause, and hold up no release that needs none.
+/// Those that wait for a server that is unreachable pause, and hold up no release that needs none.
 #[tokio::test]
 async fn permits_held_in_this_process_go_back_while_many_wait_for_redis() {
     let mut server = Server::start();

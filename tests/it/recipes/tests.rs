@@ -22,7 +22,7 @@ fn limiter(url: &str) -> Limiter {
     Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
 }
 
-/// A limiter whose Redis is away, for rules that don't say what then.
+/// A limiter whose Redis is unreachable, for rules that don't say what then.
 fn away(on_error: OnError) -> Limiter {
     let mut server = Server::start();
     server.stop();

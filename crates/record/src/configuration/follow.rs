@@ -100,8 +100,8 @@ enum RowChanges {
     },
 }
 
-/// Reads all that a process starts with, and listens for as long as the configuration is in use. If PostgreSQL is away
-/// at the start, begins with what is cached.
+/// Reads all that a process starts with, and listens for as long as the configuration is in use. If PostgreSQL is
+/// unreachable at the start, begins with what is cached.
 pub(crate) async fn follow(
     shared: Weak<Shared>,
     connected: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Keeps the configuration in Redis, for processes that start while PostgreSQL is away.
+//! Keeps the configuration in Redis, for processes that start while PostgreSQL is unreachable.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

@@ -34,14 +34,14 @@ const LOOK_UPS_NAME: &str = "api-key-look-ups";
 /// What a process remembers: about 400 bytes for each key, and about 100 for each id without a key.
 const MOST_KEYS: usize = 100_000;
 const MOST_UNKNOWN: usize = 50_000;
-/// Look-ups in flight. Beyond this, Redis is away or a flood is on, and callers are rejected at once.
+/// Look-ups in flight. Beyond this, Redis is unreachable or a flood is on, and callers are rejected at once.
 const MOST_UNDER_WAY: usize = 4096;
 /// The same for ids of keys that exist, which others don't hold up.
 const MOST_KEYS_UNDER_WAY: usize = 65_536;
 /// While Redis can't count these look-ups, each process makes 100 a second.
 const BETWEEN_UNCOUNTED: Duration = Duration::from_millis(10);
 const TURN_WITHIN: Duration = Duration::from_millis(500);
-/// While PostgreSQL is away, known keys stay in use, and are looked up again after this.
+/// While PostgreSQL is unreachable, known keys stay in use, and are looked up again after this.
 const STALE_FOR: Duration = Duration::from_secs(10);
 
 pub(crate) struct Keys {

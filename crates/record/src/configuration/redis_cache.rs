@@ -1,5 +1,5 @@
-//! The configuration cached in Redis. Processes that start while PostgreSQL is away read it, and an API key is looked up
-//! in PostgreSQL once for all processes. Any failure counts as a cache miss.
+//! The configuration cached in Redis. Processes that start while PostgreSQL is unreachable read it, and an API key is
+//! looked up in PostgreSQL once for all processes. Any failure counts as a cache miss.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(crate) struct HeadedRules {
     pub(crate) rules: RuleSet,
 }
 
-/// The configuration that a process starts with while PostgreSQL is away.
+/// The configuration that a process starts with while PostgreSQL is unreachable.
 pub(crate) struct Cached {
     pub(crate) head: Head,
     pub(crate) rules: HeadedRules,

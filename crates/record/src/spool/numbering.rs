@@ -39,7 +39,7 @@ pub struct Writer {
     pub client: Option<String>,
     /// Requests in the batches that it wrote.
     pub requests: u64,
-    /// Requests that it could not keep while PostgreSQL was away.
+    /// Requests that it could not keep while PostgreSQL was unreachable.
     pub lost: u64,
     /// When it began.
     pub started_at: SystemTime,

@@ -71,7 +71,7 @@ async fn a_key_identifies_its_user_until_it_is_revoked() {
             .all(|account| account.as_ref().is_ok_and(|account| account.block().is_some()))
     })
     .await;
-    // Revoked after PostgreSQL was away.
+    // Revoked after PostgreSQL was unreachable.
     server.stop();
     wait_until("PostgreSQL is missed", async || services.iter().all(|service| !service.status().is_connected)).await;
     assert!(services[0].account_of_key(key.secret()).await.is_ok());

@@ -1,4 +1,4 @@
-//! The configuration in Redis: what a process starts with while PostgreSQL is away.
+//! The configuration in Redis: what a process starts with while PostgreSQL is unreachable.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Rules that follow the database: in every process, after each change, and after PostgreSQL was away.
+//! Rules that follow the database: in every process, after each change, and after PostgreSQL was unreachable.
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ async fn a_change_reaches_every_process_also_after_a_postgres_outage() {
     }
     server.start_again();
     let took = push("gcra 9/1s").await;
-    println!("after PostgreSQL was away: in force after {took:?}");
+    println!("after PostgreSQL was unreachable: in force after {took:?}");
     wait_until("they are connected", async || followed.iter().all(|rules| rules.status().is_connected)).await;
     assert!(followed.iter().all(|rules| rules.status().reloads == 26 && rules.status().failures == 0));
     // A user is no rule.

@@ -253,7 +253,7 @@ async fn a_share_of_allowed_decisions_is_kept_and_all_are_counted() {
     assert_eq!(tool.writers().await.expect("writers")[0].requests, 4_000);
 }
 
-/// While PostgreSQL is away the queue fills up, denials last, and what has no room is counted.
+/// While PostgreSQL is unreachable the queue fills up, denials last, and what has no room is counted.
 #[tokio::test]
 async fn decisions_beyond_the_queue_are_counted_as_lost() {
     let (mut server, tool) = prepared().await;

@@ -41,7 +41,7 @@ async fn every_decision_is_found_again() {
     let users = if times() == 1 { 40 } else { 1_000 };
     let redis = Server::start();
     let (mut server, tool) = prepared().await;
-    // So that nothing is lost while PostgreSQL is away.
+    // So that nothing is lost while PostgreSQL is unreachable.
     let settings = HistorySettings::new().queue(1_500_000).region("eu");
     let history = database(&server).record(settings).expect("recording");
     let rules: RuleSet = RULES.parse().expect("rules");

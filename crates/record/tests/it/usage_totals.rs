@@ -148,7 +148,7 @@ async fn a_killed_service_is_reported() {
     wait_until("it is written", async || tool.user("43").await.expect("an answer").is_some()).await;
 }
 
-/// While PostgreSQL is away, memory is bounded, and what it doesn't hold is counted.
+/// While PostgreSQL is unreachable, memory is bounded, and what it doesn't hold is counted.
 #[tokio::test]
 async fn more_users_than_are_kept_are_counted_as_lost() {
     let (mut server, tool) = prepared().await;

@@ -160,7 +160,7 @@ async fn a_users_own_limits_replace_only_limits_counted_for_each_user() {
     assert_eq!((request.get("tier"), request.get("user").as_deref()), (None, Some(&b"43"[..])));
 }
 
-/// What a request takes, and what happens while Redis is away, is as the rule says that applies.
+/// What a request takes, and what happens while Redis is unreachable, is as the rule says that applies.
 #[tokio::test]
 async fn a_users_own_limits_take_the_cost_and_the_policy_of_the_rule() {
     let rules: RuleSet = r#"

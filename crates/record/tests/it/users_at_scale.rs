@@ -148,7 +148,7 @@ async fn what_was_deleted_while_a_process_was_away_for_days_is_noticed() {
     until_blocked(&service, "deleted").await;
     server.run("ALTER ROLE service NOLOGIN").await;
     server.run(DISCONNECT).await;
-    wait_until("it is away", async || !service.status().is_connected).await;
+    wait_until("it is unreachable", async || !service.status().is_connected).await;
     server.run("DELETE FROM tollgate.user_quotas WHERE user_id = 'deleted'").await;
     // Two days go by, with changes.
     for user in ["u1", "u2"] {

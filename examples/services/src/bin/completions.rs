@@ -1,6 +1,6 @@
 //! A service with four limits: requests by API key, 100 a minute with a burst of 20, and 8 of them at once; a model's
-//! tokens by organisation; and five failed logins in 15 minutes. While Redis is away, requests pass, but each of the
-//! two processes still allows only two login attempts per account.
+//! tokens by organisation; and five failed logins in 15 minutes. While Redis is unreachable, requests pass, but each of
+//! the two processes still allows only two login attempts per account.
 //!
 //!   cargo run -p tollgate-examples --bin completions
 //!   curl -i -H 'Authorization: Bearer k' -H 'X-Org: acme' -d 'What is a tollgate?' http://127.0.0.1:3000/completions

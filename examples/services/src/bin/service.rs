@@ -1,6 +1,6 @@
 //! An axum service under the rules of a file, which may change while it runs, with metrics for Prometheus. With
 //! `TOLLGATE_DATABASE`, it uses the rules, users and API keys of a PostgreSQL instead, and records each decision there.
-//! `TOLLGATE_CACHE_SECRET`, 16 bytes or more, lets it accept keys also if it starts while PostgreSQL is away:
+//! `TOLLGATE_CACHE_SECRET`, 16 bytes or more, lets it accept keys also if it starts while PostgreSQL is unreachable:
 //!
 //!   cargo run -p tollgate-examples --bin service
 //!   curl -i -H 'X-User: 42' -H 'X-Tier: free' http://127.0.0.1:3000/api/v1/items
@@ -47,7 +47,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let limiter = Limiter::new(engine()?);
     let mut postgres = std::env::var("TOLLGATE_DATABASE").ok().map(|url| Postgres::open(&url)).transpose()?;
-    // With a secret that all of its processes share, a service that starts while PostgreSQL is away accepts API keys.
+    // With a secret that all of its processes share, a service that starts while PostgreSQL is unreachable accepts API
+    // keys.
     if let Ok(secret) = std::env::var("TOLLGATE_CACHE_SECRET") {
         postgres = postgres.map(|postgres| postgres.cache_secret(secret)).transpose()?;
     }

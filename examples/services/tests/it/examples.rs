@@ -243,7 +243,10 @@ fn two_services_under_load_admit_exactly_what_their_rules_allow() {
     assert!((2400..=2500).contains(&admitted), "{admitted}");
     let passed = answered - refused;
     assert!((2300..=admitted).contains(&passed), "{passed} of {admitted}: of {answered}");
-    assert!(services.iter().map(|service| counted(service, "outcome=\"error\"")).sum::<u64>() > 0, "Redis was away");
+    assert!(
+        services.iter().map(|service| counted(service, "outcome=\"error\"")).sum::<u64>() > 0,
+        "Redis was unreachable"
+    );
     for service in &services {
         let (_, metrics) = call(&service.address, "GET /metrics", "");
         assert!(metrics.contains("\ntollgate_rules_reloads_total{outcome=\"taken\"} 1\n"), "{metrics}");

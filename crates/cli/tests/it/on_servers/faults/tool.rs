@@ -1,4 +1,4 @@
-//! The tool while Redis is away.
+//! The tool while Redis is unreachable.
 
 use serde_json::json;
 use tollgate_testing::redis_server::Server;

@@ -119,7 +119,7 @@ fn a_redis_that_goes_away_is_said_to_be_and_watched_again_once_it_is_back() {
     let mut watch = Running::start(&["--url", &server.tcp_url()]);
     assert_eq!(watch.next()["nodes"][0]["error"], Value::Null);
     server.stop();
-    let away = watch.until("it is away", |snapshot| !snapshot["nodes"][0]["error"].is_null());
+    let away = watch.until("it is unreachable", |snapshot| !snapshot["nodes"][0]["error"].is_null());
     assert_eq!((&away["scripts"]["calls_per_second"], &away["keys"]), (&Value::Null, &Value::Array(vec![])), "{away}");
     server.start_again(&[]);
     let back = watch.until("it is back", |snapshot| snapshot["nodes"][0]["error"].is_null());
