@@ -1,6 +1,7 @@
 //! A redis-server of a test's own: in a temporary directory, on a unix socket, stopped when the test ends.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tollgate::redis::{self, Client, Connection, RedisResult, Value, cmd, from_redis_value};
+
+/// A server keeps nothing on its disk unless a test says so.
+const OWN: &[&str] = &["--save", "", "--appendonly", "no", "--daemonize", "no"];
 
 pub struct Server {
     process: Child,
@@ -25,6 +29,11 @@ impl Server {
     /// With further options, as on redis-server's command line.
     pub fn with(options: &[&str]) -> Self {
         Self::launched(|directory, port| spawn(directory, port, options))
+    }
+
+    /// With further options, and variables of its environment.
+    pub fn with_environment(options: &[&str], environment: &[(&str, &OsStr)]) -> Self {
+        Self::launched(|directory, port| launch_with(directory, port, &[], &[OWN, options].concat(), environment))
     }
 
     /// With this configuration file; where it listens is set by options.
@@ -175,15 +184,26 @@ fn answers_before(url: &str, mut over: impl FnMut() -> bool) -> bool {
 }
 
 pub fn spawn(directory: &TempDir, port: u16, options: &[&str]) -> Child {
-    launch(directory, port, &[], &[&["--save", "", "--appendonly", "no", "--daemonize", "no"], options].concat())
+    launch(directory, port, &[], &[OWN, options].concat())
 }
 
 fn launch(directory: &TempDir, port: u16, file: &[&str], options: &[&str]) -> Child {
+    launch_with(directory, port, file, options, &[])
+}
+
+fn launch_with(
+    directory: &TempDir,
+    port: u16,
+    file: &[&str],
+    options: &[&str],
+    environment: &[(&str, &OsStr)],
+) -> Child {
     Command::new("redis-server")
         .current_dir(directory)
         .args(file)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--unixsocket", "redis.sock"])
         .args(options)
+        .envs(environment.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
