@@ -4,5 +4,6 @@ mod behind_nginx;
 mod database;
 mod example_service;
 mod examples;
+mod migration;
 mod monitoring;
 mod pages;
