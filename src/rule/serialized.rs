@@ -56,7 +56,7 @@ impl Serialize for Rule {
 
 impl<'de> Deserialize<'de> for Rule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match read(deserializer)? {
+        match read::<LineOrTable, _>(deserializer)? {
             LineOrTable::Line(line) => line.parse(),
             LineOrTable::Table(fields) => fields.rule(),
         }
