@@ -54,7 +54,7 @@ pub fn commands(page: &str) -> Vec<Command> {
 
 /// Whether a shell would read no further line.
 fn is_whole(text: &str) -> bool {
-    let checked = Process::new("bash").args(["-nc", text]).output().expect("bash");
+    let checked = Process::new("bash").args(["-nc", text]).env("LC_ALL", "C").output().expect("bash");
     // Of a here-document without an end it only warns.
     !text.ends_with('\\') && checked.status.success() && checked.stderr.is_empty()
 }
@@ -86,7 +86,9 @@ impl Shell {
         bash.env("HOME", folder.path()).env("LC_ALL", "C.UTF-8").env("TZ", "UTC").env_remove("TOLLGATE_URL");
         bash.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = bash.spawn().expect("bash");
-        let (input, output) = (process.stdin.take().expect("piped"), process.stdout.take().expect("piped"));
+        let (mut input, output) = (process.stdin.take().expect("piped"), process.stdout.take().expect("piped"));
+        // A pipe fails with any of its commands.
+        input.write_all(b"set -o pipefail\n").expect("the shell reads");
         let (send, codes) = channel();
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -158,7 +160,7 @@ fn as_text(sent: &str) -> String {
 /// A shell's command for one that runs another in a terminal.
 fn in_terminal(command: &str) -> String {
     let quoted = command.replace('\'', "'\\''");
-    format!("SHELL=$BASH TERM=xterm script -qec 'stty cols 100 rows 40; {quoted}' /dev/null")
+    format!("SHELL=$BASH TERM=xterm script -qec 'set -o pipefail; stty cols 100 rows 40; {quoted}' /dev/null")
 }
 
 impl Drop for Shell {

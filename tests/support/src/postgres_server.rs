@@ -79,6 +79,8 @@ impl PostgresServer {
         let mut initdb = Command::new(program("initdb"));
         initdb.args(["--no-sync", "--no-locale", "--encoding=UTF8", "--username=tollgate", "--wal-segsize=1"]);
         initdb.args(["--auth=trust", "-D"]).arg(directory.path().join("data"));
+        // Whatever zone the machine is in, its days are those of the tool.
+        initdb.env("TZ", "UTC");
         not_as_root(&mut initdb, directory.path());
         let made = initdb.output().expect("initdb");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

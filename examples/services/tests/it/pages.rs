@@ -52,7 +52,6 @@ impl Page {
         for folder in ["crates", "examples", "lua", "tests"] {
             link(root().join(folder), folder);
         }
-        link(root().join("tests/data/access-combined.log"), "access.log");
         if !shell.folder().join("bin/tollgate").exists() {
             link(tool(), "bin/tollgate");
         }
@@ -60,6 +59,9 @@ impl Page {
         let rules = read("examples/rules.toml");
         let write = |file: &str, text: &str| std::fs::write(shell.folder().join(file), text).expect("a file");
         write("rules.toml", &rules);
+        // A part is enough: what the tool finds in the whole is held by its own tests.
+        let log = read("tests/data/access-combined.log");
+        write("access.log", &log.split_inclusive('\n').take(1000).collect::<String>());
         // Other rules of the same requests.
         let lower = rules.replacen("sliding-window 300/1m", "sliding-window 200/1m", 1);
         assert_ne!(lower, rules);
@@ -113,7 +115,8 @@ impl Page {
             let here = self.here(&text);
             let (code, printed) = if self.endless.iter().any(|command| text.starts_with(command)) {
                 let (code, printed) = self.shell.run_until_interrupted(&here);
-                (if code == 130 { 0 } else { code }, printed)
+                assert_eq!(code, 130, "{at}: expected it to go on until Ctrl-C: {printed}");
+                (0, printed)
             } else if shown.is_empty() || text == "echo $?" {
                 self.shell.run(&here)
             } else {
@@ -128,6 +131,8 @@ impl Page {
                 let (here, there) =
                     (without_figures(&self.here(&shown)), without_figures(&without_distribution(&printed)));
                 // The rest may be left out.
+                let as_shown = text != "echo $?" || shown == printed;
+                assert!(as_shown, "{at}: {printed}");
                 let as_shown = here.strip_suffix(" ...").map_or(here == there, |begins| there.starts_with(begins));
                 assert!(as_shown, "{at}: prints\n{printed}not\n{shown}");
             }

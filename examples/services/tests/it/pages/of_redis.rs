@@ -17,9 +17,9 @@ use crate::example_service::{call, start};
 /// A page whose commands call this Redis, by the tool and by redis-cli.
 fn page(name: &'static str, redis: &Server) -> Page {
     let (shell, port) = (Shell::start(), redis.port());
-    // Of several ports the last one counts.
+    // Of several ports the last one counts. An error that Redis answers is one of the command.
     let own = shell.folder().join("bin").display().to_string();
-    shell.program("redis-cli", &format!("PATH=${{PATH#{own}:}} exec redis-cli -p {port} \"$@\""));
+    shell.program("redis-cli", &format!("PATH=${{PATH#{own}:}} exec redis-cli -e -p {port} \"$@\""));
     Page::new(name, shell)
         .replace("redis://127.0.0.1:6379", redis.tcp_url())
         .replace("redis.internal:6379", format!("127.0.0.1:{port}"))
