@@ -15,7 +15,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let rule = "token-bucket 5/1s burst 1 max-debt 100".parse::<Rule>()?.named("jobs")?;
     let began = Instant::now();
     for job in 0..10 {
-        let turn = limiter.acquire_wait(&rule, "mail", Duration::from_secs(30)).await?;
+        // A job isn't lost because Redis was unreachable for a while: it asks for its turn again.
+        let turn = loop {
+            match limiter.acquire_wait(&rule, "mail", Duration::from_secs(30)).await {
+                Ok(turn) => break turn,
+                Err(error) => eprintln!("job {job}: {error}"),
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
         if !turn.allowed {
             println!("job {job}: the queue is longer than 30 s");
             continue;

@@ -172,6 +172,11 @@ fn two_workers_share_five_jobs_a_second() {
     let workers: Vec<_> = (0..2)
         .map(|_| command("worker", Some(&server.tcp_url())).stdout(Stdio::piped()).spawn().expect("a worker"))
         .collect();
+    // Longer than their deadline: they ask again.
+    std::thread::sleep(Duration::from_millis(300));
+    server.signal("-STOP");
+    std::thread::sleep(Duration::from_millis(700));
+    server.signal("-CONT");
     for worker in workers {
         let output = worker.wait_with_output().expect("its end");
         assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 10, "{output:?}");
