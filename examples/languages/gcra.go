@@ -8,6 +8,7 @@ package main
 import (
 	"fmt"
 	"log"
+	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -23,11 +24,17 @@ var rule = redis.Args{20, 1, 600_000, 1, 0} // capacity, rate, period, tick, max
 // Redis decides nothing now. Any other answer is one to a mistake: a right that is missing, a wrong argument.
 var away = regexp.MustCompile("^(LOADING|BUSY|MASTERDOWN|READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|TRYAGAIN) " +
 	"|^ERR max number of clients ")
-var pool = redis.Pool{MaxIdle: 8, MaxConnLifetime: time.Minute, Dial: func() (redis.Conn, error) {
-	// Not for long: the primary may become a replica. redigo sends nothing twice: a call may have been charged.
+var form = regexp.MustCompile(`^rediss?://([^/?#@\s]*@)?(\[[\da-fA-F:]+\]|[\w.-]+)(:0*[1-9]\d{0,4})?(/\d*)?$`)
+
+// A connection that was idle for long may have been closed, which a call would notice only after it was sent;
+// and the primary may become a replica.
+var pool = redis.Pool{MaxIdle: 8, IdleTimeout: 10 * time.Second, MaxConnLifetime: time.Minute, Dial: dial}
+
+func dial() (redis.Conn, error) {
+	// redigo sends nothing twice: a call may have been charged.
 	return redis.DialURL(os.Getenv("REDIS_URL"), redis.DialConnectTimeout(deadline),
-		redis.DialReadTimeout(deadline), redis.DialWriteTimeout(deadline))
-}}
+		redis.DialTLSHandshakeTimeout(deadline), redis.DialReadTimeout(deadline), redis.DialWriteTimeout(deadline))
+}
 
 // Whether it is allowed, how many units remain (-1: Redis doesn't decide), and the microseconds to wait (-1: for ever).
 func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, retryAfterUs int64, err error) {
@@ -35,8 +42,8 @@ func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, ret
 	defer conn.Close()
 	// Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
 	call := redis.Args{"tollgate:{" + user + "}:api/gcra-1m"}.Add(rule...).Add(cost, "acquire", -1)
-	reply, err := redis.Int64s(gcra.Do(conn, call...)) // EVALSHA; after NOSCRIPT, EVAL
-	if answer, ok := err.(redis.Error); ok && !away.MatchString(string(answer)) {
+	answer, err := gcra.Do(conn, call...) // EVALSHA; after NOSCRIPT, EVAL
+	if code, ok := err.(redis.Error); ok && !away.MatchString(string(code)) {
 		return false, 0, 0, err
 	} else if err != nil {
 		log.Print("Redis doesn't decide: ", err)
@@ -46,10 +53,18 @@ func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, ret
 		}
 		return allowedWithoutRedis, -1, 0, nil
 	}
+	reply, err := redis.Int64s(answer, nil)
+	if err != nil || len(reply) < 5 {
+		return false, 0, 0, fmt.Errorf("unexpected reply: %v", answer)
+	}
 	return reply[0] == 1, reply[2], reply[3], nil
 }
 
 func main() {
+	address := os.Getenv("REDIS_URL")
+	if _, err := url.Parse(address); err != nil || !form.MatchString(address) { // the error has the password
+		log.Fatal("REDIS_URL: expected redis://[user:password@]host:port[/db]")
+	}
 	text, err := os.ReadFile("gcra.lua")
 	if err != nil {
 		log.Fatal(err)

@@ -14,7 +14,13 @@ const ALLOWED_WITHOUT_REDIS = false;
 const AWAY =
   /^(LOADING|BUSY|MASTERDOWN|READONLY|OOM|MISCONF|NOREPLICAS|CLUSTERDOWN|TRYAGAIN) |^ERR max number of clients /;
 
-const redis = new Redis(process.env.REDIS_URL, {
+const URL_FORM = /^rediss?:\/\/(([^/?#@%\s]|%[\da-f]{2})*@)?(\[[\da-f:]+\]|[\w.-]+)(:0*[1-9]\d{0,4})?(\/\d*)?$/i;
+const url = process.env.REDIS_URL ?? "";
+if (!URL_FORM.test(url) || !URL.canParse(url)) { // ioredis would take localhost, or print the password
+  console.error("REDIS_URL: expected redis://[user:password@]host:port[/db]");
+  process.exit(1);
+}
+const redis = new Redis(url, {
   connectTimeout: DEADLINE_MS,
   commandTimeout: DEADLINE_MS,
   // A call without an answer may have been charged. By default it would be sent again on the next connection, and one
@@ -27,10 +33,14 @@ const redis = new Redis(process.env.REDIS_URL, {
   reconnectOnError: (error) => error.message.startsWith("READONLY "), // the primary has become a replica
 });
 const isMistake = (error) => error.name === "ReplyError" && !AWAY.test(error.message);
-let refused; // why the connection was refused, if that is a mistake: a wrong password
-redis.on("ready", () => { refused = undefined; });
+// Why a connection was refused, if that is a mistake, until another is ready: a wrong password, no such database.
+// ioredis is ready after AUTH or SELECT has failed, too.
+let refused, latest;
+redis.on("connect", () => { latest = undefined; });
+redis.on("ready", () => { refused = latest; });
 redis.on("error", (error) => { // at each attempt to connect
-  refused = isMistake(error) ? error : undefined;
+  refused = latest = isMistake(error) ? error : undefined;
+  if (error.command?.name === "select") redis.disconnect(true); // it would go on in database 0
   console.error(`Redis doesn't decide: ${error.message}`);
 });
 // A connection's first call sends EVAL, the others EVALSHA; after NOSCRIPT, EVAL.
@@ -40,15 +50,19 @@ redis.defineCommand("gcra", { numberOfKeys: 1, lua: readFileSync("gcra.lua", "ut
 async function decide(user, cost) {
   // Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
   const key = `tollgate:{${user}}:api/gcra-1m`;
+  let reply;
   try {
-    const [allowed, , remaining, retryAfterUs] = await redis.gcra(key, ...RULE, cost, "acquire", -1);
-    return { allowed: allowed === 1, remaining, retryAfterUs };
+    if (refused) throw refused;
+    reply = await redis.gcra(key, ...RULE, cost, "acquire", -1);
   } catch (error) {
-    const mistake = isMistake(error) ? error : refused;
+    const mistake = error.name === "ReplyError" ? isMistake(error) && error : refused;
     if (mistake) throw new Error(mistake.message); // not the error itself, which has the script's text
     console.error(`Redis doesn't decide: ${error.message}`);
     return { allowed: ALLOWED_WITHOUT_REDIS };
   }
+  if (!(reply?.length >= 5 && reply.every(Number.isInteger))) throw new Error(`unexpected reply: ${reply}`);
+  const [allowed, , remaining, retryAfterUs] = reply;
+  return { allowed: allowed === 1, remaining, retryAfterUs };
 }
 
 await redis.connect().catch(() => {});

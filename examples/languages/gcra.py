@@ -6,10 +6,12 @@ Needs `pip install redis`, and gcra.lua in the working directory. REDIS_URL name
 """
 
 import os
+import re
 import sys
 
 import redis
 from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 RULE = (20, 1, 600_000, 1, 0)  # capacity, rate, period, tick, max_debt: 1 unit per 600000 us, up to 20 at once
@@ -27,12 +29,19 @@ AWAY = (
 )
 AWAY_CODES = ("BUSY ", "MISCONF ", "NOREPLICAS ")  # redis-py has no classes for these
 
+URL = os.environ.get("REDIS_URL", "")
+FORM = r"rediss?://(([^/?#@%\s]|%[0-9a-fA-F]{2})*@)?(\[[\da-fA-F:]+\]|[\w.-]+)(:0*[1-9]\d{0,4})?(/\d*)?"
+if not re.fullmatch(FORM, URL, re.ASCII):  # redis-py would take another database, or print a part of a password
+    sys.exit("REDIS_URL: expected redis://[user:password@]host:port[/db]")
 server = redis.Redis.from_url(
-    os.environ["REDIS_URL"],
+    URL,
     socket_connect_timeout=DEADLINE,
     socket_timeout=DEADLINE,
     # A call without an answer may have been charged. `redis.Redis()` would send it up to ten times more.
     retry=Retry(NoBackoff(), 0),
+    # Nothing beside AUTH and SELECT on a new connection.
+    driver_info=None,
+    maint_notifications_config=MaintNotificationsConfig(enabled=False),
 )
 with open("gcra.lua", encoding="utf-8") as file:
     # Calls send EVALSHA; after NOSCRIPT, SCRIPT LOAD and EVALSHA once more.

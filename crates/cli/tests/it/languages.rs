@@ -186,8 +186,26 @@ fn answers_as_the_tool(example: &Example, beside: &str, text_by: &str) {
     let output = example.run(&url, &["1"]);
     assert!(!output.status.success() && stdout(&output).is_empty(), "{output:?}");
     assert!(stderr(&output).contains("BADSTATE"), "{output:?}");
-    let output = example.run(&url.replace("sesame", "wrong"), &["1"]);
-    assert!(!output.status.success() && stdout(&output).is_empty(), "a wrong password: {output:?}");
+    let tcp = server.tcp_url();
+    let wrong = [url.replace("sesame", "wrong"), format!("{tcp}/99"), format!("{url}/1")];
+    for url in &wrong {
+        let output = example.run(url, &["1", "1", "1"]);
+        assert!(!output.status.success() && stdout(&output).is_empty(), "{url}: {output:?}");
+    }
+    for broken in
+        ["", "redis://user:secret%zz@127.0.0.1:1", "redis://user:sec#ret@127.0.0.1:1", "redis://:secret@h:port"]
+    {
+        let output = example.run(broken, &["1"]);
+        let told = stderr(&output);
+        assert!(!output.status.success() && stdout(&output).is_empty(), "{broken}: {output:?}");
+        assert!(told.ends_with("REDIS_URL: expected redis://[user:password@]host:port[/db]\n"), "{broken}: {told}");
+        assert!(told.lines().count() == 1 && !told.contains("sec"), "{broken}: {told}");
+    }
+    for reply in ["1", "false", "{}"] {
+        std::fs::write(example.folder.path().join("gcra.lua"), format!("return {reply}")).expect("the script");
+        let output = example.run(&tcp, &["1"]);
+        assert!(!output.status.success() && stdout(&output).is_empty(), "{reply}: {output:?}");
+    }
 
     answers_by_itself(example, &server);
 }
