@@ -329,6 +329,9 @@ fn each_user_of_the_redis_conf_can_do_its_task() {
     let users = file.lines().filter_map(|line| line.strip_prefix("# user ")?.split_once(" on >PASSWORD "));
     let users: Vec<_> = users.collect();
     let [("limiter", least), ("operator", more), ("admin", all)] = users[..] else { panic!("{users:?}") };
+    assert!(
+        file.ends_with("\n# user default off\n") && read("src/operations.md").contains("`ACL SETUSER default off`")
+    );
     let words = |rights: &str| rights.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(
         (words(least), words(more)),
