@@ -37,7 +37,10 @@ const isMistake = (error) => error.name === "ReplyError" && !AWAY.test(error.mes
 // ioredis is ready after AUTH or SELECT has failed, too.
 let refused, latest;
 redis.on("connect", () => { latest = undefined; });
-redis.on("ready", () => { refused = latest; });
+redis.on("ready", () => {
+  refused = latest;
+  if (refused) redis.status = "reconnecting"; // its connection is closed: a "ready" one would never connect again
+});
 redis.on("error", (error) => { // at each attempt to connect
   refused = latest = isMistake(error) ? error : undefined;
   if (error.command?.name === "select") redis.disconnect(true); // it would go on in database 0
