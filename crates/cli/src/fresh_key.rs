@@ -2,7 +2,6 @@
 //! others are looked for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use tollgate::redis::cmd;
 use tollgate::{Engine, Limiter, Redis, Request};
@@ -27,15 +26,16 @@ pub(crate) async fn warn(subject: &Subject, limiter: &Limiter, options: &Options
     }
     let names: Vec<_> = states.iter().filter_map(|state| Name::parse(state.key.as_bytes())).collect();
     let Some(first) = names.first() else { return };
-    let mut found = Found { subjects: names.iter().map(|name| name.subject).collect(), first, likely: BTreeMap::new() };
+    let mut found = Found::new(first, &names);
     // What was found in time counts.
     let _ = tokio::time::timeout(options.deadline(), found.search(options)).await;
     let unused = shown(states.first().map(|state| state.key.as_bytes()).unwrap_or_default());
     match found.best() {
         Some(likely) => messages::warning(format!("nobody has used this key yet: {unused}; {likely}")),
-        None => messages::note(format!(
-            "nobody has used this key yet: {unused}; --prefix, and without --rules --name, choose others"
-        )),
+        None if found.is_rule_used => messages::note(format!("nobody has used this key yet: {unused}")),
+        None => {
+            messages::note(format!("nobody has used this key yet: {unused}; check --prefix and the rule's name"));
+        }
     }
 }
 
@@ -46,21 +46,32 @@ struct Name<'a> {
     /// The tag, and the key if it is another.
     subject: &'a [u8],
     rule: &'a str,
+    /// With the slash before it; of a call's id, the id with its `#`.
+    limit: &'a str,
 }
 
 /// What a key has in common with the one that was named; the first says most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Likeness {
+    /// The subject has been used under the same prefix, by another rule or limit.
+    SubjectAndPrefix,
     SubjectAndRule,
     Subject,
     Rule,
+    /// The prefix, and a key that ends in the one that was named, or the reverse: `42` and `user:42`.
+    Ending,
 }
 
 /// Keys that are like the one that was named.
 #[derive(Debug)]
 struct Found<'a> {
     subjects: BTreeSet<&'a [u8]>,
+    limits: BTreeSet<&'a str>,
     first: &'a Name<'a>,
+    /// Whether others use the rule under this prefix, so that both names are right.
+    is_rule_used: bool,
+    /// Whether they use a limit of it.
+    is_limit_used: bool,
     /// By likeness, prefix and the rule's name: how many there are, and one of them.
     likely: BTreeMap<(Likeness, String, String), (u64, String)>,
 }
@@ -73,19 +84,41 @@ impl<'a> Name<'a> {
         let prefix = std::str::from_utf8(prefix.strip_suffix(b":")?).ok()?;
         let (subject, rule) = rest.split_at(rest.iter().rposition(|byte| *byte == b':')?);
         let rule = std::str::from_utf8(&rule[1..]).ok()?;
-        let rule = &rule[..rule.find(['/', '#'])?];
+        let (rule, limit) = rule.split_at(rule.find(['/', '#'])?);
         // The tag of a cached configuration.
         let is_cache = subject.starts_with(b"{%c}");
         (!prefix.is_empty() && subject.contains(&b'}') && !rule.is_empty() && !is_cache).then_some(Self {
             prefix,
             subject,
             rule,
+            limit,
         })
+    }
+
+    /// Whether one of the two subjects is the end of the other, after a colon.
+    fn ends_alike(&self, other: &Name<'_>) -> bool {
+        fn inner(subject: &[u8]) -> Option<&[u8]> {
+            subject.strip_prefix(b"{")?.strip_suffix(b"}")
+        }
+        let (Some(one), Some(other)) = (inner(self.subject), inner(other.subject)) else { return false };
+        let is_end = |whole: &[u8], end: &[u8]| whole.strip_suffix(end).is_some_and(|start| start.ends_with(b":"));
+        is_end(one, other) || is_end(other, one)
     }
 }
 
-impl Found<'_> {
-    /// Scans each node until it finds the same key of the same rule elsewhere, or has seen enough.
+impl<'a> Found<'a> {
+    fn new(first: &'a Name<'a>, names: &[Name<'a>]) -> Self {
+        Self {
+            subjects: names.iter().map(|name| name.subject).collect(),
+            limits: names.iter().map(|name| name.limit).collect(),
+            first,
+            is_rule_used: false,
+            is_limit_used: false,
+            likely: BTreeMap::new(),
+        }
+    }
+
+    /// Scans each node, up to the most keys: the same key elsewhere doesn't count if others use the rule here.
     async fn search(&mut self, options: &Options) {
         let nodes = match options.redis() {
             Ok(Some(Engine::Redis(redis))) => vec![redis],
@@ -96,9 +129,6 @@ impl Found<'_> {
         for node in nodes.iter().take(MOST_KEYS / STEP) {
             // Where this one doesn't answer, the next one may.
             let _ = self.scan(node, options, steps).await;
-            if self.is_certain() {
-                break;
-            }
         }
     }
 
@@ -112,7 +142,7 @@ impl Found<'_> {
             let page = scan.query_async::<(u64, Vec<Vec<u8>>)>(&mut connection).await;
             let Ok((next, keys)) = page else { return Ok(()) };
             keys.iter().for_each(|key| self.note(key));
-            if next == 0 || self.is_certain() {
+            if next == 0 {
                 break;
             }
             from = next;
@@ -120,42 +150,64 @@ impl Found<'_> {
         Ok(())
     }
 
-    fn is_certain(&self) -> bool {
-        self.likely.first_key_value().is_some_and(|((likeness, ..), _)| *likeness == Likeness::SubjectAndRule)
-    }
-
-    /// Counts the key if an option leads to it.
+    /// Counts the key if it may be the one that was meant.
     fn note(&mut self, key: &[u8]) {
         let Some(name) = Name::parse(key).filter(|name| !is_own_prefix(name.prefix)) else { return };
-        let is_elsewhere = name.prefix != self.first.prefix;
-        // Whoever named a rule may well mean one that nobody has used yet.
+        let is_here = name.prefix == self.first.prefix;
         let is_unnamed = self.first.rule == UNNAMED;
-        let likeness = match (self.subjects.contains(name.subject), name.rule == self.first.rule) {
-            (true, true) if is_elsewhere => Likeness::SubjectAndRule,
-            // No service names its rule so: this tool has made that key, perhaps by the mistake that is warned of here.
-            (true, false) if name.rule == UNNAMED => return,
-            (true, false) if is_elsewhere || is_unnamed => Likeness::Subject,
-            (false, true) if is_elsewhere && !is_unnamed => Likeness::Rule,
+        let is_rule = name.rule == self.first.rule;
+        // No service names its rule so: this tool has made that key, perhaps by the mistake that is warned of here.
+        let is_own = name.rule == UNNAMED;
+        if is_here && is_rule && !is_own {
+            self.is_rule_used = true;
+            self.is_limit_used |= self.limits.contains(name.limit);
+        }
+        let likeness = match (self.subjects.contains(name.subject), is_rule) {
+            (true, true) if !is_here => Likeness::SubjectAndRule,
+            (true, _) if is_own => return,
+            (true, _) if is_here => Likeness::SubjectAndPrefix,
+            (true, _) => Likeness::Subject,
+            (false, true) if !is_here && !is_unnamed => Likeness::Rule,
+            (false, _) if is_here && !is_own && (is_rule || is_unnamed) && name.ends_alike(self.first) => {
+                Likeness::Ending
+            }
             _ => return,
         };
         let place = (likeness, name.prefix.to_owned(), name.rule.to_owned());
         self.likely.entry(place).or_insert_with(|| (0, shown(key))).0 += 1;
     }
 
-    /// One of the most similar keys, where there are most of them, and the options that lead there.
+    /// One of the most similar keys, where there are most of them, and the options that lead there, if any do.
     fn best(&self) -> Option<String> {
-        let likeliest = self.likely.first_key_value()?.0.0;
+        let fits = |likeness: Likeness| match likeness {
+            Likeness::Ending => true,
+            Likeness::SubjectAndPrefix => !self.is_limit_used,
+            // These suggest another prefix.
+            _ => !self.is_rule_used,
+        };
+        let likeliest = self.likely.keys().map(|(likeness, ..)| *likeness).find(|likeness| fits(*likeness))?;
         let alike = self.likely.iter().filter(|((likeness, ..), _)| *likeness == likeliest);
         let ((_, prefix, rule), (_, key)) = alike.rev().max_by_key(|(_, (count, _))| *count)?;
-        let mut likely = format!("there is {key}: try");
+        let mut likely = format!("there is {key}");
+        let mut options = Vec::new();
         if prefix != self.first.prefix {
-            let _ = write!(likely, " --prefix {}", shown(prefix.as_bytes()));
+            options.push(("--prefix", prefix));
         }
         if rule != self.first.rule && self.first.rule == UNNAMED {
-            let _ = write!(likely, " --name {rule}");
+            options.push(("--name", rule));
+        }
+        // Others may have written that key, and a suggested command is pasted into a shell.
+        if !options.is_empty() && options.iter().all(|(_, value)| is_plain(value)) {
+            likely.push_str(": try");
+            options.iter().for_each(|(option, value)| likely.extend([" ", option, " ", value]));
         }
         Some(likely)
     }
+}
+
+/// Whether every shell takes it as one word, and no program as an option.
+fn is_plain(word: &str) -> bool {
+    !word.starts_with('-') && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte))
 }
 
 #[cfg(test)]
@@ -164,7 +216,7 @@ mod tests {
 
     fn best(named: &str, keys: &[&str]) -> Option<String> {
         let first = Name::parse(named.as_bytes()).expect(named);
-        let mut found = Found { subjects: [first.subject].into(), first: &first, likely: BTreeMap::new() };
+        let mut found = Found::new(&first, &[first]);
         keys.iter().for_each(|key| found.note(key.as_bytes()));
         found.best()
     }
@@ -188,6 +240,12 @@ mod tests {
                 "there is shop:eu:{u}:api/x: try --prefix shop:eu --name api",
             ),
             ("tollgate:{u}:cli/x", &["tollgate:{u}:api#id"], "there is tollgate:{u}:api#id: try --name api"),
+            ("s:{u}:free/x", &["s:{u}:free/y", "p:{u}:free/x"], "there is s:{u}:free/y"),
+            ("s:{u}:free/x", &["s:{u}:fre/x", "p:{u}:free/x"], "there is s:{u}:fre/x"),
+            ("s:{42}:free/x", &["s:{user:42}:free/x", "p:{42}:free/x"], "there is s:{user:42}:free/x"),
+            ("s:{42}:cli/x", &["s:{user:42}:free/x"], "there is s:{user:42}:free/x: try --name free"),
+            ("s:{u}:cli/x", &["p q:{u}:free/x"], "there is p q:{u}:free/x"),
+            ("s:{u}:cli/x", &["s:{u}:$(a)/x"], "there is s:{u}:$(a)/x"),
             ("tollgate:{o}:u:free/x", &["a:{u}:free/x", "b:{o}:u:free/x"], "there is b:{o}:u:free/x: try --prefix b"),
         ] {
             assert_eq!(best(named, keys).as_deref(), Some(expected), "{named}");
@@ -195,10 +253,17 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_no_option_leads_to_is_not_named() {
+    fn no_prefix_is_suggested_if_others_use_the_rule_under_the_given_one() {
+        for here in ["s:{v}:free/x", "s:{v}:free/y", "s:{v}:free#id"] {
+            assert_eq!(best("s:{u}:free/x", &["p:{u}:free/x", "p:{v}:free/x", here]), None, "{here}");
+        }
+        assert_eq!(best("s:{u}:free/x", &["s:{v}:free/x", "s:{u}:paid/x"]), None);
+    }
+
+    #[test]
+    fn a_key_that_is_not_alike_is_not_named() {
         for (named, key) in [
             ("tollgate:{u}:free/x", "tollgate:{v}:free/x"),
-            ("tollgate:{u}:free/x", "tollgate:{u}:paid/x"),
             ("tollgate:{u}:cli/x", "shop:{v}:cli/x"),
             ("tollgate:{u}:free/x", "shop:{u}:cli/x"),
             ("tollgate:{u}:free/x", "shop:{v}:paid/x"),

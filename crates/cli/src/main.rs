@@ -147,15 +147,15 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Deny every call on a key for a time, whatever remains, or lift that.
     ///
-    /// A key that nobody has used yet is blocked too, with a warning. If a service's keys are under another prefix, or
-    /// another rule's name, it names one of them; to find it, at most 20,000 keys are scanned, within --deadline, and
-    /// none if the user may not SCAN.
+    /// A key that nobody has used yet is blocked too, with a note. If a similar key exists, with another prefix, rule's
+    /// name or limit, it's a warning that names that key, with the --prefix or --name that lead there. To find it, at
+    /// most 20,000 keys are scanned, within --deadline, and none if the user may not SCAN.
     ///
     /// Exit code: 0; 2 on an error.
     Block(block::Block),
     /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
     ///
-    /// If nobody has used that one key yet, it warns as block does, after the same scan.
+    /// If nobody has used that one key yet, it says so as block does, after the same scan.
     ///
     /// Exit code: 0; 2 on an error.
     Reset(reset::Reset),

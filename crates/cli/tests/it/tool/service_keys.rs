@@ -288,8 +288,8 @@ fn blocking_or_resetting_an_unused_key_names_one_that_was_probably_meant() {
         stderr(&output)
     };
     let block = |options: &[&str]| run(&[&["block", "gcra 5/1d", "k"], options].concat());
-    let unused = "tollgate: nobody has used this key yet: tollgate:{k}:web/gcra-1d; --prefix, and without --rules \
-        --name, choose others\n";
+    let unused = "tollgate: nobody has used this key yet: tollgate:{k}:web/gcra-1d; check --prefix and the \
+        rule's name\n";
     assert_eq!(block(&["--name", "web", "--lift"]), unused);
     run(&["probe", "gcra 5/1d", "k", "--name", "api", "--prefix", "shop"]);
 
@@ -305,10 +305,38 @@ fn blocking_or_resetting_an_unused_key_names_one_that_was_probably_meant() {
     assert_eq!(lines(&tollgate(&["probe", "gcra 5/1d", "k", "--url", &server.url()]))[0]["blocked"], true);
     let reset = run(&["probe", "gcra 5/1d", "other", "--name", "api", "--op", "reset"]);
     assert_eq!(reset, warning("tollgate:{other}:api", &format!("{there}: try --prefix shop")));
-    // A rule that was named may be one that nobody has used.
-    let unused = unused.replace("tollgate:{k}", "shop:{k}");
-    assert_eq!(block(&["--name", "web", "--prefix", "shop", "--lift"]), unused);
+    assert_eq!(block(&["--name", "web", "--prefix", "shop", "--lift"]), warning("shop:{k}:web", there));
     assert_eq!(keys(&server), ["shop:{k}:api/gcra-1d", "tollgate:{k}:cli/gcra-1d"]);
+}
+
+#[test]
+fn a_slip_in_one_name_is_told_from_a_new_user_and_foreign_text_is_no_command() {
+    let server = Server::start();
+    let lift = |rule: &str, key: &str, name: &str, prefix: &str| {
+        let block = ["block", rule, key, "--name", name, "--prefix", prefix, "--lift", "--url", &server.url()];
+        let output = tollgate(&block);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        stderr(&output)
+    };
+    let set = |key: &str| cmd("SET").arg(key).arg("").exec(&mut server.connection()).expect("set");
+    set("shop:{user:42}:api/gcra-1h");
+    for (rule, key, name) in [
+        ("gcra 100/1h", "user:42", "apis"),
+        ("gcra 100/1m", "user:42", "api"),
+        ("fixed_window 100/1h", "user:42", "api"),
+        ("gcra 100/1h", "42", "api"),
+    ] {
+        let said = lift(rule, key, name, "shop");
+        assert!(said.starts_with("warning: ") && said.ends_with("; there is shop:{user:42}:api/gcra-1h\n"), "{said}");
+    }
+    // Only the user is new, and production isn't suggested for staging.
+    ["staging:{old}:api/gcra-1h", "prod:{new}:api/gcra-1h"].into_iter().for_each(set);
+    let said = lift("gcra 100/1h", "new", "api", "staging");
+    assert_eq!(said, "tollgate: nobody has used this key yet: staging:{new}:api/gcra-1h\n");
+
+    set("a;b\u{1b}[2J:{u}:web/gcra-1h");
+    let said = lift("gcra 100/1h", "u", "web", "shop");
+    assert!(said.ends_with("; there is a;b\\u{1b}[2J:{u}:web/gcra-1h\n"), "{said}");
 }
 
 #[test]
