@@ -30,7 +30,7 @@ use edge::Edges;
 use outcome::Outcome;
 
 #[derive(Debug, Args)]
-#[command(after_help = SEE_RULES)]
+#[command(after_help = SEE_RULES, override_usage = "tollgate compare [OPTIONS] <RULE>... <FILE>")]
 pub(crate) struct Compare {
     /// The rules, each such as "gcra 100/1m burst 20", and the records.
     ///

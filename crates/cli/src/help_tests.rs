@@ -61,6 +61,12 @@ fn help_is_no_wider_than_its_page_and_ends_within_two_screens() {
 }
 
 #[test]
+fn the_grammar_of_rules_fits_a_narrow_terminal() {
+    let wide: Vec<_> = crate::rule_arguments::GRAMMAR.lines().filter(|line| line.chars().count() > LONGEST).collect();
+    assert!(wide.is_empty(), "{wide:?}");
+}
+
+#[test]
 fn each_command_that_runs_tells_its_exit_codes() {
     let mut silent = Vec::new();
     for (path, mut command) in commands() {

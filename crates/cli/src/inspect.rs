@@ -15,12 +15,12 @@ use crate::escape::shown;
 use crate::operation;
 use crate::options::{Confirmation, Options};
 use crate::output::{Shape, counted, facts, json, micros};
-use crate::rule_arguments::{RuleOptions, RulesAndKey, SEE_RULES};
+use crate::rule_arguments::{RuleOptions, RulesAndKey, SEE_RULES, usage_of_rules_and_key};
 use crate::subject::Subject;
 use explained::explained;
 
 #[derive(Debug, Args)]
-#[command(after_help = SEE_RULES)]
+#[command(after_help = SEE_RULES, override_usage = usage_of_rules_and_key!("inspect"))]
 pub(crate) struct Inspect {
     #[command(flatten)]
     whom: RulesAndKey,

@@ -152,6 +152,7 @@ enum Command {
     /// most 20,000 keys are scanned, within --deadline, and none if the user may not SCAN.
     ///
     /// Exit code: 0; 2 on an error.
+    #[command(override_usage = rule_arguments::usage_of_rules_and_key!("block"))]
     Block(block::Block),
     /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
     ///

@@ -24,51 +24,76 @@ pub(crate) const GRAMMAR: &str = "\
 How a RULE is written:
   A RULE is a limit in one line:
 
-    ALGORITHM UNITS/PERIOD [burst N] [max-debt N|none] [start PERIOD|first-hit|spread]
-      [max N] [shards N]
+    ALGORITHM UNITS/PERIOD [burst N] [max-debt N|none]
+      [start PERIOD|first-hit|spread] [max N] [shards N]
     fixed-window UNITS/day|week|month|year [shards N] [tz ZONE]
     concurrency N ttl PERIOD [shards N]
 
-  Not every algorithm has every option; a PERIOD is in us, ms, s, m, h or d, such as 10s or 1h30m.
+  Not every algorithm has every option; a PERIOD is in us, ms, s, m, h or d,
+  such as 10s or 1h30m.
 
-    gcra 100/1s burst 20                    100 a second, up to 20 at once
-    token-bucket 100/1m burst 200           100 a minute, up to 200 at once
-    token-bucket 10/1s max-debt 50          reservations may owe up to 50 units
-    fixed-window 100/1h                     100 from each full hour on; start 10m|first-hit|spread
-    fixed-window 250/day tz Europe/Zurich   each day there (UTC without tz); week, month, year
-    sliding-window 1000/1h                  an estimate that slides, in little memory
-    sliding-log 5/10s                       exactly 5 in any 10 seconds
-    concurrency 8 ttl 30s                   8 held at once, each for 30 seconds unless renewed
-    gcra 100000/1s shards 8                 too hot for one node: in eight keys
+    gcra 100/1s burst 20                   100 a second, up to 20 at once
+    token-bucket 100/1m burst 200          100 a minute, up to 200 at once
+    token-bucket 10/1s max-debt 50         reservations may owe up to 50 units
+    fixed-window 100/1h                    100 from each full hour on
+    fixed-window 250/day tz Europe/Zurich  each day there (UTC without tz)
+    sliding-window 1000/1h                 a sliding estimate, in little memory
+    sliding-log 5/10s                      exactly 5 in any 10 seconds
+    concurrency 8 ttl 30s                  8 held at once, each for 30 seconds
+    gcra 100000/1s shards 8                too hot for one node: in eight keys
 
-  Several limits, as further RULEs or separated by commas, are decided together, all or nothing.
-  Their keys in Redis are those of a rule called cli, unless --name gives another. Give any other
-  rule of a service as JSON:
+  max-debt none: reservations may owe any number of units.
+  max N: the largest limit allowed for a log (10000 without it).
+  start 10m: windows begin 10 minutes after each multiple of the period.
+  start first-hit: a window begins at a key's first request.
+  start spread: each key's windows have an offset of their own.
 
-    {\"name\": \"api\", \"limits\": [\"gcra 9/1s\", {\"limit\": \"gcra 99/1m\", \"key\": \"org\"}], \"tag\": \"org\"}
+  Several limits, as further RULEs or separated by commas, are decided
+  together, all or nothing. Their keys in Redis are those of a rule called
+  cli, unless --name gives another. Give any other rule of a service as JSON:
 
-  In JSON, a limit may have a name, and may count another part of the request (key) than the rest.
-  tag names the part whose value goes in the braces of every key, so that Redis Cluster keeps them
-  together. --attr gives these parts. A rule may also have cost, on_change, overage, block_for,
+    {\"limits\": [\"gcra 9/s\", {\"limit\": \"gcra 99/m\", \"key\": \"org\"}], \"tag\": \"org\"}
+
+  In JSON, a limit may have a name, and may count another part of the request
+  (key) than the rest. tag names the part whose value goes in the braces of
+  every key, so that Redis Cluster keeps them together. --attr gives these
+  parts. A rule may also have name, cost, on_change, overage, block_for,
   hash_keys, on_error and processes.
 
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
   tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
-  tollgate probe '{\"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}' u1 --attr org=a
+  tollgate probe '{\"limits\":[{\"limit\":\"gcra 9/s\",\"key\":\"org\"}]}' u1 --attr org=a
 
 A service's own file of rules:
   --rules gives the file, and RULE is then the name of one of its rules:
 
-    tollgate inspect --rules rules.toml uploads user:42 --prefix shop --url redis://127.0.0.1:6379
+    tollgate inspect --rules rules.toml uploads user:42 --attr org=acme \\
+      --prefix shop --url redis://127.0.0.1:6379
 
-  Spell the key as the rule counts it; --attr gives what else the rule counts, such as org=acme. To
-  see which rule applies to a request, and which keys it writes, use tollgate rules explain.
+  Spell the key as the rule counts it; --attr gives what else the rule counts.
+  Which rule applies to a request, and which keys it writes, is told by
+  `tollgate rules explain`.
 
 Keys:
-  A key is any bytes. Printable keys are shown as they are. \\xff stands for a byte that isn't UTF-8,
-  \\n or \\u{1b} for a character that can't be printed, and \\\\ for a backslash.
+  A key is any bytes. Printable keys are shown as they are. \\xff stands for a
+  byte that isn't UTF-8, \\n or \\u{1b} for a character that can't be printed,
+  and \\\\ for a backslash.
 ";
+
+/// The usage of a command on several rules and one key: clap would show `<RULE> <KEY>...`.
+macro_rules! usage_of_rules_and_key {
+    ($command:literal) => {
+        concat!(
+            "tollgate ",
+            $command,
+            " [OPTIONS] <RULE>... <KEY>\n       tollgate ",
+            $command,
+            " [OPTIONS] --rules <FILE> <NAME> [KEY]"
+        )
+    };
+}
+pub(crate) use usage_of_rules_and_key;
 
 /// Rules and a key, as positional arguments.
 #[derive(Debug, Args)]
