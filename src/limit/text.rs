@@ -80,7 +80,7 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
     };
     let calendar = matches!(algorithm, Algorithm::FixedWindow | Algorithm::CalendarWindow);
     let window = suggested_window(words);
-    let meant = match (window, suggested_rate(words)) {
+    let meant = match (window.clone(), suggested_rate(words)) {
         (Some(window), _) if calendar => Some(window),
         (Some(window), Some(rate)) if window.ends_with("month") || window.ends_with("year") => {
             Some(format!("{rate}, or fixed-window {window}"))
@@ -104,7 +104,11 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
         return Err(expected(suggested_window(words).as_deref().unwrap_or(usual), &format!("{rate:?}")));
     }
     match (period.parse::<Period>(), meant) {
-        (Err(_), Some(meant)) => Err(expected(&meant, &format!("{rate:?}"))),
+        (Err(_), Some(meant)) => {
+            // What was meant may be a window of the calendar, which isn't one of these.
+            let units = if window.is_none() { "; the units are us ms s m h d" } else { "" };
+            Err(expected(&meant, &format!("{rate:?}{units}")))
+        }
         (period, _) => Ok((count, Every::Period(period?), options)),
     }
 }
@@ -382,6 +386,10 @@ mod tests {
             ("", "rule: expected an algorithm and a rate, such as token-bucket 10/1s, got nothing"),
             ("gcra", "rate: expected units per period, such as 10/1s, got nothing after gcra"),
             ("gcra 5", "rate: expected units per period, such as 10/1s, got \"5\""),
+            (
+                "gcra 100/1min",
+                "rate: expected units per period, such as 100/1m, got \"100/1min\"; the units are us ms s m h d",
+            ),
             ("gcra 5/", "rate: expected units per period, such as 10/1s, got no period after the / in \"5/\""),
             ("gcra /1s", "rate: expected units per period, such as 10/1s, got no units before the / in \"/1s\""),
             ("gcra 5/1s burst", "burst: expected a value after it, got nothing"),

@@ -388,8 +388,14 @@ async fn operations_that_calendar_windows_do_not_support_are_refused_in_one_line
         ("fixed-window 2/1month", "rate: expected units per period, such as 2/month, got \"2/1month\""),
         ("fixed-window 2/Days", "rate: expected units per period, such as 2/day, got \"2/Days\""),
         ("fixed-window 2 per week", "rate: expected units per period, such as 2/week, got \"2 per week\""),
-        ("fixed-window 2/3 days", "rate: expected units per period, such as 2/3d, got \"2/3\""),
-        ("fixed-window 2/2weeks", "rate: expected units per period, such as 2/14d, got \"2/2weeks\""),
+        (
+            "fixed-window 2/3 days",
+            "rate: expected units per period, such as 2/3d, got \"2/3\"; the units are us ms s m h d",
+        ),
+        (
+            "fixed-window 2/2weeks",
+            "rate: expected units per period, such as 2/14d, got \"2/2weeks\"; the units are us ms s m h d",
+        ),
         ("fixed-window 2/yr", "rate: expected units per period, such as 2/year, got \"2/yr\""),
         ("gcra 2/month", "rate: expected units per period, such as 2/30d, or fixed-window 2/month, got \"2/month\""),
     ] {
