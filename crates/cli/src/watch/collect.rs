@@ -97,6 +97,15 @@ impl Collector {
     pub(super) fn check(&self) -> Result<()> {
         let errors: Vec<_> = self.nodes.iter().filter_map(|node| node.shown.error.as_ref()).collect();
         match self.nodes.iter().zip(errors.first()).next() {
+            // Redis answers, and names what this user may not run.
+            Some((_, why)) if errors.len() == self.nodes.len() && why.starts_with("NOPERM") => {
+                let command = why.split_once("run the '").and_then(|(_, rest)| rest.split_once('\''));
+                let right = command.map_or_else(
+                    || "do this".to_owned(),
+                    |(command, _)| format!("run '{command}' (ACL SETUSER ... +{command})"),
+                );
+                bail!("redis doesn't let this user {right}: {why}")
+            }
             Some((node, why)) if errors.len() == self.nodes.len() => {
                 bail!("no connection to redis at {}: {why}", node.shown.address)
             }
