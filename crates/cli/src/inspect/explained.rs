@@ -81,7 +81,8 @@ impl Fields<'_> {
 
 fn in_units(number: i64, period: i64) -> String {
     let units = format!("{:.6}", number as f64 / period as f64);
-    format!("{} units ({number} / {period})", units.trim_end_matches('0').trim_end_matches('.'))
+    let units = units.trim_end_matches('0').trim_end_matches('.');
+    format!("{units} {} ({number} / {period})", if units == "1" { "unit" } else { "units" })
 }
 
 fn of_micros(number: i64) -> Duration {

@@ -49,7 +49,7 @@ impl Drawing {
 
     /// How much of the run is over, from 0 to 1, and how many calls were answered.
     pub(super) fn move_to(&self, share: f64, answers: u64) {
-        self.bar.set_prefix(format!("{} calls", HumanCount(answers)));
+        self.bar.set_prefix(format!("{} {}", HumanCount(answers), if answers == 1 { "call" } else { "calls" }));
         self.bar.set_position((share * 1000.0) as u64);
     }
 

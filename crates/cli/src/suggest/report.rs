@@ -60,7 +60,8 @@ impl Report<'_> {
             notes.push(format!("Rates are for {period}; --per gives another period."));
         }
         if group.requests < FEW {
-            notes.push(format!("{} tell little about normal traffic.", counted(group.requests, "request")));
+            let tell = if group.requests == 1 { "tells" } else { "tell" };
+            notes.push(format!("{} {tell} little about normal traffic.", counted(group.requests, "request")));
         }
         let of_group = self.traffic.keys.iter().filter(|key| key.group == at);
         let heaviest = of_group.max_by_key(|key| key.requests).filter(|_| group.keys >= 10 && group.requests >= FEW);
