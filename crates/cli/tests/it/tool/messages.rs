@@ -161,8 +161,8 @@ fn help_has_the_grammar_of_rules_and_its_examples_work_as_printed() {
     let help = stdout(&tollgate(&["help", "rules"]));
     let (_, rules) = help.split_once("How a RULE is written:").expect("the grammar");
     let (rules, rest) = rules.split_once("Examples:").expect("examples");
-    let limits = rules.lines().filter_map(|line| line.strip_prefix("    ")?.split("   ").next());
-    let limits: Vec<_> = limits.filter(|limit| !limit.contains(" [")).collect();
+    let limits = rules.lines().filter_map(|line| line.strip_prefix("    ")?.split("  ").next());
+    let limits: Vec<_> = limits.filter(|limit| !limit.is_empty() && !limit.contains(" [")).collect();
     assert!(limits.len() >= 8, "{limits:?}");
     for limit in limits {
         let output = match limit.starts_with('{') {
