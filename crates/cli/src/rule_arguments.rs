@@ -63,7 +63,7 @@ How a RULE is written:
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
   tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
-  tollgate probe '{\"limits\":[{\"limit\":\"gcra 9/s\",\"key\":\"org\"}]}' u1 --attr org=a
+  tollgate probe '{\"limits\":[\"gcra 9/s\"],\"tag\":\"org\"}' user:42 --attr org=acme
 
 A service's own file of rules:
   --rules gives the file, and RULE is then the name of one of its rules:
