@@ -44,8 +44,8 @@ pub(crate) enum Setting {
 /// How a limit's numbers are packed for its script; the states that it writes end with the same bytes.
 #[derive(Debug)]
 struct Packing {
-    /// The first byte, by which states are told apart: of no other algorithm, and at most 8 if it reserves, since 8 more
-    /// is the layout of a state with a debt.
+    /// The first byte, which says whose state it is: no other algorithm has it. At most 8 if this one reserves, since 8
+    /// more is the layout of a state with a debt.
     layout: u8,
     /// The width of each argument in bytes.
     widths: &'static [usize],

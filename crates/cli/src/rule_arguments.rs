@@ -72,8 +72,8 @@ A service's own file of rules:
       --prefix shop --url redis://127.0.0.1:6379
 
   Spell the key as the rule counts it; --attr gives what else the rule counts.
-  Which rule applies to a request, and which keys it writes, is told by
-  `tollgate rules explain`.
+  `tollgate rules explain` says which rule applies to a request, and which keys
+  it writes.
 
 Keys:
   A key is any bytes. Printable keys are shown as they are. \\xff stands for a
