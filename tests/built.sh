@@ -1,4 +1,5 @@
-# Sourced by the scripts in this folder, which define `fail`: the test programs, and where they are.
+# Sourced by the scripts in this folder, which define `fail`: the test programs, where they are, and what becomes of
+# their tests.
 
 # Tests wait for servers most of the time, so more of them run at once than there are processors.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 2))}
@@ -13,12 +14,79 @@ build_tests() {
     built=$(cargo test --quiet "${tested[@]}" "${programs[@]}" --no-run --message-format=json-render-diagnostics)
 }
 
-# run_tests PACKAGE SOURCE ARGUMENT...: runs the test program that was built from this file of the package, a folder, as
-# cargo would.
-run_tests() {
+# Package and source of each, one a line.
+programs_built() {
+    sed -En 's|.*"src_path":"([^"]*)/((src\|tests)/[^"]*)".*"test":true},"features".*"executable":".*|\1 \2|p' <<<"$built" |
+        sed "s|^$PWD/||; s|^$PWD |. |" | sort
+}
+
+# program_of PACKAGE SOURCE: the test program that was built from this file of the package, a folder.
+program_of() {
     local source program
     source=$(realpath "$1/$2")
     program=$(sed -n "s|.*\"src_path\":\"$source\".*\"test\":true},\"features\".*\"executable\":\"\([^\"]*\)\".*|\1|p" <<<"$built")
     [ -x "$program" ] || fail "$1/$2: expected one test program, got '$program'"
+    echo "$program"
+}
+
+# run_tests PACKAGE SOURCE ARGUMENT...: runs the test program as cargo would.
+run_tests() {
+    local program
+    program=$(program_of "$1" "$2") || exit 1
     (cd "$1" && exec "$program" --quiet "${@:3}")
+}
+
+# What failed at its first run, one a line: `passed` or `failed` at its second, a tab, its name. A file, since tests also
+# run in subshells.
+second_runs=$(mktemp)
+
+# run_twice PACKAGE SOURCE ARGUMENT...: run_tests, and a failed test once more, alone. Fails if a test failed twice, or
+# if the program ended without a result.
+run_twice() {
+    local output test code=0
+    output=$(mktemp)
+    run_tests "$@" 2>&1 | tee "$output"
+    if [ "${PIPESTATUS[0]}" -ne 0 ]; then
+        code=1
+        # The last list of failures: before it stands what the failed tests printed, other lists among it.
+        mapfile -t failures < <(awk '/^failures:$/ { names = "" } /^    [^ ]+$/ { names = names $1 "\n" }
+            /^test result: / { last = names } END { printf "%s", last }' "$output")
+        [ ${#failures[@]} -eq 0 ] || code=0
+        for test in "${failures[@]}"; do
+            printf '\nonce more, alone: %s\n' "$test"
+            if run_tests "$1" "$2" --exact "$test"; then
+                printf 'passed\t%s: %s\n' "$1" "$test" >>"$second_runs"
+            else
+                printf 'failed\t%s: %s\n' "$1" "$test" >>"$second_runs"
+                code=1
+            fi
+        done
+        [ ${#failures[@]} -gt 0 ] || printf 'failed\t%s: %s ended without a result\n' "$1" "$2" >>"$second_runs"
+    fi
+    rm -f "$output"
+    return "$code"
+}
+
+# command_twice COMMAND...: the same of a command that is one test.
+command_twice() {
+    "$@" && return
+    printf '\nonce more: %s\n' "$*"
+    if "$@"; then
+        printf 'passed\t%s\n' "$*" >>"$second_runs"
+    else
+        printf 'failed\t%s\n' "$*" >>"$second_runs"
+        return 1
+    fi
+}
+
+# The last lines: what passed at its second run, which is to be mended or deleted, and what failed.
+print_second_runs() {
+    local result name
+    while IFS=$'\t' read -r result name; do
+        case "$result" in
+            passed) printf 'passed at its second run: %s\n' "$name" ;;
+            failed) printf 'failed: %s\n' "$name" ;;
+        esac
+    done < <(sort "$second_runs")
+    rm -f "$second_runs"
 }

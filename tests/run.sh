@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Runs every test. Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk, tmux, curl, Chromium and npm
-# with the system's package manager if they are missing, and axe and ioredis with npm.
+# Runs every test to the end, whatever fails, and a failed one once more, alone. Its last lines name what passed at its
+# second run, which is to be mended or deleted, and what failed twice. Exits with 1 if anything did.
+#   bash tests/run.sh
+# Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk, tmux, curl, Chromium and npm with the
+# system's package manager if they are missing, and axe and ioredis with npm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -52,8 +55,17 @@ cargo build --quiet -p tollgate-cli --features postgres
 mkdir -p target/without-tls
 cp target/debug/tollgate target/without-tls/
 export TOLLGATE_TEST_WITHOUT_TLS=$PWD/target/without-tls/tollgate
-cargo test "${tested[@]}" "${programs[@]}"
-cargo test "${tested[@]}" --doc
+build_tests
+failed=''
+while read -r package source; do
+    printf '\n%s/%s\n' "$package" "$source"
+    run_twice "$package" "$source" </dev/null || failed=1
+done < <(programs_built)
+command_twice cargo test "${tested[@]}" --doc || failed=1
 # Backup and recovery of the system of record, and of Redis, with the tool that was just built.
-bash tests/backup.sh
-bash tests/backup_redis.sh
+command_twice bash tests/backup.sh || failed=1
+command_twice bash tests/backup_redis.sh || failed=1
+
+printf '\n'
+print_second_runs
+[ -z "$failed" ] || fail 'a test failed twice'
