@@ -15,8 +15,10 @@ pub(super) struct Timeline {
     name: String,
 }
 
-/// The most attempts to read a clock, to get a fast reply.
+/// The most attempts to read this machine's clocks at the same instant.
 const TRIES: usize = 50;
+/// How long an engine's clock is read, if it can't be told sooner whether it is near.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How many keys are used to find clocks: each node of a small cluster likely has one of them.
 const KEYS: usize = 24;
 
@@ -69,22 +71,27 @@ impl Timeline {
         true
     }
 
+    /// Each decision bounds the engine's clock from both sides. What delays requests or replies widens one bound of one
+    /// decision, so the closest of all bounds count: a busy machine needs more decisions, not a quiet moment for one.
     async fn offset_by(&self, limiter: &Limiter, rule: &Rule, key: &str, enough: Duration) -> Result<Duration, String> {
-        let mut least = u64::MAX;
-        for _ in 0..TRIES {
+        let (mut ahead, mut behind) = (i64::MAX, i64::MAX);
+        let began = Instant::now();
+        loop {
             let sent = self.at(Instant::now());
             limiter.acquire(rule, key).await.map_err(|error| error.to_string())?;
             let answered = self.at(Instant::now());
             let states = limiter.inspect(rule, key).await.map_err(|error| error.to_string())?;
             let fields = states.iter().flat_map(|state| &state.fields);
             let decided = fields.filter(|(name, _)| *name == "time_us").map(|(_, time)| *time).next();
-            let decided = decided.and_then(|time| u64::try_from(time).ok()).unwrap_or_default();
-            least = least.min(decided.abs_diff(sent).max(decided.abs_diff(answered)));
-            if least < micros(enough) {
-                break;
+            let decided = decided.unwrap_or_default();
+            ahead = ahead.min(decided.saturating_sub_unsigned(sent));
+            behind = behind.min(0_i64.saturating_add_unsigned(answered).saturating_sub(decided));
+            let most = ahead.unsigned_abs().max(behind.unsigned_abs());
+            let is_far = ahead.min(behind) <= -i64::try_from(micros(enough)).unwrap_or(i64::MAX);
+            if most < micros(enough) || is_far || began.elapsed() > PATIENCE {
+                return Ok(Duration::from_micros(most));
             }
         }
-        Ok(Duration::from_micros(least))
     }
 
     fn rule(&self) -> Result<Rule, String> {

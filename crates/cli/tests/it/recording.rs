@@ -118,7 +118,8 @@ fn steady(screen: &[String]) -> Screen {
             "load"
                 if begins(&["answered ", "decisions "]) || row.ends_with(" calls") || row.contains(" admitted; ") =>
             {
-                steady.push(replaced(without_bars(row), |_| "#".to_owned()));
+                // A load that took longer than it was to take says so.
+                steady.push(replaced(without_bars(row), |_| "#".to_owned()).replace(", though due within #", ""));
             }
             _ => steady.push(row.clone()),
         }
