@@ -67,6 +67,16 @@ run_twice() {
     return "$code"
 }
 
+# results_of LOG: how many tests passed and how many failed in what run_twice printed, `none` if it has no result.
+results_of() {
+    awk '/^once more, alone: / { again = 1 }
+        match($0, /^test result: .* [0-9]+ passed; [0-9]+ failed/) {
+            if (!again) { passed += $4; failed += $6; results++ } else if ($4 == 1) { passed++; failed-- }
+            again = 0
+        }
+        END { print passed + 0, results ? failed + 0 : "none" }' "$1"
+}
+
 # command_twice COMMAND...: the same of a command that is one test.
 command_twice() {
     "$@" && return

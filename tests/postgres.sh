@@ -120,14 +120,14 @@ for at in "${!named[@]}"; do
         # All of the record's tests, and of the others' those in this module.
         only=(database::)
         [ "$package" != crates/record ] || only=()
-        TOLLGATE_TEST_POSTGRES=${folders[at]} run_tests "$package" tests/it/main.rs "${only[@]}" "${skipped[@]}" 2>&1 |
+        TOLLGATE_TEST_POSTGRES=${folders[at]} run_twice "$package" tests/it/main.rs "${only[@]}" "${skipped[@]}" 2>&1 |
             tee -a "$work/log" || broken=1
     done
-    read -r passed wrong < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$work/log" |
-        awk '{ passed += $1; failed += $2 } END { print passed + 0, NR ? failed : "none" }')
+    read -r passed wrong < <(results_of "$work/log")
     summary+=$'\n'$(printf '%-18s %6s %6s' "$server" "$passed" "$wrong")
     # A filter that matches no test passes too.
     [ -z "$broken" ] && [ "$passed" != 0 ] || failed+=("$version")
 done
 printf '\n%s\n' "$summary"
+print_second_runs
 [ ${#failed[@]} -eq 0 ] || fail "failed on PostgreSQL ${failed[*]}"

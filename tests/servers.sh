@@ -155,13 +155,13 @@ for at in "${!named[@]}"; do
         mapfile -t tests < <(grep -E "$only" <<<"${wanted[$package]}" | grep -Ev "${without:-^$}")
         # Without a name, all of its tests would run.
         [ ${#tests[@]} -gt 0 ] || continue
-        PATH=$folder:$PATH run_tests "$package" tests/it/main.rs --exact "${tests[@]}" 2>&1 | tee -a "$log" || broken=1
+        PATH=$folder:$PATH run_twice "$package" tests/it/main.rs --exact "${tests[@]}" 2>&1 | tee -a "$log" || broken=1
     done
-    read -r passed wrong < <(sed -n 's/^test result: .* \([0-9]*\) passed; \([0-9]*\) failed.*/\1 \2/p' "$log" |
-        awk '{ passed += $1; failed += $2 } END { print passed + 0, NR ? failed : "none" }')
+    read -r passed wrong < <(results_of "$log")
     summary+=$'\n'$(printf '%-9s %-22s %6s %6s  %s' "$name" "$server" "$passed" "$wrong" "${unsaid:-none}")
     # A filter that matches no test passes too.
     [ -z "$broken" ] && [ "$passed" != 0 ] || failed+=("$name")
 done
 printf '\n%s\n' "$summary"
+print_second_runs
 [ ${#failed[@]} -eq 0 ] || fail "failed on ${failed[*]}"
