@@ -307,7 +307,7 @@ impl RuleSet {
     /// middleware refuses such a request before any rule; [`applies`](Self::applies) doesn't.
     #[must_use]
     pub fn reads_two_ways(&self, request: &Attributes<'_>) -> bool {
-        self.shared.reading.paths == Paths::Unambiguous && request.reads_two_ways() && self.uses("path")
+        self.shared.reading.paths == Paths::Unambiguous && self.uses("path") && request.reads_two_ways()
     }
 
     /// Whether a rule matches, counts or costs by this attribute.

@@ -35,8 +35,6 @@ pub struct Attributes<'a> {
     matched: Option<Cow<'a, str>>,
     /// The path as sent, unless it is normalised already.
     sent: Option<&'a str>,
-    /// Whether servers disagree on the path.
-    ambiguous: bool,
     pub(super) method: Option<Cow<'a, str>>,
     others: SmallVec<[(&'a str, &'a [u8]); 4]>,
     pub(super) account: Option<&'a Account>,
@@ -106,8 +104,6 @@ impl<'a> Attributes<'a> {
     pub fn path(mut self, target: &'a str) -> Self {
         let decoded = path::normalised(target);
         self.sent = matches!(decoded, Cow::Owned(_)).then(|| path::path_of(target));
-        let differs = |sent| path::by_segments(sent) != decoded.replace('%', "%25") || path::is_ambiguous(sent);
-        self.ambiguous = self.sent.is_some_and(differs);
         Self { path: Some(decoded), matched: None, ..self }
     }
 
@@ -131,7 +127,7 @@ impl<'a> Attributes<'a> {
             },
             PATH => match text() {
                 Some(path) => self.path(path),
-                None => Self { path: None, matched: None, sent: None, ambiguous: false, ..self },
+                None => Self { path: None, matched: None, sent: None, ..self },
             },
             METHOD => self.method(text().unwrap_or_default()),
             _ => {
@@ -194,7 +190,7 @@ impl<'a> Attributes<'a> {
 
     /// Whether servers disagree on its path.
     pub(super) fn reads_two_ways(&self) -> bool {
-        self.ambiguous
+        self.sent.or(self.path.as_deref()).is_some_and(path::is_ambiguous)
     }
 
     /// The path as patterns see it.
@@ -251,9 +247,10 @@ impl Reading {
             return Cow::Borrowed(request);
         }
         let cased = |path: Cow<'a, str>| if upper(&path) { Cow::Owned(path.to_ascii_lowercase()) } else { path };
-        let counted = sent.map_or_else(|| path.to_owned(), path::by_segments);
+        // Counted as after it is normalised: under a route that takes the rest, an encoded slash and one that isn't are
+        // the same to its handler.
         let matched = sent.map(|sent| cased(Cow::Borrowed(sent)));
-        Cow::Owned(Attributes { path: Some(cased(Cow::Owned(counted))), matched, ..request.clone() })
+        Cow::Owned(Attributes { path: Some(cased(Cow::Owned(path.to_owned()))), matched, ..request.clone() })
     }
 }
 

@@ -199,8 +199,9 @@ pub enum Paths {
     /// Decoded first and then split, as proxies and file servers do: `%2F` is a slash, and `..` leads out of a segment.
     Decoded,
     /// As axum's router does: split first, then compared as it was sent. `%2F` and `..` are part of a segment, an encoded
-    /// letter is no letter, and an empty segment, such as after a final slash, makes another path. A key by `path` has
-    /// each segment decoded, as handlers see it.
+    /// letter is no letter, and an empty segment, such as after a final slash, makes another path. A key by `path` is as
+    /// with `Decoded`, so that all spellings of what a handler is given are one; of `overrides`, `block` and `allow`, it
+    /// may only be in `block`.
     Segments,
 }
 

@@ -55,34 +55,51 @@ pub(super) fn normalised(target: &str) -> Cow<'_, str> {
     Cow::Owned(normal)
 }
 
-/// A request target's path as handlers see it whose router splits it first: each segment is decoded separately, so that
-/// an encoded slash, a backslash and dots are part of it. All spellings of what a handler is given are one; a slash
-/// within a segment is `%2F`, and a percent sign `%25`.
-pub(super) fn by_segments(target: &str) -> String {
-    let mut path = String::with_capacity(target.len() + 1);
-    for segment in path_of(target).split('/').filter(|segment| !segment.is_empty()) {
-        path.push('/');
-        path.push_str(&decoded(segment).replace('%', "%25").replace('/', "%2F"));
-    }
-    if path.is_empty() {
-        path.push('/');
-    }
-    path
-}
-
-/// Whether servers disagree on this path: those that decode before they split, those that decode afterwards, and those
-/// that compare it as it is, for which an empty segment or an encoded letter makes another path.
+/// Whether servers may read this path differently: because they decode before they split or afterwards, once, twice or
+/// not at all, or disagree on what belongs in a path. What is left has a single spelling: each character that URLs have
+/// a right to (RFC 3986) as it is, and every other one encoded.
 pub(super) fn is_ambiguous(target: &str) -> bool {
     let path = path_of(target);
-    let encoded = |at: usize| {
-        let digits = path.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        digits.is_some_and(|byte| byte.is_ascii_alphanumeric() || b"-._~/\\".contains(&byte))
-    };
-    !is_normal(path)
-        && (path.contains("//")
-            || path.contains('\\')
-            || path.split('/').any(|segment| segment == "." || segment == "..")
-            || path.bytes().enumerate().any(|(at, byte)| byte == b'%' && encoded(at)))
+    // Of `OPTIONS *`, and of CONNECT.
+    if path == "*" || path.is_empty() {
+        return false;
+    }
+    let (mut rest, mut before, mut decoded) = (path.as_bytes(), 0, Vec::new());
+    while let Some((&first, tail)) = rest.split_first() {
+        if first == b'%' {
+            let Some(byte) = escaped(tail) else { return true };
+            let is_percent_of_an_escape = byte == b'%' && escaped(&tail[2..]).is_some();
+            let has_another_spelling = byte.is_ascii_control() || may_be_raw(byte) || b"/?#[]\\;".contains(&byte);
+            if has_another_spelling || is_percent_of_an_escape || tail[..2].iter().any(u8::is_ascii_lowercase) {
+                return true;
+            }
+            decoded.push(byte);
+            (before, rest) = (byte, &tail[2..]);
+            continue;
+        }
+        // Browsers leave brackets as they are.
+        if !may_be_raw(first) && !b"/[]".contains(&first) || before == b'/' && first == b'/' {
+            return true;
+        }
+        // Most paths have no escape, and aren't copied.
+        decoded.extend((!decoded.is_empty()).then_some(first));
+        (before, rest) = (first, tail);
+    }
+    let has_dots = path.contains("/.") && path.split('/').any(|segment| segment == "." || segment == "..");
+    has_dots || std::str::from_utf8(&decoded).is_err()
+}
+
+/// Whether a segment may have this character as it is: unreserved ones, and reserved ones but for those that servers
+/// cut it at.
+fn may_be_raw(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,=:@".contains(&byte)
+}
+
+/// The byte that the two hexadecimal digits at the start of this stand for.
+fn escaped(after_percent: &[u8]) -> Option<u8> {
+    let [high, low, ..] = after_percent else { return None };
+    let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+    Some(value(*high)? << 4 | value(*low)?)
 }
 
 /// Without scheme, authority, query and fragment.
@@ -138,12 +155,7 @@ fn decoded(path: &str) -> Cow<'_, str> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
-        let digits = || {
-            let [high, low, ..] = tail else { return None };
-            let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
-            Some(value(*high)? << 4 | value(*low)?)
-        };
-        match digits().filter(|byte| first == b'%' && *byte != 0) {
+        match escaped(tail).filter(|byte| first == b'%' && *byte != 0) {
             Some(byte) => {
                 bytes.push(byte);
                 rest = &tail[2..];
@@ -298,17 +310,71 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_handlers_tell_apart_are_not_one() {
-        for (target, expected) in [
-            ("/a%2Fb", "/a%2Fb"),
-            ("/a%252Fb", "/a%252Fb"),
-            ("/a%25252Fb", "/a%25252Fb"),
-            ("/%61%2f", "/a%2F"),
-            ("/50%25", "/50%25"),
-            ("/a//b/", "/a/b"),
-            ("", "/"),
+    fn each_path_has_one_spelling_that_is_not_refused() {
+        for fine in [
+            "/",
+            "*",
+            "",
+            "/api/v1/items",
+            "/api/v1/items/",
+            "/a/@me/x:y,z$1+2!(3)*4'5&6=7~8",
+            "/a[0]",
+            "/a%20b",
+            "/caf%C3%A9",
+            "/%E6%97%A5/%F0%9F%98%80",
+            "/100%25",
+            "/100%25x%20y",
+            "/%22%3C%3E%5E%60%7B%7C%7D",
+            "/.well-known/...",
+            "/a?x=//%2F;%zz",
+            "http://host/a%20b",
         ] {
-            assert_eq!(by_segments(target), expected, "{target}");
+            assert!(!is_ambiguous(fine), "{fine}");
+        }
+        for byte in (0..=0x20).chain([0x7f]).map(char::from) {
+            assert!(is_ambiguous(&format!("/a{byte}b")), "{byte:?}");
+            let refused = byte != ' ';
+            assert_eq!(is_ambiguous(&format!("/a%{:02X}b", u32::from(byte))), refused, "{byte:?}");
+        }
+        for byte in ('!'..='~').filter(|byte| !"%\"<>^`{|}".contains(*byte)) {
+            assert!(is_ambiguous(&format!("/a%{:02X}b", u32::from(byte))), "{byte}");
+        }
+        for twice in [
+            "//",
+            "/a//b",
+            "/a/./b",
+            "/a/..",
+            "/.",
+            "/a\\b",
+            "/a;b",
+            "/a;v=1/b",
+            "/%",
+            "/a%2",
+            "/a%zz",
+            "/a%u002Fb",
+            "/caf\u{e9}",
+            "/a\"b",
+            "/a<b",
+            "/a>b",
+            "/a^b",
+            "/a`b",
+            "/a{b",
+            "/a|b",
+            "/a}b",
+            "/caf%c3%a9",
+            "/caf%C3%a9",
+            "/%2541",
+            "/%252F",
+            "/%25252F",
+            "/%FF",
+            "/%C3",
+            "/%C0%AF",
+            "/%E0%80%AF",
+            "/%ED%A0%80",
+            "/a%00",
+            "a/b;c",
+        ] {
+            assert!(is_ambiguous(twice), "{twice}");
         }
     }
 

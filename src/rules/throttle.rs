@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::account::Account;
 use super::attributes::{self, Attributes, OTHER_METHOD};
-use super::definition::{Cost, Definition, LimitDefinition, Missing, Reading};
+use super::definition::{Cost, Definition, LimitDefinition, Missing, Paths, Reading};
 use super::error::Field;
 use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, PATH, TIER, USER};
 use crate::algorithm::numbers::EXACT;
@@ -154,6 +154,18 @@ impl Throttle {
     }
 
     fn override_key(&mut self, key: &str, instead: Override, at: Field, reading: Reading) -> Result<(), Refusal> {
+        // A key by path is that of all spellings, some of which such a router serves by another route: a ban holds for
+        // all of them, and what admits more would hold for what isn't meant too.
+        if reading.paths == Paths::Segments
+            && self.key.iter().any(|attribute| attribute == PATH)
+            && !matches!(instead, Override::Block)
+        {
+            let why = format!(
+                "expected only block for a key by path under paths = \"segments\" (a rule that matches the path may allow \
+                 it, or have other limits), got more for {key:?}"
+            );
+            return Err((at, why));
+        }
         let spelled = self.listed_key(key, reading).map_err(|why| (at.clone(), why))?;
         if self.overrides.insert(spelled.into(), instead).is_some() {
             return Err((at, format!("expected each key once among overrides, block and allow, got {key:?} again")));

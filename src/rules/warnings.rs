@@ -8,6 +8,9 @@ use super::throttle::Refusal;
 /// The route that a router has matched; its own patterns are written in braces.
 const ROUTE: &str = "route";
 
+/// The host that a request is for, which the middleware reads in one spelling.
+const HOST: &str = "host";
+
 /// What is compared literally in this rule though it looks like a pattern.
 pub(super) fn of(rule: &Definition) -> Vec<Refusal> {
     let mut found = Vec::new();
@@ -49,6 +52,9 @@ fn in_condition(attribute: &str, value: &str) -> Option<&'static str> {
         }
         ROUTE => None,
         _ if value.contains('*') => Some("expected a whole value, since only path has patterns"),
+        HOST if has_another_spelling(value) => {
+            Some("expected a host as the middleware reads it, in lower case, without port and final dot")
+        }
         METHOD | TIER if value.contains(['|', ',']) => Some("expected a list of values, such as [\"a\", \"b\"]"),
         _ => None,
     }
@@ -64,6 +70,11 @@ fn has_an_expression(pattern: &str) -> bool {
             || segment.contains(")+")
     };
     pattern.ends_with('$') || pattern.split('/').any(expression)
+}
+
+fn has_another_spelling(host: &str) -> bool {
+    let port = host.rsplit_once(':').filter(|(_, after)| !after.contains(']'));
+    port.is_some() || host.ends_with('.') || !host.is_ascii() || host.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
 fn outside_braces(text: &str) -> String {
@@ -121,7 +132,11 @@ mod tests {
             ("tier", &["fr*", "*free", "free|paid", "free,paid"], &["*", "free", "a.b"]),
             ("method", &["GET|POST", "P*"], &["GET", "*"]),
             ("route", &["/users/*", "/*"], &["/users/{id}", "/files/{*path}", "*", "/{a}/{tail:.*}"]),
-            ("host", &["*.example.com"], &["example.com", "a|b"]),
+            (
+                "host",
+                &["*.example.com", "Example.com", "example.com.", "example.com:80", "[::1]:80", "b\u{fc}cher.example"],
+                &["example.com", "a|b", "192.0.2.1", "[2001:db8::1]", "xn--bcher-kva.example"],
+            ),
         ] {
             doubted.iter().for_each(|value| assert!(warned(attribute, value), "{attribute} {value}"));
             fine.iter().for_each(|value| assert!(!warned(attribute, value), "{attribute} {value}"));

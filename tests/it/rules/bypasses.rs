@@ -93,6 +93,31 @@ fn a_router_that_splits_first_has_rules_that_do() {
     assert_eq!(key(&rules, &Attributes::new().path("/users/%37")), key(&rules, &Attributes::new().path("/users/7")));
 }
 
+/// A key by path is that of every spelling, some of which such a router serves by another route.
+#[test]
+fn a_key_by_path_may_be_banned_and_not_favoured_where_a_router_splits_first() {
+    for key in ["\"path\"", "[\"user\", \"path\"]"] {
+        let listed = if key.contains("user") { "user:42|path:/api/health" } else { "path:/api/health" };
+        let text = |paths: &str, more: &str| {
+            format!("{paths}[[rule]]\nname = \"r\"\nkey = {key}\nlimits = [\"gcra 5/1s\"]\n{more}\n")
+        };
+        let favours = [
+            format!("allow = [\"{listed}\"]"),
+            format!("overrides = {{ \"{listed}\" = \"allow\" }}"),
+            format!("overrides = {{ \"{listed}\" = \"gcra 500/1s\" }}"),
+        ];
+        for favour in &favours {
+            let error = text("paths = \"segments\"\n", favour).parse::<RuleSet>().expect_err(favour).to_string();
+            let expected =
+                "expected only block for a key by path under paths = \"segments\" (a rule that matches the path";
+            assert!(error.contains(expected) && error.ends_with(&format!("got more for {listed:?}")), "{error}");
+            rule_set(&text("", favour));
+            rule_set(&text("paths = \"decoded\"\n", favour));
+        }
+        rule_set(&text("paths = \"segments\"\n", &format!("block = [\"{listed}\"]")));
+    }
+}
+
 #[test]
 fn an_empty_path_is_the_root() {
     let rules = rule_set("[[rule]]\nname = \"all\"\nmatch = { path = \"/*\" }\naction = \"block\"");
