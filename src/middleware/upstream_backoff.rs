@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
-use http::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use http::header::{DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::response::Parts;
 
 use super::answer::Added;
@@ -40,8 +40,18 @@ fn asked_for(response: &Parts) -> Option<Duration> {
     }
     let added = response.extensions.get::<Added>().copied().unwrap_or_default();
     let headers = &response.headers;
-    let older = exhausted_by_older_fields(headers, !added.older);
-    [retry_after(response.status, headers), exhausted(headers, added.lines), older].into_iter().flatten().max()
+    let now = sent_at(headers);
+    let named = HeaderName::from_static;
+    let with_x = (!added.older).then_some(("x-ratelimit-remaining", "x-ratelimit-reset"));
+    let fields = with_x.into_iter().chain([("ratelimit-remaining", "ratelimit-reset")]);
+    let older = fields.filter_map(|(remaining, reset)| by_own_fields(headers, named(remaining), named(reset), now));
+    let told = [retry_after(response.status, headers, now), exhausted(headers, added.lines)];
+    told.into_iter().flatten().chain(older).max()
+}
+
+/// When the response was sent, by the other side's clock, which its dates are of; by ours if it doesn't say.
+fn sent_at(headers: &HeaderMap) -> SystemTime {
+    headers.get(DATE).and_then(|date| httpdate::parse_http_date(text(date).trim()).ok()).unwrap_or_else(SystemTime::now)
 }
 
 /// A field's value, with whatever isn't text replaced: one item of a list that can't be read doesn't hide the others.
@@ -49,38 +59,65 @@ fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes())
 }
 
-/// For a response that refuses: seconds, or a date.
-fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
-    let refusals = [StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
-    if !refusals.contains(&status) {
+/// A number that isn't negative, rounded up: some senders have fractions of a second.
+fn number(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) {
         return None;
     }
-    let text = text(headers.get(RETRY_AFTER)?);
-    let text = text.trim();
-    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+    let more = fraction.bytes().any(|digit| digit != b'0');
+    // What overflows is longer than any pause.
+    Some(whole.parse::<u64>().unwrap_or(u64::MAX).saturating_add(more.into()))
+}
+
+/// For a response that refuses: seconds, or a date. Of several, the longest.
+fn retry_after(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    // 403 and 529 are what some send in place of the other two.
+    if ![403, 429, 503, 529].contains(&status.as_u16()) {
+        return None;
     }
-    let date = httpdate::parse_http_date(text).ok()?;
-    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+    let waits = headers.get_all(RETRY_AFTER).iter().filter_map(|line| {
+        let text = text(line);
+        match httpdate::parse_http_date(text.trim()) {
+            Ok(date) => Some(date.duration_since(now).unwrap_or_default()),
+            // Lines may have been joined on the way.
+            Err(_) => text.split(',').filter_map(number).max().map(Duration::from_secs),
+        }
+    });
+    waits.max()
 }
 
-/// For `RateLimit: "a";r=0;t=30, "b";r=7`: the longest `t` among items with nothing remaining, except in this many
-/// lines at the end.
+/// For `RateLimit: "a";r=0;t=30, "b";r=7`, the longest `t` among items with nothing remaining; for `limit=5, remaining=0,
+/// reset=30`, as the draft had it before, that time. But for this many lines at the end.
 fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
-    let lines = headers.get_all("ratelimit").iter().rev().skip(added);
-    let lines: Vec<_> = lines.map(text).collect();
-    let empty = lines.iter().flat_map(|line| items(line)).filter(|item| parameter(item, "r") == Some(0));
-    empty.filter_map(|item| parameter(item, "t")).max().map(Duration::from_secs)
+    let lines = headers.get_all("ratelimit").iter().rev().skip(added).map(text);
+    let of_line = |line: Cow<'_, str>| {
+        let items = items(&line);
+        let member = |name: &str| {
+            let members = items.iter().filter_map(|item| item.split_once('='));
+            members.filter(|(key, _)| key.trim() == name).find_map(|(_, value)| number(before_parameters(value)))
+        };
+        let of_members = member("reset").filter(|_| member("remaining") == Some(0));
+        let empty = items.iter().filter(|item| parameter(item, "r") == Some(0));
+        empty.filter_map(|item| parameter(item, "t")).chain(of_members).max()
+    };
+    lines.filter_map(of_line).max().map(Duration::from_secs)
 }
 
-/// For `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-`: seconds from now or, as with GitHub
-/// and others, seconds or milliseconds since the epoch.
-fn exhausted_by_older_fields(headers: &HeaderMap, with_x: bool) -> Option<Duration> {
-    let number = |name: &str| text(headers.get(name)?).trim().parse::<u64>().ok();
-    let of = |remaining: &str, reset: &str| number(reset).filter(|_| number(remaining) == Some(0));
-    let with_x = of("x-ratelimit-remaining", "x-ratelimit-reset").filter(|_| with_x);
-    let reset = with_x.or(of("ratelimit-remaining", "ratelimit-reset"))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+fn before_parameters(value: &str) -> &str {
+    value.split(';').next().unwrap_or_default()
+}
+
+/// For `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-` as the draft had it at first: seconds
+/// from now or, as with GitHub and others, seconds or milliseconds since the epoch. Of several lines, each is of the same
+/// limit as the other field's.
+fn by_own_fields(headers: &HeaderMap, remaining: HeaderName, reset: HeaderName, now: SystemTime) -> Option<Duration> {
+    let numbers = |name| headers.get_all(name).iter().map(|line| number(&text(line)));
+    let lines = numbers(remaining).zip(numbers(reset));
+    let reset = lines.filter(|(remaining, _)| *remaining == Some(0)).filter_map(|(_, reset)| reset).max()?;
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     // No wait lasts thirty years: larger numbers are timestamps.
     Some(match reset {
         0..1_000_000_000 => Duration::from_secs(reset),
@@ -120,12 +157,12 @@ fn after_the_name(item: &str) -> &str {
     end.map_or(item, |(at, _)| &item[at + 1..])
 }
 
-/// A parameter that is a whole number, from the text after the item's quoted name.
+/// A parameter that is a number, from the text after the item's quoted name.
 fn parameter(item: &str, name: &str) -> Option<u64> {
     let parameters = after_the_name(item);
     parameters.split(';').skip(1).find_map(|parameter| {
         let (key, value) = parameter.split_once('=')?;
-        (key.trim() == name).then(|| value.trim().parse().ok())?
+        (key.trim() == name).then(|| number(value))?
     })
 }
 
@@ -140,26 +177,69 @@ mod tests {
         })
     }
 
+    /// What a response with this status and these fields asks for, sent on a Sunday in 1994 by its own clock if none of
+    /// them says.
+    fn waited(status: u16, fields: &[(&'static str, &'static str)]) -> Option<u64> {
+        let mut response = http::Response::new(());
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        *response.headers_mut() = headers(fields);
+        response.headers_mut().append(DATE, HeaderValue::from_static("Sun, 06 Nov 1994 08:30:00 GMT"));
+        asked_for(&response.into_parts().0).map(|wait| wait.as_secs())
+    }
+
     #[test]
     fn the_wait_that_is_asked_for_is_read() {
-        let refused = StatusCode::TOO_MANY_REQUESTS;
-        for (text, expected) in
-            [("30", Some(30)), (" 7 ", Some(7)), ("soon", None), ("-1", None), ("+5", None), ("", None)]
-        {
-            let told = headers(&[("retry-after", text)]);
-            assert_eq!(retry_after(refused, &told), expected.map(Duration::from_secs), "{text}");
-            assert_eq!(retry_after(StatusCode::OK, &told), None);
+        for (text, expected) in [
+            ("30", Some(30)),
+            (" 7 ", Some(7)),
+            ("1.5", Some(2)),
+            ("2.0", Some(2)),
+            ("0.001", Some(1)),
+            ("0.0", Some(0)),
+            ("99999999999999999999", Some(u64::MAX)),
+            ("2, 7", Some(7)),
+            ("soon", None),
+            ("-1", None),
+            ("+5", None),
+            ("1e3", None),
+            ("1.", None),
+            (".5", None),
+            ("1.2.3", None),
+            ("", None),
+            ("Sun, 06 Nov 1994 08:30:07 GMT", Some(7)),
+            ("Sunday, 06-Nov-94 08:30:07 GMT", Some(7)),
+            ("Sun Nov  6 08:30:07 1994", Some(7)),
+            ("Sun, 06 Nov 1994 08:29:00 GMT", Some(0)),
+        ] {
+            for status in [403, 429, 503, 529] {
+                assert_eq!(waited(status, &[("retry-after", text)]), expected, "{status} {text}");
+            }
+            assert_eq!(waited(200, &[("retry-after", text)]), None);
         }
-        let past = headers(&[("retry-after", "Sun, 06 Nov 1994 08:49:37 GMT")]);
-        assert_eq!(retry_after(refused, &past), Some(Duration::ZERO));
-        for old in ["Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
-            let told = headers(&[("retry-after", old)]);
-            assert_eq!(retry_after(refused, &told), Some(Duration::ZERO), "{old}");
+        for lines in [["9", "4"], ["4", "9"], ["Sun, 06 Nov 1994 08:30:09 GMT", "4.2"], ["soon", "8.1"]] {
+            assert_eq!(waited(429, &lines.map(|line| ("retry-after", line))), Some(9), "{lines:?}");
         }
-        let endless = headers(&[("retry-after", "99999999999999999999")]);
-        assert_eq!(retry_after(refused, &endless), Some(Duration::from_secs(u64::MAX)));
-        let future = headers(&[("retry-after", "Sat, 06 Nov 2094 08:49:37 GMT")]);
-        assert!(retry_after(refused, &future).is_some_and(|wait| wait > Duration::from_secs(86_400)));
+    }
+
+    /// By the other side's clock, and ours only if it doesn't say.
+    #[test]
+    fn a_date_counts_from_that_of_its_response() {
+        let http_date = |time: SystemTime| HeaderValue::try_from(httpdate::fmt_http_date(time)).unwrap();
+        let hour = Duration::from_secs(3600);
+        for clock in [SystemTime::now() + hour, SystemTime::now() - hour] {
+            let mut told = headers(&[]);
+            told.insert(DATE, http_date(clock));
+            told.insert(RETRY_AFTER, http_date(clock + Duration::from_secs(7)));
+            let wait = retry_after(StatusCode::TOO_MANY_REQUESTS, &told, sent_at(&told));
+            assert_eq!(wait, Some(Duration::from_secs(7)));
+        }
+        for date in [None, Some("lunchtime")] {
+            let mut told = headers(&[]);
+            told.extend(date.map(|date| (DATE, HeaderValue::from_static(date))));
+            told.insert(RETRY_AFTER, http_date(SystemTime::now() + hour));
+            let wait = retry_after(StatusCode::TOO_MANY_REQUESTS, &told, sent_at(&told)).unwrap();
+            assert!(wait <= hour && wait > hour / 2, "{date:?}: {wait:?}");
+        }
     }
 
     #[test]
@@ -167,6 +247,7 @@ mod tests {
         for (lines, expected) in [
             (&["\"a\";r=0;t=30"][..], Some(30)),
             (&["\"a\";r=1;t=30"], None),
+            (&["\"5-in-2min\"; r=0; t=120"], Some(120)),
             (&["\"a\";r=0;t=5, \"b\";t=60;r=0,\"c\";r=9;t=900"], Some(60)),
             (&["\"a\";r=0;t=5", "\"b\";r=0;t=7"], Some(7)),
             (&["\"a,\\\";r=0;t=9\";r=3;t=30"], None),
@@ -174,9 +255,17 @@ mod tests {
             (&["\"a\";r=0;t=30;reason=\"x;t=9\""], Some(30)),
             (&["a;r=0;t=x"], None),
             (&[""], None),
+            // The seventh draft.
+            (&["limit=5, remaining=0, reset=120"], Some(120)),
+            (&["limit=5,reset=7,remaining=0"], Some(7)),
+            (&["limit=5;w=60, remaining=0;x=1, reset=2.5;y"], Some(3)),
+            (&["limit=5, remaining=1, reset=120"], None),
+            (&["limit=5, remaining=0"], None),
+            (&["limit=5, remaining=, reset="], None),
+            (&["limit=5, remaining=0, reset=5", "limit=9, remaining=3, reset=600"], Some(5)),
         ] {
             let fields: Vec<_> = lines.iter().map(|line| ("ratelimit", *line)).collect();
-            assert_eq!(exhausted(&headers(&fields), 0), expected.map(Duration::from_secs), "{lines:?}");
+            assert_eq!(waited(200, &fields), expected, "{lines:?}");
         }
         let mut foreign = HeaderMap::new();
         let line = HeaderValue::from_bytes(b"\"caf\xe9\";r=5;t=1, \"b\";r=0;t=7").unwrap();
@@ -186,29 +275,53 @@ mod tests {
 
     #[test]
     fn older_fields_are_read_too() {
-        let soon = (SystemTime::now() + Duration::from_secs(100)).duration_since(UNIX_EPOCH).unwrap();
-        let soon = soon.as_secs().to_string();
+        // Of the third draft.
+        let drafts = [("ratelimit-limit", "10, 10;w=1"), ("ratelimit-remaining", "0"), ("ratelimit-reset", "50")];
         for (fields, expected) in [
-            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "30")][..], Some(30)),
+            (&drafts[..], Some(50)),
+            (&drafts[..2], None),
+            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "30")], Some(30)),
+            (&[("x-ratelimit-remaining", "0.0"), ("x-ratelimit-reset", "1.25")], Some(2)),
             (&[("ratelimit-remaining", "0"), ("ratelimit-reset", "7")], Some(7)),
             (&[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "30")], None),
+            (&[("x-ratelimit-remaining", "0.5"), ("x-ratelimit-reset", "30")], None),
             (&[("x-ratelimit-remaining", "0")], None),
-            (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1200000000")], Some(0)),
             (&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "-5")], None),
+            // Both: whichever is longer.
+            (
+                &[
+                    ("x-ratelimit-remaining", "0"),
+                    ("x-ratelimit-reset", "5"),
+                    ("ratelimit-remaining", "0"),
+                    ("ratelimit-reset", "60"),
+                ],
+                Some(60),
+            ),
+            (
+                &[
+                    ("ratelimit-remaining", "4"),
+                    ("ratelimit-remaining", "0"),
+                    ("ratelimit-reset", "600"),
+                    ("ratelimit-reset", "6"),
+                ],
+                Some(6),
+            ),
         ] {
-            assert_eq!(
-                exhausted_by_older_fields(&headers(fields), true),
-                expected.map(Duration::from_secs),
-                "{fields:?}"
-            );
+            assert_eq!(waited(200, fields), expected, "{fields:?}");
         }
-        let mut fields = headers(&[("x-ratelimit-remaining", "0")]);
-        fields.insert("x-ratelimit-reset", HeaderValue::from_str(&soon).unwrap());
-        let wait = exhausted_by_older_fields(&fields, true).unwrap().as_secs();
-        assert!((95..=100).contains(&wait), "{wait}");
-        fields.insert("x-ratelimit-reset", HeaderValue::from_str(&format!("{soon}000")).unwrap());
-        let wait = exhausted_by_older_fields(&fields, true).unwrap().as_secs();
-        assert!((95..=100).contains(&wait), "{wait}");
-        assert_eq!(exhausted_by_older_fields(&fields, false), None);
+        // Timestamps are of the other side's clock.
+        let date = |text| ("date", text);
+        let reset =
+            |text| [date("Thu, 26 Nov 2026 12:00:00 GMT"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", text)];
+        for (text, expected) in
+            [("1795694500", 100), ("1795694500.4", 101), ("1795694500000", 100), ("1795694000", 0), ("1200000000", 0)]
+        {
+            assert_eq!(waited(200, &reset(text)), Some(expected), "{text}");
+        }
+        let ours = headers(&[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "30")]);
+        let (mut response, ()) = http::Response::new(()).into_parts();
+        response.headers = ours;
+        response.extensions.insert(Added { lines: 0, older: true });
+        assert_eq!(asked_for(&response), None);
     }
 }
