@@ -1,5 +1,6 @@
 //! Responses to gRPC calls, whose status has its own header fields.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -16,10 +17,17 @@ pub(super) const INTERNAL: u8 = 13;
 pub(super) const UNAVAILABLE: u8 = 14;
 pub(super) const UNAUTHENTICATED: u8 = 16;
 
+/// A message is sent twice, encoded, and clients refuse headers of more than 8 or 16 KiB altogether.
+const LONGEST_ENCODED: usize = 2048;
+
+/// What a longer message ends with.
+const CUT: &str = "...";
+
 /// A response of headers only. gRPC's status is in its own header; the HTTP status is always 200.
 ///
 /// With a wait, clients may retry after it; without one they don't.
 pub(super) fn answer(code: u8, message: &str, wait: Option<Duration>) -> Response<Bytes> {
+    let message = &*shortened(message);
     let mut answer = Response::new(Bytes::new());
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -41,11 +49,37 @@ pub(super) fn answer(code: u8, message: &str, wait: Option<Duration>) -> Respons
     answer
 }
 
+/// The message, or as much of its beginning as fits.
+fn shortened(message: &str) -> Cow<'_, str> {
+    if beginning(message, LONGEST_ENCODED).len() == message.len() {
+        return Cow::Borrowed(message);
+    }
+    Cow::Owned(format!("{}{CUT}", beginning(message, LONGEST_ENCODED - CUT.len())))
+}
+
+/// So many whole characters that they take at most this many bytes once encoded.
+fn beginning(message: &str, most: usize) -> &str {
+    let mut left = most;
+    let beyond = message.char_indices().find(|(at, letter)| {
+        let bytes = message[*at..*at + letter.len_utf8()].bytes();
+        let needed: usize = bytes.map(|byte| if is_plain(byte) { 1 } else { 3 }).sum();
+        let fits = needed <= left;
+        left = left.saturating_sub(needed);
+        !fits
+    });
+    beyond.map_or(message, |(at, _)| &message[..at])
+}
+
+/// Whether it is sent as it is.
+fn is_plain(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~') && byte != b'%'
+}
+
 /// As in gRPC over HTTP/2: encodes what isn't printable ASCII, and the percent sign itself.
 fn percent_encoded(message: &str) -> String {
     message.bytes().fold(String::with_capacity(message.len()), |mut text, byte| {
         match byte {
-            b' '..=b'~' if byte != b'%' => text.push(char::from(byte)),
+            byte if is_plain(byte) => text.push(char::from(byte)),
             _ => text.push_str(&format!("%{byte:02X}")),
         }
         text
