@@ -41,9 +41,9 @@ const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#
 
 /// Why a request could not be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(super) enum Failure<'a> {
     /// The request contains something that can't be read: this.
-    Request(&'static str),
+    Request(&'a str),
     /// The limiter can't decide with these rules.
     Configuration,
     /// Redis couldn't be asked, or didn't answer.
@@ -95,7 +95,7 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-impl Failure {
+impl Failure<'_> {
     /// For a decision that couldn't be made.
     pub(super) fn of(error: &Error) -> Self {
         if error.is_empty_key() {
@@ -158,7 +158,7 @@ impl Protocol {
 
     /// To a request for which no decision could be made, with the error in its extensions. The body doesn't give the
     /// reason, unless the client's own request is at fault or, in debug builds, the service's code or rules.
-    pub(super) fn failed(self, failure: Failure, error: &Error) -> Response<Bytes> {
+    pub(super) fn failed(self, failure: Failure<'_>, error: &Error) -> Response<Bytes> {
         if !matches!(failure, Failure::Request(_)) {
             let why = match error {
                 _ if error.is_input() => Unanswered::Input,

@@ -17,7 +17,7 @@ use tower_service::Service;
 
 use super::answer::{Failure, Protocol};
 use super::body::ResponseBody;
-use super::request_attributes::{self, Read};
+use super::request_attributes::{self, Read, Side};
 use crate::rules::{Account, ApiKeyError, ApiKeyLookup};
 
 /// Authenticates requests by API keys, of the system of record or of any other [look-up](ApiKeyLookup). Put it around a
@@ -150,7 +150,8 @@ impl Settings {
     async fn account(&self, parts: &Parts) -> Result<Option<Account>, Response<Bytes>> {
         let protocol = Protocol::of(parts);
         let twice = "the header of the API key was sent more than once";
-        let sent = (self.read)(parts).map_err(|error| protocol.failed(Failure::Request(twice), &error))?;
+        let sent =
+            (self.read)(parts, Side::Incoming).map_err(|error| protocol.failed(Failure::Request(twice), &error))?;
         let Some(key) = sent.filter(|key| !key.is_empty()) else {
             return match self.is_optional {
                 true => Ok(None),

@@ -84,6 +84,10 @@ impl RateLimitLayer {
 
     /// Takes an attribute from this header, in which the client may write anything. A request with two such headers is
     /// refused, and so is an `ip` that is no address, if a rule uses it.
+    ///
+    /// `Host` is read as the host that the request is for, on every version of HTTP (`:authority` on HTTP/2), and in its
+    /// [normalised](super::normalised_host) spelling. A request with a host that can't be read, or one received for two
+    /// different ones, is refused.
     #[must_use]
     pub fn header(mut self, attribute: &str, header: HeaderName) -> Self {
         self.settings.readers.attribute(attribute, request_attributes::header(header));
@@ -107,7 +111,7 @@ impl RateLimitLayer {
         name: &str,
         read: impl Fn(&Parts) -> Option<V> + Send + Sync + 'static,
     ) -> Self {
-        self.settings.readers.attribute(name, Arc::new(move |parts| Ok(read(parts).map(Into::into))));
+        self.settings.readers.attribute(name, Arc::new(move |parts, _| Ok(read(parts).map(Into::into))));
         self
     }
 
@@ -139,9 +143,17 @@ impl RateLimitLayer {
         self
     }
 
-    /// Waits for at most this long until a request is allowed, instead of denying it. Requests are served in order if
-    /// every limit of the rule has a `max-debt`, otherwise whichever retries first; see [`Limiter::acquire_wait`]. The
-    /// inner service is kept ready meanwhile. Such calls aren't settled.
+    /// Counts calls that this process sends, rather than requests that it receives: by the path that each goes to, also
+    /// where a request received is sent on with all that a router has noted of it. Such a call has no `route`.
+    #[must_use]
+    pub fn for_outgoing(mut self) -> Self {
+        self.settings.readers.outgoing();
+        self
+    }
+
+    /// Waits for at most this long until a request is allowed, instead of denying it: of requests received, and of calls
+    /// to others alike. They proceed in order if every limit of the rule has a `max-debt`, otherwise whichever retries
+    /// first; see [`Limiter::acquire_wait`]. The inner service is kept ready meanwhile. Such calls aren't settled.
     #[must_use]
     pub fn wait(mut self, max_wait: Duration) -> Self {
         self.settings.max_wait = Some(max_wait);
@@ -159,13 +171,17 @@ impl RateLimitLayer {
         self
     }
 
-    /// For outgoing calls: when the other side says that it takes no more for a while, the request's key is
+    /// For calls to others: when the other side says that it takes no more for a while, the request's key is
     /// [blocked](Limiter::block) for that time, up to `most`, for everyone who shares the key. The signals are
-    /// `Retry-After` (with 403, 429 or 503), `RateLimit`, or `X-RateLimit-Remaining: 0` with `X-RateLimit-Reset`. A
-    /// longer block is kept; if two responses arrive together, either may win. With [`wait`](Self::wait), calls that
+    /// `Retry-After` (with 403, 429, 503 or 529) and, if they say that nothing remains, `RateLimit` of the
+    /// [draft][draft] and of its seventh version (`limit=5, remaining=0, reset=120`), and `RateLimit-Remaining` with
+    /// `RateLimit-Reset`, with or without `X-`. Of several, the longest counts. Dates are relative to the response's own
+    /// `Date`, and fractions of a second are rounded up. A longer block is kept; if two responses arrive together, either may win. With [`wait`](Self::wait), calls that
     /// are waiting wait for the block too, and then proceed together. Takes two round trips after such a response, and
     /// one for each call that waits in order. If none of the rule's limits counts by the rule's own key, nothing is
     /// blocked; that is logged, with the feature `tracing`.
+    ///
+    /// [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/
     #[must_use]
     pub fn upstream_backoff(mut self, most: Duration) -> Self {
         self.settings.upstream_backoff = Some(most);

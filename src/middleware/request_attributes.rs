@@ -4,37 +4,54 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use http::header::{AUTHORIZATION, HeaderName};
+use http::header::{AUTHORIZATION, HOST, HeaderName};
 use http::request::Parts;
+use http::{Extensions, Uri};
 
 use super::client_address::ClientAddress;
+use super::host;
 use crate::error::{Error, Kind};
 use crate::rules::{Attributes, RuleSet};
 use crate::telemetry;
 
-pub(super) type Read = Arc<dyn Fn(&Parts) -> Result<Option<Vec<u8>>, Error> + Send + Sync>;
+pub(super) type Read = Arc<dyn Fn(&Parts, Side) -> Result<Option<Vec<u8>>, Error> + Send + Sync>;
 type ReadPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
+
+/// The side of a request that a layer is on: where it is received, or where it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Incoming,
+    Outgoing,
+}
 
 /// Where the attributes of a request come from.
 #[derive(Clone)]
 pub(super) struct AttributeReaders {
+    side: Side,
     address: ClientAddress,
     peer: ReadPeer,
     others: Vec<(Arc<str>, Read)>,
 }
 
+/// What a client is told without more detail, which may name a proxy.
+const UNREADABLE_ADDRESS: &str = "the address that this request comes from can't be read";
+
 /// The attributes of one request, as these read them.
 pub(super) struct RequestAttributes<'s> {
     /// An error if a trusted proxy's header can't be read.
     ip: Result<Option<IpAddr>, Error>,
-    /// Whether the request is outgoing, rather than received by a router here.
-    outgoing: bool,
+    side: Side,
     others: Vec<(&'s str, Vec<u8>)>,
 }
 
 impl AttributeReaders {
     pub(super) fn new() -> Self {
-        Self { address: ClientAddress::default(), peer: Arc::new(peer), others: Vec::new() }
+        let side = Side::Incoming;
+        Self { side, address: ClientAddress::default(), peer: Arc::new(peer), others: Vec::new() }
+    }
+
+    pub(super) fn outgoing(&mut self) {
+        self.side = Side::Outgoing;
     }
 
     pub(super) fn address(&mut self, address: ClientAddress) {
@@ -51,11 +68,11 @@ impl AttributeReaders {
         self.others.push((name.into(), read));
     }
 
-    /// Reports attributes that rules use and no request has.
-    pub(super) fn check(&self, rules: &RuleSet, knows_accounts: bool) {
+    /// Reports attributes that rules use and no request has, by the first request.
+    pub(super) fn check(&self, rules: &RuleSet, first: &Extensions, knows_accounts: bool) {
         let known = |name: &str| {
             ["method", "path", "ip"].contains(&name)
-                || cfg!(feature = "axum") && name == "route"
+                || name == "route" && route(first, self.side).is_some()
                 || knows_accounts && ["user", "tier", "api_key"].contains(&name)
                 || self.others.iter().any(|(other, _)| **other == *name)
         };
@@ -64,14 +81,14 @@ impl AttributeReaders {
 
     /// # Errors
     ///
-    /// A header that appears twice.
-    pub(super) fn of<'s>(&'s self, parts: &Parts, outgoing: bool) -> Result<RequestAttributes<'s>, Error> {
+    /// A header that appears twice, or a `Host` that can't be read.
+    pub(super) fn of<'s>(&'s self, parts: &Parts) -> Result<RequestAttributes<'s>, Error> {
         let mut others = Vec::with_capacity(self.others.len() + 1);
-        others.extend(route(parts, outgoing).map(|route| ("route", route.as_bytes().to_vec())));
+        others.extend(route(&parts.extensions, self.side).map(|route| ("route", route.as_bytes().to_vec())));
         for (name, read) in &self.others {
-            others.extend(read(parts)?.map(|value| (&**name, value)));
+            others.extend(read(parts, self.side)?.map(|value| (&**name, value)));
         }
-        Ok(RequestAttributes { ip: self.address.of(parts, (self.peer)(parts)), outgoing, others })
+        Ok(RequestAttributes { ip: self.address.of(parts, (self.peer)(parts)), side: self.side, others })
     }
 }
 
@@ -92,19 +109,30 @@ impl RequestAttributes<'_> {
     /// # Errors
     ///
     /// What the client, or a proxy, sent can't be read, and a rule uses it: without the attribute, rules that deny by it
-    /// wouldn't apply.
-    pub(super) fn attributes<'a>(&'a self, parts: &'a Parts, rules: &RuleSet) -> Result<Attributes<'a>, Error> {
-        let request = Attributes::new().method(parts.method.as_str()).path(path(parts, self.outgoing));
+    /// wouldn't apply. With what the client is told.
+    pub(super) fn attributes<'a>(
+        &'a self,
+        parts: &'a Parts,
+        rules: &RuleSet,
+    ) -> Result<Attributes<'a>, (&'static str, Error)> {
+        let request = Attributes::new().method(parts.method.as_str()).path(path(parts, self.side));
         let own = |name: &str| self.others.iter().any(|(other, _)| *other == name);
         let mut request = match &self.ip {
             Ok(Some(address)) => request.ip(*address),
-            Err(error) if rules.uses("ip") && !own("ip") => return Err(error.clone()),
+            Err(error) if rules.uses("ip") && !own("ip") => return Err((UNREADABLE_ADDRESS, error.clone())),
             _ => request,
         };
         for (name, value) in &self.others {
             request = match *name {
                 "ip" | "path" | "method" if value.is_empty() => request,
-                "ip" | "path" | "method" if rules.uses(name) => request.try_set(name, value)?,
+                "ip" | "path" | "method" if rules.uses(name) => {
+                    let detail = match *name {
+                        "ip" => UNREADABLE_ADDRESS,
+                        "path" => "the path of this request can't be read",
+                        _ => "the method of this request can't be read",
+                    };
+                    request.try_set(name, value).map_err(|error| (detail, error))?
+                }
                 _ => request.set(name, value),
             };
         }
@@ -116,20 +144,24 @@ impl fmt::Debug for AttributeReaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.others.iter().map(|(name, _)| name).collect();
         f.debug_struct("AttributeReaders")
+            .field("side", &self.side)
             .field("address", &self.address)
             .field("others", &names)
             .finish_non_exhaustive()
     }
 }
 
-/// A header's value.
+/// A header's value. HTTP/2 has the host elsewhere, and any of them may spell it in many ways.
 pub(super) fn header(name: HeaderName) -> Read {
-    Arc::new(move |parts| only(parts, &name))
+    if name == HOST {
+        return Arc::new(host::of_request);
+    }
+    Arc::new(move |parts, _| only(parts, &name))
 }
 
 /// The token of `Authorization: Bearer ...`.
 pub(super) fn bearer() -> Read {
-    Arc::new(|parts| {
+    Arc::new(|parts, _| {
         let token = |value: Vec<u8>| {
             let (scheme, token) = value.split_at_checked(7)?;
             scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii().to_vec())
@@ -139,49 +171,42 @@ pub(super) fn bearer() -> Read {
 }
 
 /// Programs disagree on which of two equal headers counts, so sending both could evade a rule.
-fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
+pub(super) fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
     let mut values = parts.headers.get_all(name).iter();
     match (values.next(), values.next()) {
-        (Some(_), Some(_)) => {
-            Err(Error::new(Kind::Input, format!("header {name}: expected it once, got it several times")))
-        }
+        (Some(_), Some(_)) => Err(Error::new(Kind::Input, format!("the header {name} was sent more than once"))),
         // HTTP/2 brings spaces around a value that HTTP/1.1 leaves out: another spelling of the same.
         (value, _) => Ok(value.map(|value| value.as_bytes().trim_ascii().to_vec())),
     }
 }
 
-/// The requested path: a nested router has cut off its prefix.
-#[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
-fn path(parts: &Parts, outgoing: bool) -> &str {
-    #[cfg(feature = "axum")]
-    if let Some(axum::extract::OriginalUri(uri)) = parts.extensions.get()
-        && !outgoing
-        && !goes_elsewhere(parts)
-    {
-        return uri.path();
-    }
-    parts.uri.path()
+/// The path that the client asked for, or that the request goes to. Of one received, a router's own note counts, since
+/// nested routers and other layers may have cut off its prefix or changed its host since.
+fn path(parts: &Parts, side: Side) -> &str {
+    original_uri(parts).filter(|_| side == Side::Incoming).unwrap_or(&parts.uri).path()
 }
 
-/// Whether a received request is forwarded to another host, with all its extensions: routers keep the host.
-#[cfg(feature = "axum")]
-fn goes_elsewhere(parts: &Parts) -> bool {
-    let original: Option<&axum::extract::OriginalUri> = parts.extensions.get();
-    original.is_some_and(|axum::extract::OriginalUri(original)| original.authority() != parts.uri.authority())
+/// What a router has noted of the request's target.
+#[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
+pub(super) fn original_uri(parts: &Parts) -> Option<&Uri> {
+    #[cfg(feature = "axum")]
+    return parts.extensions.get().map(|axum::extract::OriginalUri(uri)| uri);
+    #[cfg(not(feature = "axum"))]
+    None
 }
 
 /// The route of a request that none of a router's routes takes: a fallback, or a service nested as such.
 #[cfg(feature = "axum")]
 const NO_ROUTE: &str = "none";
 
-/// The route that a router matched: `/users/{id}`. None if no router has seen the request.
+/// The route that a router matched: `/users/{id}`. None if no router has seen the request, or it is sent on.
 #[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
-fn route(parts: &Parts, outgoing: bool) -> Option<&str> {
+fn route(extensions: &Extensions, side: Side) -> Option<&str> {
     #[cfg(feature = "axum")]
     {
-        let of_router = parts.extensions.get::<axum::extract::OriginalUri>().is_some();
-        let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
-        route.or(of_router.then_some(NO_ROUTE)).filter(|_| !outgoing && !goes_elsewhere(parts))
+        let of_router = extensions.get::<axum::extract::OriginalUri>().is_some();
+        let route = extensions.get().map(axum::extract::MatchedPath::as_str);
+        route.or(of_router.then_some(NO_ROUTE)).filter(|_| side == Side::Incoming)
     }
     #[cfg(not(feature = "axum"))]
     None

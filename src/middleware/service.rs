@@ -63,7 +63,7 @@ where
         let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.rules());
         if settings.checked.load(Ordering::Relaxed) != rules.address() {
             settings.checked.store(rules.address(), Ordering::Relaxed);
-            settings.readers.check(&rules, settings.knows_accounts(&request));
+            settings.readers.check(&rules, request.extensions(), settings.knows_accounts(&request));
         }
         Box::pin(settings.pass(rules, service, request))
     }
@@ -121,17 +121,16 @@ impl Settings {
     /// What the rules decide for a request, or the response in place of the service's.
     async fn decide(&self, rules: &RuleSet, parts: &Parts, usage: Option<Usage>) -> Result<Admitted, Response<Bytes>> {
         let protocol = Protocol::of(parts);
-        let refused = |detail| move |error: Error| protocol.failed(Failure::Request(detail), &error);
+        let refused = |detail: &str, error| protocol.failed(Failure::Request(detail), &error);
         let uncounted = |error: Error| {
             telemetry::judged(None, Err(error.class()));
             error
         };
-        let given =
-            self.readers.of(parts, self.max_wait.is_some() || self.upstream_backoff.is_some()).map_err(uncounted);
-        let given = given.map_err(refused("a header that identifies the client was sent more than once"))?;
+        let given = self.readers.of(parts).map_err(uncounted);
+        let given = given.map_err(|error| refused(&error.to_string(), error))?;
         let account = self.account(parts, &given);
-        let attributes = given.attributes(parts, rules).map_err(uncounted);
-        let attributes = attributes.map_err(refused("the address that this request comes from can't be read"))?;
+        let attributes = given.attributes(parts, rules);
+        let attributes = attributes.map_err(|(detail, error)| refused(detail, uncounted(error)))?;
         let attributes = match &account {
             // What an earlier layer has found out holds for the request.
             Some(account) if parts.extensions.get::<Account>().is_some() => attributes.account(account),
@@ -140,10 +139,11 @@ impl Settings {
         };
         if rules.reads_two_ways(&attributes) {
             let error = Error::new(Kind::Input, "path: expected one that reads alike before and after it is decoded");
-            return Err(refused("this path can be read in two ways")(uncounted(error)));
+            return Err(refused("this path can be read in two ways", uncounted(error)));
         }
         let found = Limiter::found(rules, &attributes);
-        let (applies, shadows) = found.map_err(refused("what this request says it costs must be a whole number"))?;
+        let cost = "what this request says it costs must be a whole number";
+        let (applies, shadows) = found.map_err(|error| refused(cost, error))?;
         let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
         let id = usage.as_ref().map(|_| unique_id("http"));
         let asking = match self.max_wait {

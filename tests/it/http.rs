@@ -7,6 +7,7 @@ mod header_fields;
 mod outgoing_calls;
 mod permits;
 mod responses;
+mod rewritten_targets;
 mod routes;
 
 use std::convert::Infallible;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http;
+use axum::{Router, http};
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
@@ -272,6 +272,21 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
                 Ok::<_, Infallible>(http::Response::new(Body::empty()))
             }));
             service.oneshot(http::Request::new(())).await.expect("infallible");
+            // Rules by route, of a layer around a whole router or for outgoing calls. One within a router has it.
+            let routes = "[[rule]]\nname = \"users\"\nmatch = { route = \"/users\" }\naction = \"block\"";
+            let layer = || RateLimitLayer::new(limiter.clone(), routes.parse::<RuleSet>().expect("rules"));
+            let router = || Router::new().route("/users", axum::routing::get(|| async {}));
+            let request = || http::Request::get("/users").body(Body::empty()).expect("a request");
+            let around = layer().layer(router());
+            let (within, outgoing) = (router().layer(layer()), router().layer(layer().for_outgoing()));
+            for _ in 0..2 {
+                let status = around.clone().oneshot(request()).await.expect("infallible").status();
+                assert_eq!(status.as_u16(), 200, "it has no route");
+                for (service, expected) in [(&within, 403), (&outgoing, 200)] {
+                    let status = service.clone().oneshot(request()).await.expect("infallible").status();
+                    assert_eq!(status.as_u16(), expected);
+                }
+            }
             let reader = Redis::open(&server.user("reader", "+@all ~* -evalsha -eval")).expect("an address");
             let one = "gcra 1/1h".parse::<Rule>().and_then(|rule| rule.named("one")).expect("a rule");
             let rules = RuleSet::of(&one, "global").expect("a set");
@@ -310,5 +325,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
     }
     assert!(!text.contains("alice"), "{text}");
     let warnings = text.lines().filter(|line| line.contains(" WARN ") && !line.contains("is not asked for a while"));
-    assert_eq!(warnings.count(), 3, "one for the outage, not for each request: {text}");
+    assert_eq!(warnings.count(), 5, "one for the outage, not for each request: {text}");
+    let without_route = "rules ask for an attribute that no request has attribute=\"route\"";
+    assert_eq!(text.matches(without_route).count(), 2, "once for each of two layers: {text}");
 }

@@ -50,6 +50,13 @@ async fn retry_after_holds_back_all_callers_of_the_key() {
     for (status, fields, held) in [
         (429, &[("retry-after", "7")][..], Some(7)),
         (503, &[("retry-after", "7")], Some(7)),
+        (529, &[("retry-after", "7")], Some(7)),
+        (403, &[("retry-after", "6.5")], Some(7)),
+        (429, &[("retry-after", "3"), ("retry-after", "7")], Some(7)),
+        (429, &[("date", "Sun, 06 Nov 1994 08:30:00 GMT"), ("retry-after", "Sun, 06 Nov 1994 08:30:07 GMT")], Some(7)),
+        (429, &[("date", "Sat, 06 Nov 2094 08:30:00 GMT"), ("retry-after", "Sat, 06 Nov 2094 08:30:07 GMT")], Some(7)),
+        (200, &[("ratelimit", "limit=5, remaining=0, reset=6")], Some(6)),
+        (200, &[("ratelimit-limit", "5"), ("ratelimit-remaining", "0"), ("ratelimit-reset", "6")], Some(6)),
         (200, &[("retry-after", "7")], None),
         (200, &[("ratelimit", "\"theirs\";r=0;t=6")], Some(6)),
         (200, &[("ratelimit", "\"theirs\";r=3;t=9")], None),
@@ -140,12 +147,20 @@ async fn outgoing_calls_are_counted_by_their_destination() {
         }
         statuses
     };
-    assert_eq!(statuses(super::embedded(rules), &elsewhere).await, [200, 429, 200]);
-    assert_eq!(statuses(super::embedded(rules), &here).await, [200, 429, 429, 429, 200]);
-    // A layer that backs off or waits is for outgoing calls, wherever they go.
-    let outgoing = || super::embedded(rules).upstream_backoff(Duration::from_secs(1));
+    let outgoing = || super::embedded(rules).for_outgoing();
     assert_eq!(statuses(outgoing(), &elsewhere).await, [200, 429, 200]);
     assert_eq!(statuses(outgoing(), &here).await, [200, 200, 200, 200, 200]);
+    // Otherwise the path that was asked for, also of a layer that waits or backs off.
+    let bound = Duration::from_millis(1);
+    for layer in [
+        super::embedded(rules),
+        super::embedded(rules).wait(bound),
+        super::embedded(rules).upstream_backoff(bound),
+        super::embedded(rules).wait(bound).upstream_backoff(bound),
+    ] {
+        assert_eq!(statuses(layer.clone(), &elsewhere).await, [200, 200, 200]);
+        assert_eq!(statuses(layer, &here).await, [429, 429, 429, 429, 200]);
+    }
 }
 
 /// Fields that a layer of our own within has added, and its denials, are no word of the other side.

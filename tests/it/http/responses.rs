@@ -124,9 +124,12 @@ async fn a_denied_request_gets_problem_json() {
             400,
             None,
             json!({"type": "about:blank", "title": "Bad Request", "status": 400,
-                   "detail": "a header that identifies the client was sent more than once"}),
+                   "detail": "the header x-api-key was sent more than once"}),
         );
     }
+    let units = ("x-units", "1");
+    let twice = ask(&layer, get("/big", &[KEY, units, units])).await;
+    assert_eq!(twice.json()["detail"], "the header x-units was sent more than once");
     // Without what the rule counts by.
     for headers in [&[][..], &[("x-api-key", "")]] {
         check(
@@ -185,6 +188,40 @@ async fn a_grpc_call_is_answered_in_its_own_terms() {
     assert_eq!((banned.header("grpc-status"), banned.header("grpc-retry-pushback-ms")), (Some("7"), Some("-1")));
     assert_eq!(banned.header("grpc-message"), Some("Write to abuse@example.com"));
     assert_eq!(call("/pkg.Service/Method", "").await.header("grpc-status"), Some("3"));
+}
+
+/// A client that takes 8 KiB of headers, the least that gRPC suggests, gets the answer whatever a rule's message says.
+#[tokio::test]
+async fn a_long_message_leaves_a_grpc_answer_that_clients_take() {
+    for message in
+        ["slow down ".repeat(2_000), "d\u{e9}j\u{e0} vu ".repeat(2_000), "\u{1f6d1}".repeat(9_000), "%".repeat(683)]
+    {
+        let rules =
+            format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]\nmessage = \"{message}\"\n");
+        let app = axum::Router::new().fallback(axum::routing::any(|| async {})).layer(embedded(&rules));
+        let stream = tokio::net::TcpStream::connect(super::serve(app).await).await.expect("connected");
+        let mut client = h2::client::Builder::new();
+        let handshake = client.max_header_list_size(8 << 10).handshake::<_, axum::body::Bytes>(stream);
+        let (mut client, connection) = handshake.await.expect("HTTP/2");
+        tokio::spawn(connection);
+        let mut call = async || {
+            let request = Request::post("http://a/pkg.Service/Method").header("content-type", "application/grpc");
+            client = client.clone().ready().await.expect("ready");
+            let (response, _) = client.send_request(request.body(()).expect("a request"), true).expect("sent");
+            response.await.expect("an answer that the client takes")
+        };
+        call().await;
+        let denied = call().await;
+        let header = |name: &str| denied.headers()[name].to_str().expect("text").to_owned();
+        assert_eq!(header("grpc-status"), "8");
+        // Both say the same: its beginning, in whole characters.
+        let details = base64_decoded(&header("grpc-status-details-bin"));
+        let end = details.windows(3).rposition(|window| window == b"...").expect("it is cut");
+        let text = std::str::from_utf8(&details[5..end]).expect("whole characters");
+        assert!(text.len() > 500 && message.starts_with(text), "{text}");
+        let sent = header("grpc-message");
+        assert!(sent.ends_with("...") && (2_000..=2_048).contains(&sent.len()), "{sent}");
+    }
 }
 
 /// Base64 without padding.
@@ -412,6 +449,22 @@ async fn a_path_that_can_be_read_in_two_ways_is_refused_unless_the_set_says_whic
         }
         assert_eq!(statuses, expected, "{said}");
         assert_eq!(ask(&layer, get("/other/%20b/", &[])).await.status.as_u16(), 200, "{said}");
+    }
+    // What has a single spelling is served.
+    for (path, expected) in [
+        ("/users/%40me", 400),
+        ("/users/@me", 200),
+        ("/users/a;b", 400),
+        ("/users/a%2Cb", 400),
+        ("/users/a,b", 200),
+        ("/users/a%20b", 200),
+        ("/users/caf%C3%A9", 200),
+        ("/users/caf%c3%a9", 400),
+        ("/users/%FF", 400),
+        ("/users/%2541", 400),
+        ("/users/%", 400),
+    ] {
+        assert_eq!(ask(&embedded(rules), get(path, &[])).await.status.as_u16(), expected, "{path}");
     }
     // It is never read.
     let layer = embedded("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]");
