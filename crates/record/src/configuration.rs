@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::oneshot;
 use tollgate::Limiter;
 use tollgate::rules::{
@@ -70,8 +70,8 @@ pub struct Status {
     /// Whether the database was heard from within the last few seconds. If not, the last known configuration is in
     /// force.
     pub is_connected: bool,
-    /// Whether this process started while PostgreSQL was unreachable and hasn't reached it since. Its configuration is
-    /// then the one that other processes left in Redis.
+    /// Whether this process started while PostgreSQL couldn't be used, and hasn't read from it since. Its configuration is
+    /// then the one that other processes left in Redis. [`outage`](Configuration::outage) says why.
     pub is_from_cache: bool,
     /// Changes of rules put in force so far.
     pub reloads: u64,
@@ -99,16 +99,19 @@ impl Postgres {
     /// Redis: however much is read, tasks of this runtime don't wait for it. A change of rules takes effect as a whole or,
     /// if it can't be used, not at all. While PostgreSQL is unreachable, the last configuration stays in force.
     ///
-    /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be reached now, the
-    /// configuration that other processes left there in the last five minutes is in force until it can. Without a
-    /// [`cache_secret`](Self::cache_secret) its rules and users can't be verified, and no API key is accepted meanwhile.
+    /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be used now, because it
+    /// is away, recovers, refuses connections, or rejects the password or a right, the configuration that other processes
+    /// left there in the last five minutes is in force until it can; [`outage`](Configuration::outage), the log and the
+    /// metrics say why. Without a [`cache_secret`](Self::cache_secret) its rules and users can't be verified, and no API
+    /// key is accepted meanwhile.
     ///
     /// # Errors
     ///
-    /// No connection, and nothing cached; no tables; rules that can't be used; no thread.
+    /// PostgreSQL can't be used, and nothing is cached; no tables, or those of another version; a server that is too old;
+    /// rules that can't be used; no thread.
     pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
         let runtime = runtime_with_timers()?;
-        let cache = Cache::new(limiter, self.address(), self.seal.as_ref());
+        let cache = Cache::new(limiter, &self.name(), self.seal.as_ref());
         let connected = Arc::new(AtomicBool::new(true));
         let shared = Shared {
             rules: ArcSwap::from_pointee(RuleSet::default()),
@@ -119,6 +122,7 @@ impl Postgres {
             rules_version: AtomicI64::new(NOT_APPLIED),
             connected,
             from_cache: AtomicBool::new(false),
+            outage: ArcSwapOption::empty(),
             reloads: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             users_read: AtomicU64::new(0),
@@ -212,12 +216,19 @@ impl Configuration {
         }
     }
 
+    /// Why the database can't be used; `None` while it can. For whoever operates the service: a rejected password shows
+    /// here, while decisions go on by the last known configuration.
+    #[must_use]
+    pub fn outage(&self) -> Option<PostgresError> {
+        self.shared.outage.load().as_deref().cloned()
+    }
+
     /// Writes the totals that aren't in the database yet. Call it after the service has sent its last response.
     ///
     /// # Errors
     ///
     /// Why they couldn't be written, such as a server that didn't answer within about 15 seconds. The totals are kept,
-    /// so the call may be repeated.
+    /// so the call may be repeated; but if PostgreSQL refuses the data itself, they are dropped and counted as lost.
     pub async fn finish(&self) -> Result<(), PostgresError> {
         self.shared.totals.finish().await
     }

@@ -83,7 +83,7 @@ struct MigrationPage;
 pub use configuration::{Configuration, Status};
 pub use postgres::migrations::{Migration, Schema};
 pub use postgres::{Postgres, PostgresError};
-pub use spool::numbering::{Writer, Written};
+pub use spool::numbering::{Writer, WriterCounts, Written};
 pub use stored::input::OwnLimits;
 pub use stored::key_text::NewKey;
 pub use stored::keys::{KeyTerms, StoredKey};

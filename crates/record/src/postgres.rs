@@ -1,6 +1,7 @@
 //! A PostgreSQL: its connections, and how transactions begin.
 
 mod address;
+pub(crate) mod client;
 mod error;
 pub(crate) mod migrations;
 pub(crate) mod seal;
@@ -16,8 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use deadpool_postgres::{
-    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
-    TimeoutType, Transaction,
+    ClientWrapper, Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -27,8 +27,9 @@ use tokio_postgres::NoTls as Connector;
 use tokio_postgres::config::{Host, SslMode};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, Connection, IsolationLevel, Row, Socket};
+use tokio_postgres::{Config, Connection, IsolationLevel, Row, Socket};
 
+use client::{Client, Deadline, Transaction};
 use seal::Seal;
 
 #[cfg(feature = "tls")]
@@ -44,6 +45,11 @@ const MOST_CHANGES_AT_ONCE: usize = 2;
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a pooled connection may take to show that it still works.
 const ASKED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a server may be silent in a statement, unless the caller has chosen a deadline: longer than any wait for a
+/// lock, so that the server says who holds it.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
+/// The same where an archiver reads, sorts or drops a month's table.
+const WHOLE_TABLE_WITHIN: Duration = Duration::from_secs(3600);
 /// How long a query of the history may take: a little longer than the server allows it.
 const READ_WITHIN: Duration = Duration::from_secs(17);
 /// How long a server may leave sent data unacknowledged.
@@ -53,6 +59,8 @@ const SILENT_FOR: Duration = Duration::from_secs(10);
 const PATIENCE: &str = "SET lock_timeout = '1500ms'";
 /// The same within a transaction that writes, or reads history.
 const LONGER_PATIENCE: &str = "SET LOCAL lock_timeout = '14s'";
+/// Most milliseconds that PostgreSQL has a timeout of.
+const MOST_MILLIS: u128 = i32::MAX as u128;
 /// Bytes of the shortest secret.
 const SHORTEST_SECRET: usize = 16;
 /// The end of the year 9999, since the epoch.
@@ -69,8 +77,10 @@ pub struct Postgres {
     pub(crate) pool: Pool,
     pub(crate) config: Config,
     connector: Connector,
-    /// The host, port and database, without user and password.
-    pub(crate) address: String,
+    /// The hosts, ports and database, without user and password.
+    pub(crate) address: Arc<str>,
+    /// How long a statement may take, if the caller has chosen that.
+    deadline: Option<Duration>,
     /// Authenticates what is cached in Redis, in place of the database's own secret.
     pub(crate) seal: Option<Seal>,
     /// Held while history is being read.
@@ -146,7 +156,9 @@ impl Postgres {
         if config.get_ssl_mode() == SslMode::Require && !config.get_hosts().iter().all(by_tcp) {
             return Err(PostgresError::input("postgres: expected a host for TLS, got a Unix socket"));
         }
-        config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN);
+        // Of several hosts, one that doesn't answer leaves time for the others.
+        let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).max(1);
+        config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN / hosts);
         // Notices a server that vanished silently.
         config.tcp_user_timeout(SILENT_FOR).keepalives_idle(SILENT_FOR).keepalives_interval(SILENT_FOR / 5);
         // An idle connection may have died silently, so it is checked before use.
@@ -168,7 +180,8 @@ impl Postgres {
             pool,
             config,
             connector,
-            address,
+            address: address.into(),
+            deadline: None,
             seal: None,
             reading: Arc::new(Semaphore::new(1)),
             changing: Arc::new(Semaphore::new(MOST_CHANGES_AT_ONCE)),
@@ -204,10 +217,48 @@ impl Postgres {
         Ok(Self { seal: Some(Seal::new(secret)), ..self })
     }
 
-    /// The host, port and database, without user and password.
+    /// How long the server may be silent in a statement, or between two rows of its answer, before the call fails and
+    /// the connection is given up. The error then says that nothing was changed or, if it was the end of a change that
+    /// wasn't answered, that the change [may have been made](PostgresError::is_unknown). Default: 20 seconds; 15 for
+    /// [`stats`](Self::stats) and [`audit`](Self::audit), 10 minutes for [`migrate`](Self::migrate), and an hour where an
+    /// archiver reads a whole table. A chosen deadline is that of all of these.
+    ///
+    /// What a service does by itself ([`follow`](Self::follow), [`record`](Self::record)) also has shorter deadlines of
+    /// its own, which stay.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate_record::Postgres;
+    ///
+    /// let postgres = Postgres::open("postgres://limits@127.0.0.1/app")?.deadline(Duration::from_secs(60));
+    /// # Ok::<(), tollgate_record::PostgresError>(())
+    /// ```
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+
+    /// The host, port and database, without user and password; all hosts, where the address has several.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Which server answers, where the address has several: its own address and port, as it knows them. `None` by a Unix
+    /// socket. One round trip.
+    ///
+    /// # Errors
+    ///
+    /// No connection.
+    pub async fn server(&self) -> Result<Option<String>, PostgresError> {
+        let select = "SELECT CASE family(inet_server_addr()) WHEN 6 THEN '[' || host(inet_server_addr()) || ']'
+            ELSE host(inet_server_addr()) END || ':' || inet_server_port()";
+        Ok(self.connection().await?.query_one(select, &[]).await?.get(0))
+    }
+
+    /// The name of the database among those that share a Redis.
+    pub(crate) fn name(&self) -> String {
+        address::first(&self.config)
     }
 
     /// The time by the database's clock, which ends of blocks and keys are best computed from: this host's may be wrong.
@@ -221,14 +272,31 @@ impl Postgres {
     }
 
     /// A connection to a server that is new enough.
-    pub(crate) async fn connection(&self) -> Result<Object, PostgresError> {
+    pub(crate) async fn connection(&self) -> Result<Client, PostgresError> {
         runtime_with_timers()?;
-        let connected = timeout(CONNECTED_WITHIN, self.pool.get()).await;
+        let connected = timeout(self.at_most(CONNECTED_WITHIN), self.pool.get()).await;
         let connection = connected.unwrap_or(Err(PoolError::Timeout(TimeoutType::Create)));
         let connection = connection.map_err(|error| PostgresError::unreachable(&self.address, &error))?;
-        let checked = timeout(ASKED_WITHIN, checked_version(&connection)).await;
-        checked.map_err(|_| PostgresError::late(&self.address))???;
-        Ok(connection)
+        let client = Client::pooled(connection, self.deadlines());
+        let checked = timeout(self.at_most(ASKED_WITHIN), checked_version(&client)).await;
+        checked.map_err(|_| PostgresError::late(&self.address))??;
+        Ok(client)
+    }
+
+    /// This, or the chosen deadline if that is shorter.
+    fn at_most(&self, within: Duration) -> Duration {
+        self.deadline.map_or(within, |deadline| deadline.min(within))
+    }
+
+    fn deadlines(&self) -> Deadline {
+        Deadline {
+            within: self.deadline.unwrap_or(ANSWERED_WITHIN),
+            whole_table_within: self.deadline.unwrap_or(WHOLE_TABLE_WITHIN),
+            is_chosen: self.deadline.is_some(),
+            so_far: "nothing was changed",
+            address: Arc::clone(&self.address),
+            is_spent: Arc::default(),
+        }
     }
 
     /// The rows of a history query, which may read a lot. Such queries run one at a time, so that connections are left
@@ -239,23 +307,28 @@ impl Postgres {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, PostgresError> {
         runtime_with_timers()?;
-        let reading = timeout(READ_WITHIN, self.reading.acquire()).await;
+        let within = self.deadline.unwrap_or(READ_WITHIN);
+        let reading = timeout(within, self.reading.acquire()).await;
         let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
-        let mut connection = self.connection().await?;
-        let transaction = in_time(READ_WITHIN, begin_reading(&mut connection)).await?;
-        in_time(READ_WITHIN, transaction.batch_execute("SET LOCAL statement_timeout = '15s'")).await?;
-        in_time(READ_WITHIN, transaction.batch_execute(LONGER_PATIENCE)).await?;
-        let rows = in_time(READ_WITHIN, transaction.query(select, parameters)).await?;
-        in_time(READ_WITHIN, transaction.commit()).await?;
+        let mut connection = self.connection().await?.within(within);
+        let transaction = begin_reading(&mut connection).await?;
+        // A little sooner, so that the server doesn't work on for nobody.
+        let allowed = (within * 15 / 17).as_millis().clamp(1, MOST_MILLIS);
+        transaction.batch_execute(&format!("SET LOCAL statement_timeout = {allowed}")).await?;
+        transaction.batch_execute(LONGER_PATIENCE).await?;
+        let rows = transaction.query(select, parameters).await?;
+        transaction.commit().await?;
         Ok(rows)
     }
 
     /// A connection of its own; the caller drives it and reads its notifications.
     pub(crate) async fn connect(&self) -> Result<(Client, Connection<Socket, Stream>), PostgresError> {
-        match timeout(CONNECTED_WITHIN, self.config.connect(Connector::clone(&self.connector))).await {
-            Ok(connected) => connected.map_err(|error| PostgresError::not_connected(&self.address, &error)),
-            Err(_) => Err(PostgresError::late(&self.address)),
-        }
+        let connecting = self.config.connect(Connector::clone(&self.connector));
+        let Ok(connected) = timeout(self.at_most(CONNECTED_WITHIN), connecting).await else {
+            return Err(PostgresError::late(&self.address));
+        };
+        let connected = connected.map_err(|error| PostgresError::not_connected(&self.address, &error));
+        connected.map(|(client, connection)| (Client::own(client, self.deadlines()), connection))
     }
 
     /// The same for another module, with the future that drives the connection.
@@ -271,38 +344,35 @@ impl Postgres {
 
 /// A transaction that writes, whatever isolation the role or the database has as its default: at a stricter level, one
 /// of two changes at once would fail instead of waiting.
-pub(crate) async fn begin_writing(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
-    let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted).read_only(false);
-    let transaction = transaction.start().await?;
+pub(crate) async fn begin_writing(client: &mut Client) -> Result<Transaction<'_>, PostgresError> {
+    let transaction = client.begin(IsolationLevel::ReadCommitted, true).await?;
     transaction.batch_execute(LONGER_PATIENCE).await?;
     Ok(transaction)
 }
 
 /// A transaction that reads as of one moment.
-pub(crate) async fn begin_reading(connection: &mut Object) -> Result<Transaction<'_>, tokio_postgres::Error> {
-    connection.build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true).start().await
+pub(crate) async fn begin_reading(client: &mut Client) -> Result<Transaction<'_>, PostgresError> {
+    client.begin(IsolationLevel::RepeatableRead, false).await
 }
 
-/// What the server answers within this time. Its connection is lost otherwise: an answer may still come.
+/// What the server answers within this time, where that is shorter than the [client's](client) deadline. An answer may
+/// still come otherwise, so the connection is of no more use.
 pub(crate) async fn in_time<T>(
     most: Duration,
-    work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    work: impl Future<Output = Result<T, PostgresError>>,
 ) -> Result<T, PostgresError> {
-    match timeout(most, work).await {
-        Ok(done) => Ok(done?),
-        Err(_) => Err(PostgresError::lost()),
-    }
+    timeout(most, work).await.unwrap_or_else(|_| Err(PostgresError::unanswered(most)))
 }
 
-/// Checks that a server is new enough; the inner error says that it isn't.
-pub(crate) async fn checked_version(client: &Client) -> Result<Result<(), PostgresError>, tokio_postgres::Error> {
+/// Checks that a server is new enough.
+pub(crate) async fn checked_version(client: &Client) -> Result<(), PostgresError> {
     let row = client.query_one("SELECT current_setting('server_version_num')::int4", &[]).await?;
     let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
     if version >= OLDEST {
-        return Ok(Ok(()));
+        return Ok(());
     }
     let got = format!("{}.{}", version / 10_000, version % 10_000);
-    Ok(Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}"))))
+    Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}")))
 }
 
 /// The runtime of this call, which must be able to wait.

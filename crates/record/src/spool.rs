@@ -6,11 +6,11 @@ pub(crate) mod numbering;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::Transaction;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{sleep, timeout};
 
 use crate::lock::Lock;
+use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError};
 use numbering::{Numbering, WriterReport, Written, answered};
 

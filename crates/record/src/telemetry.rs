@@ -37,6 +37,8 @@ mod names {
     pub(super) const API_KEYS: &str = "tollgate_api_keys_total";
     /// Entries in Redis that were refused, since they weren't sealed with the secret.
     pub(super) const CACHE_REFUSED: &str = "tollgate_cache_refused_total";
+    /// Failed attempts to reach and read the database, by reason.
+    pub(super) const DATABASE_FAILURES: &str = "tollgate_database_failures_total";
     /// Whether the database can be reached.
     pub(super) const DATABASE: &str = "tollgate_database_connected";
     /// The age of the oldest request that isn't in the database's totals yet.
@@ -56,6 +58,7 @@ pub fn describe_metrics() {
     use metrics::{Unit, describe_counter, describe_gauge};
     describe_counter!(names::API_KEYS, "API keys that came with requests, by outcome");
     describe_counter!(names::CACHE_REFUSED, "Cached entries in Redis that were refused: somebody else wrote them");
+    describe_counter!(names::DATABASE_FAILURES, "Failed attempts to reach and read the database, by reason");
     describe_gauge!(names::DATABASE, "Whether the database is heard from: 1, or 0");
     describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
     describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
@@ -79,9 +82,20 @@ pub(crate) fn reloaded(result: Result<usize, &dyn Display>) {
     }
 }
 
-/// The database with the rules can't be reached any more.
-pub(crate) fn database_lost(error: &dyn Display) {
-    traced! { tracing::warn!(target: "tollgate", %error, "the database is unreachable: the last rules stay in force"); }
+/// An attempt to reach and read the database has failed; the reason is a word.
+pub(crate) fn database_failed(reason: &'static str) {
+    measured! { metrics::counter!(names::DATABASE_FAILURES, "reason" => reason).increment(1); }
+}
+
+/// The database with the rules can't be used any more. What it denies doesn't mend itself.
+pub(crate) fn database_lost(error: &dyn Display, reason: &'static str, is_denied: bool) {
+    traced! {
+        let line = "the database is unreachable: the last rules stay in force";
+        match is_denied {
+            true => tracing::error!(target: "tollgate", reason, %error, "{line}"),
+            false => tracing::warn!(target: "tollgate", reason, %error, "{line}"),
+        }
+    }
 }
 
 /// Somebody holds a lock on a table, so its changes can't be read for now.
@@ -97,11 +111,13 @@ pub(crate) fn database_found() {
 }
 
 /// A process starts with the configuration cached in Redis.
-pub(crate) fn started_from_cache(error: &dyn Display) {
+pub(crate) fn started_from_cache(error: &dyn Display, reason: &'static str, is_denied: bool) {
     traced! {
-        tracing::warn!(
-            target: "tollgate", %error, "the database is unreachable: the configuration cached in redis is in force"
-        );
+        let line = "the database is unreachable: the configuration cached in redis is in force";
+        match is_denied {
+            true => tracing::error!(target: "tollgate", reason, %error, "{line}"),
+            false => tracing::warn!(target: "tollgate", reason, %error, "{line}"),
+        }
     }
 }
 
@@ -131,6 +147,11 @@ pub(crate) fn cache_refused(is_first: bool) {
 /// Totals couldn't be written, and are kept for now.
 pub(crate) fn totals_unwritten(error: &dyn Display) {
     traced! { tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can"); }
+}
+
+/// Totals can't be stored, and are dropped.
+pub(crate) fn totals_refused(error: &dyn Display) {
+    traced! { tracing::error!(target: "tollgate", %error, "a part of the totals cannot be written: it is lost"); }
 }
 
 /// The last of the totals couldn't be written before they were given up.

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use deadpool_postgres::Transaction;
-
 use crate::chance::jittered;
 use crate::lock::Lock;
+use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError, runtime_with_timers};
 use crate::spool::numbering::{Written, answered, column};
 use crate::spool::{Backlog, Batch, Spool, WRITTEN_EVERY, finish_in_time, locked};
@@ -79,10 +78,10 @@ pub(crate) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool
         let Some(totals) = totals.upgrade() else { return };
         telemetry::totals(totals.lag(), totals.lost(), connected.load(Ordering::Relaxed));
         let written = totals.write(false).await;
-        if let Err(error) = &written
-            && !failed
-        {
-            telemetry::totals_unwritten(error);
+        match &written {
+            Err(error) if error.is_data() => telemetry::totals_refused(error),
+            Err(error) if !failed => telemetry::totals_unwritten(error),
+            _ => {}
         }
         failed = written.is_err();
         drop(totals);

@@ -113,7 +113,13 @@ impl PostgresServer {
 
     /// Runs this, as its superuser, and answers the first column of its rows as text.
     pub async fn run(&self, sql: &str) -> Vec<String> {
-        let (client, connection) = tokio_postgres::connect(&self.url(), NoTls).await.expect("connected");
+        self.run_in("postgres", sql).await
+    }
+
+    /// The same in another database.
+    pub async fn run_in(&self, database: &str, sql: &str) -> Vec<String> {
+        let url = self.url_of("tollgate", database);
+        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("connected");
         let connection = tokio::spawn(connection);
         let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{error:?}: {sql}"));
         drop(client);
@@ -127,8 +133,28 @@ impl PostgresServer {
 
     /// What it has logged so far.
     pub fn log(&self) -> String {
-        let path = self.directory.as_ref().expect("it has started").path().join("log");
-        String::from_utf8_lossy(&std::fs::read(path).expect("its log")).into_owned()
+        String::from_utf8_lossy(&std::fs::read(self.path("log")).expect("its log")).into_owned()
+    }
+
+    /// Lets clients in as these lines of `pg_hba.conf` say, and its superuser without a password.
+    pub async fn let_in(&self, lines: &str) {
+        std::fs::write(self.path("data/pg_hba.conf"), format!("host all tollgate all trust\n{lines}\n"))
+            .expect("written");
+        self.run("SELECT pg_reload_conf()").await;
+    }
+
+    /// Makes it recover for ever, as a replica does, once it is started again; or no more.
+    pub fn recovers(&self, yes: bool) {
+        let signal = self.path("data/standby.signal");
+        if yes {
+            std::fs::write(signal, "").expect("written");
+        } else {
+            std::fs::remove_file(signal).expect("it was there");
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.as_ref().expect("it has started").path().join(name)
     }
 
     /// Whether it answers; if not, it has ended.

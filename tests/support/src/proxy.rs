@@ -25,6 +25,8 @@ struct Ways {
     delay: AtomicU64,
     /// Bytes of replies that pass before a connection is closed.
     replies_left: AtomicU64,
+    /// Requests whose replies pass, counted over all connections.
+    answered: AtomicU64,
     accepted: AtomicU64,
     /// Reads of requests, swallowed or not.
     requested: AtomicU64,
@@ -39,6 +41,7 @@ impl Proxy {
             swallowed: AtomicU64::new(0),
             delay: AtomicU64::new(0),
             replies_left: AtomicU64::new(u64::MAX),
+            answered: AtomicU64::new(u64::MAX),
             accepted: AtomicU64::new(0),
             requested: AtomicU64::new(0),
         });
@@ -81,6 +84,11 @@ impl Proxy {
         self.ways.replies_left.store(bytes, Ordering::Relaxed);
     }
 
+    /// After so many requests, the server still gets more, and no reply passes.
+    pub fn answer(&self, requests: u64) {
+        self.ways.answered.store(requests, Ordering::Relaxed);
+    }
+
     /// How often something has come that is meant for the server.
     pub fn requested(&self) -> u64 {
         self.ways.requested.load(Ordering::Relaxed)
@@ -116,7 +124,7 @@ async fn forward(client: TcpStream, number: u64, ways: Arc<Ways>) {
     let back = async {
         let mut bytes = [0; 4096];
         while let Ok(count @ 1..) = replies.read(&mut bytes).await {
-            if ways.swallow(number) {
+            if ways.swallow(number) || ways.requested.load(Ordering::Relaxed) > ways.answered.load(Ordering::Relaxed) {
                 continue;
             }
             tokio::time::sleep(Duration::from_millis(ways.delay.load(Ordering::Relaxed))).await;

@@ -1,22 +1,20 @@
 //! Reads rows as PostgreSQL sends them, a few at a time.
 
 use std::error::Error;
-use std::pin::Pin;
 
-use futures_util::TryStreamExt;
-use tokio_postgres::Client;
-use tokio_postgres::binary_copy::{BinaryCopyOutRow, BinaryCopyOutStream};
+use tokio_postgres::binary_copy::BinaryCopyOutRow;
 use tokio_postgres::types::{FromSql, Type};
 
 use super::ArchiveError;
 use super::row::{ColumnType, Field, Row};
 use crate::history::columns::{COLUMNS, Column, SqlType, WIDTH};
+use crate::postgres::client::{Client, CopyOut};
 
 /// From 1970 to PostgreSQL's epoch, the year 2000, in microseconds.
 const EPOCH: i64 = 946_684_800_000_000;
 
 /// The rows of a table.
-pub(super) struct Copy(Pin<Box<BinaryCopyOutStream>>);
+pub(super) struct Copy(CopyOut);
 
 /// One row.
 pub(super) struct Copied(BinaryCopyOutRow);
@@ -46,12 +44,11 @@ impl Copy {
             ColumnType::Long => Type::INT8,
             ColumnType::Short => Type::INT2,
         });
-        let stream = client.copy_out(&copy).await?;
-        Ok(Self(Box::pin(BinaryCopyOutStream::new(stream, &types))))
+        Ok(Self(client.copy_out(&copy, &types).await?))
     }
 
     pub(super) async fn next(&mut self) -> Result<Option<Copied>, ArchiveError> {
-        Ok(self.0.try_next().await?.map(Copied))
+        Ok(self.0.next().await?.map(Copied))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use parquet::errors::ParquetError;
 use tokio::task::spawn_blocking;
-use tokio_postgres::Client;
 
 use super::checksum::Content;
 use super::copy::Copy;
@@ -11,6 +10,7 @@ use super::month::Month;
 use super::part::{GROUPS, PartWriter};
 use super::row::{Row, time_in};
 use super::{Archive, ArchiveError};
+use crate::postgres::client::Client;
 
 /// Bytes after which a file is finished early: it is held in memory until it is uploaded.
 const PART_BYTES: usize = 64 << 20;

@@ -3,12 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use tokio::time::sleep;
-use tokio_postgres::Client;
 
 use super::ArchiveError;
 use super::checksum::sha256;
 use super::month::Month;
 use crate::history::columns::COLUMNS;
+use crate::postgres::client::Client;
 
 const PARENT: &str = "rate_limit_audit_logs";
 
@@ -120,7 +120,7 @@ pub(super) async fn source(client: &Client, table: &str) -> Result<String, Archi
 
 /// The number of rows in a table.
 pub(super) async fn count(client: &Client, table: &str) -> Result<u64, ArchiveError> {
-    let row = client.query_one(&format!("SELECT count(*) FROM ONLY tollgate.{table}"), &[]).await?;
+    let row = client.query_whole_table(&format!("SELECT count(*) FROM ONLY tollgate.{table}")).await?;
     Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
 }
 
@@ -167,8 +167,7 @@ pub(super) async fn detach(client: &Client, table: &str) -> Result<(), ArchiveEr
         Attachment::Detached => return Ok(()),
     };
     let alter = format!("ALTER TABLE tollgate.{PARENT} DETACH PARTITION tollgate.{table} {how}");
-    client.batch_execute(&alter).await?;
-    Ok(())
+    Ok(client.alter(&alter).await?)
 }
 
 pub(super) async fn attachment(client: &Client, table: &str) -> Result<Attachment, ArchiveError> {

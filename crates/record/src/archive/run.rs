@@ -9,7 +9,6 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tokio_postgres::Client;
 
 use super::checksum::Content;
 use super::export::{content, export};
@@ -22,8 +21,11 @@ use super::partitions::{
 use super::store::LEFT_FOR;
 use super::{Archive, ArchiveError};
 use crate::lock::Lock;
+use crate::postgres::client::Client;
 use crate::postgres::{Postgres, PostgresError};
 
+/// How long the server may be silent in a statement that doesn't read a whole table: longer than it waits for locks.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(45);
 /// The least age: services may still write to last month.
 const LEAST_AGE: Duration = Duration::from_secs(31 * 86_400);
 
@@ -136,6 +138,7 @@ impl Postgres {
         drop(self.connection().await?);
         // A connection of its own: it ends with this future, and so does the lock, whatever the server is doing.
         let (client, connection) = self.connect_alone().await?;
+        let client = client.within(ANSWERED_WITHIN).of_many_steps();
         let run = Run { client: &client, archive, options, moved: Lock::default() };
         let work = pin!(run.all(&mut progress));
         match select(connection, work).await {
@@ -320,7 +323,7 @@ impl Moving<'_> {
 
     /// Writes the files of an attempt, and reads them back.
     async fn write(&self, attempt: &str, report: &mut Report<'_>) -> Result<Manifest, ArchiveError> {
-        let (manifest, of) = within(self.client, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", async {
+        let (manifest, of) = within(self.client, READING, async {
             let of = count(self.client, self.table).await?;
             let mut writing = self.reporter(Step::Export, of, report);
             let month = (self.month, self.table, attempt);
@@ -369,6 +372,9 @@ impl Moving<'_> {
     }
 }
 
+/// Begins a transaction that changes nothing.
+const READING: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+
 /// Runs `work` in a transaction, and ends that.
 async fn within<T>(
     client: &Client,
@@ -378,7 +384,11 @@ async fn within<T>(
     client.batch_execute(begin).await?;
     let done = work.await;
     match &done {
-        Ok(_) => client.batch_execute("COMMIT").await?,
+        Ok(_) if begin == READING => client.batch_execute("COMMIT").await?,
+        // Removes the files of a table that was dropped.
+        Ok(_) => client.alter("COMMIT").await?,
+        // There is nobody who would answer.
+        Err(error) if error.is_unreachable() => {}
         // Report the original error instead.
         Err(_) => drop(client.batch_execute("ROLLBACK").await),
     }

@@ -13,12 +13,13 @@ use futures_util::future::{Either, select};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Row, Transaction};
+use tokio_postgres::{AsyncMessage, Row};
 use tollgate::rules::RuleSet;
 
 use super::keep_cached::keep_cached;
 use super::state::{NOT_APPLIED, Shared};
 use crate::chance::jittered;
+use crate::postgres::client::{Client, Transaction};
 use crate::postgres::transactions::{self, one_moment};
 use crate::postgres::{Postgres, PostgresError, checked_version, in_time};
 use crate::stored::key_text::KeyId;
@@ -36,6 +37,9 @@ const READ_WITHIN: Duration = Duration::from_secs(12);
 const PATIENCE: &str = "SET LOCAL lock_timeout = '500ms'";
 /// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// The same where the server rejects the password or lacks a right: somebody has to change that, and servers log it.
+const PAUSE_IF_DENIED: Duration = Duration::from_secs(1);
 
 /// The version of the rules in a database into which none were ever written.
 const NEVER_HAD_RULES: i64 = 1;
@@ -100,8 +104,8 @@ enum RowChanges {
     },
 }
 
-/// Reads all that a process starts with, and listens for as long as the configuration is in use. If PostgreSQL is
-/// unreachable at the start, begins with what is cached.
+/// Reads all that a process starts with, and listens for as long as the configuration is in use. If PostgreSQL can't be
+/// used at the start, begins with what is cached.
 pub(crate) async fn follow(
     shared: Weak<Shared>,
     connected: Arc<AtomicBool>,
@@ -110,9 +114,14 @@ pub(crate) async fn follow(
 ) {
     let _following = Following(connected);
     let (mut known, mut begun) = (Known::default(), Some(begun));
+    // A server that was away and then rejects the password is reported twice.
+    let mut reported = Vec::new();
     loop {
         let Err(lost) = listen(&shared, &postgres, &mut known, &mut begun).await;
         let Some(shared) = shared.upgrade() else { return };
+        let (reason, is_denied) = (lost.reason(), lost.is_denied());
+        telemetry::database_failed(reason);
+        shared.outage.store(Some(Arc::new(lost.clone())));
         if begun.is_some() {
             if let Err(error) = begin_from_cache(&shared, lost).await {
                 return begin(&shared, &mut begun, Err(error));
@@ -120,11 +129,18 @@ pub(crate) async fn follow(
             // Something may have been read before the connection was lost, and replaced by what was cached.
             known = Known::default();
             begin(&shared, &mut begun, Ok(()));
-        } else if shared.connected.swap(false, Ordering::Relaxed) {
-            telemetry::database_lost(&lost);
+            reported.push(reason);
+        } else {
+            if shared.connected.swap(false, Ordering::Relaxed) {
+                reported.clear();
+            }
+            if !reported.contains(&reason) {
+                telemetry::database_lost(&lost, reason, is_denied);
+                reported.push(reason);
+            }
         }
         drop(shared);
-        sleep(jittered(PAUSE, 100)).await;
+        sleep(jittered(if is_denied { PAUSE_IF_DENIED } else { PAUSE }, 100)).await;
     }
 }
 
@@ -138,11 +154,11 @@ fn begin(shared: &Arc<Shared>, begun: &mut Begun, result: Result<(), PostgresErr
     let _ = begun.send(result);
 }
 
-/// Takes what other processes left in Redis, if PostgreSQL can't be reached and if there is any.
+/// Takes what other processes left in Redis, if PostgreSQL can't be used and if there is any.
 async fn begin_from_cache(shared: &Shared, error: PostgresError) -> Result<(), PostgresError> {
-    let cached = if error.is_unreachable() { shared.cache.read().await.ok().flatten() } else { None };
+    let cached = if error.is_of_an_outage() { shared.cache.read().await.ok().flatten() } else { None };
     let Some(cached) = cached else { return Err(error) };
-    telemetry::started_from_cache(&error);
+    telemetry::started_from_cache(&error, error.reason(), error.is_denied());
     shared.rules.store(Arc::new(cached.rules.rules));
     shared.rules_version.store(cached.rules.head.version, Ordering::Relaxed);
     shared.users.apply(cached.users);
@@ -183,7 +199,7 @@ async fn listen(
         }
     };
     let taken = async {
-        in_time(ANSWERED_WITHIN, checked_version(&client)).await??;
+        in_time(ANSWERED_WITHIN, checked_version(&client)).await?;
         // Before reading anything, so that no change is missed.
         // Without a bound, a server whose client is gone would wait on for a lock.
         in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '2s'; LISTEN tollgate")).await?;
@@ -255,6 +271,7 @@ async fn take(
     shared.version.store(version.unwrap_or_default(), Ordering::Relaxed);
     known.retired.retain(RuleSet::is_shared);
     shared.from_cache.store(false, Ordering::Relaxed);
+    shared.outage.store(None);
     if !shared.connected.swap(true, Ordering::Relaxed) {
         telemetry::database_found();
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -13,6 +13,7 @@ use super::lookup::Keys;
 use super::own_thread::OwnThread;
 use super::redis_cache::Cache;
 use crate::lock::Lock;
+use crate::postgres::PostgresError;
 use crate::stored::key_text::KeyId;
 use crate::stored::keys::{LookedUp, MOST_CHANGES};
 use crate::stored::users_in_force::Users;
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) rules_version: AtomicI64,
     pub(crate) connected: Arc<AtomicBool>,
     pub(crate) from_cache: AtomicBool,
+    /// Why the database can't be used, unless it can.
+    pub(crate) outage: ArcSwapOption<PostgresError>,
     pub(crate) reloads: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) users_read: AtomicU64,

@@ -94,7 +94,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// No connection; no tables; no answer within 15 seconds.
+    /// No connection; no tables; no answer within 15 seconds, or the [deadline](Self::deadline).
     pub async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, PostgresError> {
         // Escaped and cut off as it was when recorded.
         let user = text(query.user.as_bytes(), MOST_BYTES);

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use deadpool_postgres::Transaction;
 use tokio_postgres::types::ToSql;
 
 use super::histogram::Histogram;
 use super::record::{DecisionRecord, Endpoint, Outcome};
 use crate::postgres::PostgresError;
+use crate::postgres::client::Transaction;
 use crate::spool::numbering::{answered, column};
 
 /// Most pairs of user and endpoint in a batch: more would block a thread for too long.

@@ -161,7 +161,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// No connection; no tables; no answer within 15 seconds.
+    /// No connection; no tables; no answer within 15 seconds, or the [deadline](Self::deadline).
     pub async fn stats(&self, query: &StatsQuery) -> Result<Vec<Stats>, PostgresError> {
         let (column, is_of_times) = (query.column(), query.group == Group::Time);
         let order = if is_of_times { "key DESC" } else { "throttled + blocked DESC, allowed DESC, key" };

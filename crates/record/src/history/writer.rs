@@ -6,19 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
-use deadpool_postgres::Transaction;
 use futures_util::future::select;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::yield_now;
 use tokio::time::sleep;
-use tokio_postgres::binary_copy::BinaryCopyInWriter;
 
 use super::columns;
 use super::metrics::{Counting, MOST_SERIES, Metrics};
 use super::record::{DecisionRecord, Outcome};
 use super::{HistorySettings, HistoryStatus};
 use crate::chance::jittered;
+use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError, begin_writing, runtime_with_timers};
 use crate::spool::numbering::{PATIENCE, Written, answered, column};
 use crate::spool::{Backlog, Batch, Spool, WRITTEN_EVERY, finish_in_time, locked};
@@ -313,15 +312,14 @@ async fn copy(
     let HistorySettings { region, server, .. } = settings;
     let [region, server] = [region, server].map(|text| Some(&**text).filter(|text| !text.is_empty()));
     let copy = format!("COPY tollgate.rate_limit_audit_logs ({}) FROM STDIN (FORMAT binary)", columns::names());
-    let sink = answered(transaction.copy_in(&copy)).await?;
     let types = columns::COLUMNS.each_ref().map(|column| column.sql.wire());
-    let mut writer = pin!(BinaryCopyInWriter::new(sink, &types));
+    let mut writer = answered(transaction.copy_in(&copy, &types)).await?;
     for (at, row) in rows.iter().enumerate() {
         let endpoint = row.endpoint.as_ref().map(super::record::Endpoint::text);
         let (used, capacity) = (row.used.map(column), row.capacity.map(column));
         let status = row.status.and_then(|status| i16::try_from(status).ok());
         let latency = i64::try_from(row.latency.as_micros()).unwrap_or(i64::MAX);
-        answered(writer.as_mut().write(&[
+        answered(writer.write(&[
             &row.at,
             &row.user.as_deref(),
             &row.api_key.as_deref(),

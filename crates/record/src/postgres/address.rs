@@ -53,12 +53,25 @@ fn host_of(host: &Host) -> String {
     }
 }
 
-/// `host:port/database`, with the first host where there are several.
+/// `host:port/database`, or `host:port,host:port/database`.
 pub(crate) fn shown(config: &Config) -> String {
-    let host = config.get_hosts().first().map(host_of).unwrap_or_default();
-    let port = config.get_ports().first().copied().unwrap_or(5432);
-    let database = config.get_dbname().or(config.get_user()).unwrap_or("postgres");
-    format!("{host}:{port}/{database}")
+    format!("{}/{}", servers(config).join(","), database(config))
+}
+
+/// The same with the first host alone.
+pub(crate) fn first(config: &Config) -> String {
+    format!("{}/{}", servers(config).first().map_or("", String::as_str), database(config))
+}
+
+/// Each host with its port. One port is that of all hosts.
+fn servers(config: &Config) -> Vec<String> {
+    let ports = config.get_ports();
+    let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+    config.get_hosts().iter().enumerate().map(|(at, host)| format!("{}:{}", host_of(host), port(at))).collect()
+}
+
+fn database(config: &Config) -> &str {
+    config.get_dbname().or(config.get_user()).unwrap_or("postgres")
 }
 
 /// The parser quotes what it doesn't know, which may be the second half of a password with a space. Only the name of an

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::fmt;
+use std::time::Duration;
 
 use deadpool_postgres::PoolError;
 use tokio_postgres::error::SqlState;
@@ -20,6 +21,12 @@ pub struct PostgresError {
 enum Kind {
     Input,
     Unreachable,
+    /// A change may or may not have been made.
+    Unknown,
+    /// There is a server, and it isn't ready: it recovers, or accepts no connections to this database.
+    NotReady,
+    /// The server rejects the password, the role, or what the role may do.
+    Denied,
     Schema,
     /// What was sent can't be stored.
     Data,
@@ -43,6 +50,32 @@ impl PostgresError {
 
     pub(crate) fn lost() -> Self {
         Self { kind: Kind::Unreachable, message: "postgres: the connection was lost".to_owned() }
+    }
+
+    /// The server didn't answer a statement in time.
+    pub(crate) fn silent(address: &str, within: Duration) -> Self {
+        Self { kind: Kind::Unreachable, message: format!("postgres at {address}: no answer within {within:?}") }
+    }
+
+    pub(crate) fn unanswered(within: Duration) -> Self {
+        Self { kind: Kind::Unreachable, message: format!("postgres: no answer within {within:?}") }
+    }
+
+    /// Adds what is so although the statement wasn't answered.
+    pub(crate) fn but(mut self, what: &str) -> Self {
+        if self.kind == Kind::Unreachable {
+            self.message = format!("{}: {what}", self.message);
+        }
+        self
+    }
+
+    /// Of a statement that may have been carried out, though its answer didn't come.
+    pub(crate) fn unknown(mut self) -> Self {
+        if self.kind == Kind::Unreachable {
+            self.kind = Kind::Unknown;
+            self.message.push_str(": the change may or may not have been made");
+        }
+        self
     }
 
     pub(crate) fn unreachable(address: &str, error: &PoolError) -> Self {
@@ -76,10 +109,40 @@ impl PostgresError {
         self.kind == Kind::Input
     }
 
-    /// No connection could be made, or it broke.
+    /// No connection could be made, it broke, or the server didn't answer in time.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
-        self.kind == Kind::Unreachable
+        matches!(self.kind, Kind::Unreachable | Kind::Unknown)
+    }
+
+    /// Whether the change was made can't be known: the connection broke, or the server didn't answer in time, when all
+    /// that was missing was its confirmation. Look whether it was made before you repeat it.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        self.kind == Kind::Unknown
+    }
+
+    /// Whether the database can't be used for now, or by this role. Otherwise there is something wrong that no cached
+    /// configuration mends: the address, the tables' version, or the rules in them.
+    pub(crate) fn is_of_an_outage(&self) -> bool {
+        !matches!(self.kind, Kind::Input | Kind::Schema)
+    }
+
+    /// The server rejects the password, the role, or what the role may do.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.kind == Kind::Denied
+    }
+
+    /// What keeps the database from being used, in a word.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self.kind {
+            Kind::Unreachable | Kind::Unknown => "unreachable",
+            Kind::NotReady => "not_ready",
+            Kind::Denied => "denied",
+            Kind::Locked => "locked",
+            Kind::Schema => "schema",
+            Kind::Input | Kind::Data | Kind::Refused => "refused",
+        }
     }
 
     /// The data can't be stored, however often that is tried.
@@ -120,6 +183,11 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
         return (kind, format!("postgres: {why}"));
     };
     let kind = match *said.code() {
+        SqlState::READ_ONLY_SQL_TRANSACTION
+        | SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
+        | SqlState::UNDEFINED_DATABASE => Kind::NotReady,
+        SqlState::INSUFFICIENT_PRIVILEGE => Kind::Denied,
+        ref state if state.code().starts_with("28") => Kind::Denied,
         // Connection errors, lack of resources, an operator's intervention.
         ref state if ["08", "53", "57"].contains(&&state.code()[..2]) => Kind::Unreachable,
         ref state if ["21", "22", "23"].contains(&&state.code()[..2]) => Kind::Data,

@@ -1,10 +1,10 @@
 //! Creates the tables step by step, from the files in `sql/`.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
-use tokio_postgres::Transaction;
 
+use super::client::Transaction;
 use super::{Postgres, PostgresError, begin_reading, begin_writing};
 
 /// A file in `sql/`, whose name begins with its number.
@@ -26,6 +26,8 @@ const OWN_NAME: &str = "to_regclass('tollgate.migrations')";
 
 /// How long to wait for a migration that runs at the same time.
 const PATIENCE: &str = "SET LOCAL lock_timeout = '60s'";
+/// How long the server may be silent in a statement, each of which may change a large table.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(600);
 
 /// Creating a schema needs a right in the database, also where `IF NOT EXISTS` finds it there.
 const OWN_SCHEMA: &str = "CREATE SCHEMA tollgate";
@@ -80,7 +82,7 @@ impl Postgres {
     /// No connection; no right; a database that isn't in UTF-8; tables of a newer version of tollgate, or altered
     /// migrations.
     pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
-        let mut connection = self.connection().await?;
+        let mut connection = self.connection().await?.within(ANSWERED_WITHIN);
         let transaction = begin_writing(&mut connection).await?;
         transaction.batch_execute(PATIENCE).await?;
         let encoding: String = transaction.query_one("SELECT current_setting('server_encoding')", &[]).await?.get(0);

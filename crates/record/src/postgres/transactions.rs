@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{Client, IsolationLevel, Transaction};
 
-use super::{Postgres, PostgresError, begin_writing, in_time, migrations};
+use super::client::{Client, Transaction};
+use super::{Postgres, PostgresError, begin_reading, begin_writing, in_time, migrations};
 
 /// How long a change of the configuration waits for others, and may stay open after its client is gone.
 const CHANGE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
@@ -18,6 +18,8 @@ const ITS_ROWS: &str = "SET LOCAL lock_timeout = '7s'";
 pub(crate) const READ: &str = "SET LOCAL lock_timeout = '10s'";
 /// For what waits for no lock.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+/// How long a change waits for others of this process.
+const TURN_WITHIN: Duration = Duration::from_secs(60);
 /// When a statement that waits is first looked at, and how often after that.
 const LOOKED_AFTER: Duration = Duration::from_millis(150);
 const LOOKED_EVERY: Duration = Duration::from_secs(1);
@@ -41,7 +43,9 @@ impl Postgres {
         &self,
         work: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, PostgresError>,
     ) -> Result<T, PostgresError> {
-        let _turn = self.changing.acquire().await;
+        // Those before it have deadlines too.
+        let turn = timeout(self.deadline.unwrap_or(TURN_WITHIN), self.changing.acquire()).await;
+        let _turn = turn.map_err(|_| PostgresError::late(&self.address))?;
         let mut connection = self.connection().await?;
         let transaction = in_time(ANSWERED_WITHIN, begin_writing(&mut connection)).await?;
         in_time(ANSWERED_WITHIN, transaction.batch_execute(CHANGE)).await?;
@@ -111,9 +115,8 @@ impl Postgres {
 }
 
 /// A transaction that reads the configuration as of one moment, and waits this long for locks.
-pub(crate) async fn one_moment<'c>(client: &'c mut Client, patience: &str) -> Result<Transaction<'c>, PostgresError> {
-    let transaction = client.build_transaction().read_only(true).isolation_level(IsolationLevel::RepeatableRead);
-    let transaction = transaction.start().await?;
+pub(crate) async fn one_moment<'s>(client: &'s mut Client, patience: &str) -> Result<Transaction<'s>, PostgresError> {
+    let transaction = begin_reading(client).await?;
     transaction.batch_execute(patience).await?;
     migrations::expect_this_version(&transaction).await?;
     Ok(transaction)

@@ -4,9 +4,8 @@
 use std::future::Future;
 use std::time::{Duration, Instant, SystemTime};
 
-use deadpool_postgres::Transaction;
-
 use crate::chance::unique_id;
+use crate::postgres::client::{Client, Transaction};
 use crate::postgres::{Postgres, PostgresError, begin_writing, in_time};
 use crate::telemetry;
 
@@ -49,6 +48,18 @@ pub struct Writer {
     pub ended_at: Option<SystemTime>,
     /// Whether it was killed. What it counted since its last write is then lost, and this is the only record of that.
     pub killed: bool,
+}
+
+/// How many services the database knows of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WriterCounts {
+    /// All of them.
+    pub all: u64,
+    /// Those that haven't ended.
+    pub running: u64,
+    /// Those that could not keep all requests.
+    pub with_losses: u64,
 }
 
 /// The numbers of one service's batches, of which one is in flight at a time.
@@ -104,7 +115,7 @@ impl Numbering {
     /// connection may have been), and the server's process. Call [`done`](Self::done) after the commit.
     pub(crate) async fn begin<'c>(
         &self,
-        connection: &'c mut deadpool_postgres::Object,
+        connection: &'c mut Client,
         report: WriterReport,
     ) -> Result<(Transaction<'c>, bool, i32), PostgresError> {
         let transaction = answered(begin_writing(connection)).await?;
@@ -190,9 +201,7 @@ const NOTE_KILLED: &str = "
     RETURNING w.writer, w.written_at";
 
 /// The result of a batch's statement, within the time allowed.
-pub(crate) async fn answered<T>(
-    work: impl Future<Output = Result<T, tokio_postgres::Error>>,
-) -> Result<T, PostgresError> {
+pub(crate) async fn answered<T>(work: impl Future<Output = Result<T, PostgresError>>) -> Result<T, PostgresError> {
     in_time(ANSWERED_WITHIN, work).await
 }
 
@@ -201,8 +210,9 @@ pub(crate) fn column(count: u64) -> i64 {
 }
 
 impl Postgres {
-    /// The services that write, or did in the last 90 days: the latest to start first, at most 100. A service that
-    /// writes both totals and history appears twice.
+    /// The services that write, or did in the last 90 days, at most 100: those first that have lost something, and of
+    /// these and of the others those that run; then the latest to start. A service that writes both totals and history
+    /// appears twice. [`writer_counts`](Self::writer_counts) has how many there are.
     ///
     /// # Errors
     ///
@@ -210,7 +220,8 @@ impl Postgres {
     pub async fn writers(&self) -> Result<Vec<Writer>, PostgresError> {
         let select =
             "SELECT writer, writes, host(client) AS client, requests, lost, started_at, written_at, ended_at, killed
-            FROM tollgate.writers ORDER BY started_at DESC LIMIT 100";
+            FROM tollgate.writers
+            ORDER BY lost > 0 DESC, ended_at IS NULL DESC, killed DESC, started_at DESC LIMIT 100";
         let rows = self.connection().await?.query(select, &[]).await?;
         let writer = |row: &tokio_postgres::Row| Writer {
             name: row.get("writer"),
@@ -224,5 +235,18 @@ impl Postgres {
             killed: row.get("killed"),
         };
         Ok(rows.iter().map(writer).collect())
+    }
+
+    /// How many services write, or did in the last 90 days.
+    ///
+    /// # Errors
+    ///
+    /// No connection; no tables.
+    pub async fn writer_counts(&self) -> Result<WriterCounts, PostgresError> {
+        let select = "SELECT count(*), count(*) FILTER (WHERE ended_at IS NULL), count(*) FILTER (WHERE lost > 0)
+            FROM tollgate.writers";
+        let row = self.connection().await?.query_one(select, &[]).await?;
+        let [all, running, with_losses] = [0, 1, 2].map(|column| row.get::<_, i64>(column).unsigned_abs());
+        Ok(WriterCounts { all, running, with_losses })
     }
 }

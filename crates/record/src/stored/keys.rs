@@ -5,12 +5,13 @@ use std::io;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use tokio_postgres::{Row, Transaction};
+use tokio_postgres::Row;
 use tollgate::rules::Account;
 
 use super::input::{self, OwnLimits};
 use super::key_text::NewKey;
 use super::key_text::{self, Checksums, KeyId};
+use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError};
 
 /// The terms of a new key.
@@ -23,7 +24,8 @@ pub struct KeyTerms {
     pub tier: Option<String>,
     /// The key's own limits, in place of the user's and the tier's. They count per key.
     pub limits: OwnLimits,
-    /// When it expires, best computed from [`Postgres::now`]; `None`: it is valid until revoked.
+    /// When it expires, by the clocks of the services, best computed from [`Postgres::now`]; `None`: it is valid until
+    /// revoked.
     pub expires_at: Option<SystemTime>,
 }
 
@@ -226,8 +228,13 @@ impl Postgres {
         input::by(by)?;
         let update = "UPDATE tollgate.api_keys SET revoked_at = now(), revoked_by = $2
             WHERE key_id = $1 AND revoked_at IS NULL";
-        self.changed(update, &[&id.as_str(), &by]).await?;
-        self.key(id.as_str()).await?.ok_or_else(|| unknown(id))
+        // As part of the change: a key that is revoked and then can't be read would look as if it weren't.
+        self.change(async |transaction| {
+            transaction.execute(update, &[&id.as_str(), &by]).await?;
+            let row = transaction.query_opt(&of_id(), &[&id.as_str()]).await?;
+            row.as_ref().map(StoredKey::of).ok_or_else(|| unknown(id))
+        })
+        .await
     }
 
     /// What the database has on a key.
@@ -237,8 +244,7 @@ impl Postgres {
     /// No connection; no tables; an id that no key can have.
     pub async fn key(&self, id: &str) -> Result<Option<StoredKey>, PostgresError> {
         let id = named(id)?;
-        let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1");
-        let row = self.connection().await?.query_opt(&select, &[&id.as_str()]).await?;
+        let row = self.connection().await?.query_opt(&of_id(), &[&id.as_str()]).await?;
         Ok(row.as_ref().map(StoredKey::of))
     }
 
@@ -282,6 +288,10 @@ impl Postgres {
         }
         Ok(found)
     }
+}
+
+fn of_id() -> String {
+    format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE key_id = $1")
 }
 
 async fn insert(

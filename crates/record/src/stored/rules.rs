@@ -1,10 +1,10 @@
 //! Rules in the database: written and read as a whole set.
 
 use serde_json::{Map, Value};
-use tokio_postgres::Transaction;
 use tollgate::rules::{RuleChanges, RuleSet};
 
 use super::input;
+use crate::postgres::client::Transaction;
 use crate::postgres::transactions::{READ, one_moment};
 use crate::postgres::{Postgres, PostgresError};
 

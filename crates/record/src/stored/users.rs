@@ -2,11 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Row, Transaction};
 
 use super::input::{self, OwnLimits};
 use super::users_in_force::{Block, Settings, UserUpdates};
+use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError, in_time};
 
 /// What the database has on one user.
@@ -127,7 +128,7 @@ impl Postgres {
 
     /// Changes the configuration with one statement; returns the number of rows affected.
     pub(crate) async fn changed(&self, sql: &str, values: &[&(dyn ToSql + Sync)]) -> Result<u64, PostgresError> {
-        self.change(async |transaction| Ok(transaction.execute(sql, values).await?)).await
+        self.change(async |transaction| transaction.execute(sql, values).await).await
     }
 
     /// What the database has on a user; `None` if nothing, so that the tier's limits apply.

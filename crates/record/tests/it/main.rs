@@ -15,6 +15,8 @@ mod known_keys;
 mod locks;
 mod rules;
 mod schema;
+mod silent_server;
+mod starts_without_database;
 mod usage_totals;
 mod users;
 mod users_at_scale;
