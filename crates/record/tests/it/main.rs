@@ -13,6 +13,7 @@ mod history_interrupted;
 mod indexes;
 mod known_keys;
 mod locks;
+mod pages;
 mod rules;
 mod schema;
 mod silent_server;
