@@ -5,12 +5,13 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
-use tollgate_record::{Migration, Postgres, Writer};
+use tollgate_record::{Migration, Postgres, PostgresError, Writer, WriterCounts};
 
 use crate::escape::shown;
 use crate::found;
+use crate::options;
 use crate::options::tls::Files;
 #[cfg(not(feature = "tls"))]
 use crate::options::tls::lacking;
@@ -25,6 +26,9 @@ pub(crate) enum Db {
     /// Exit code: 0; 2 on an error.
     Migrate(Database),
     /// Show which migrations the database has, and which services write to it.
+    ///
+    /// Of the services, at most 100: those first that have lost something, then those that run, then the latest to start;
+    /// a last line says how many are left out. Where the address has several hosts, the server that answers is named.
     ///
     /// Exit code: 0 if it has all, 1 if some are pending, 2 on an error.
     Status(Database),
@@ -49,6 +53,12 @@ pub(crate) struct Database {
     /// The private key of the client certificate for PostgreSQL, in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_KEY", help_heading = "Database")]
     database_tls_key: Option<OsString>,
+    /// How long PostgreSQL may be silent in a statement, such as 5s or 2h, before the command gives up.
+    ///
+    /// The error then says whether something may have been changed. Default: 20s; 15s for audit and stats, 10m for db
+    /// migrate, 1h where archive reads a whole table.
+    #[arg(long, value_name = "D", value_parser = options::time_to_come, help_heading = "Database")]
+    database_deadline: Option<Duration>,
 }
 
 /// The database, and who changes it.
@@ -63,6 +73,14 @@ pub(crate) struct Author {
 
 impl Database {
     pub(crate) fn open(&self) -> Result<Postgres> {
+        let postgres = self.without_deadline()?;
+        Ok(match self.database_deadline {
+            Some(deadline) => postgres.deadline(deadline),
+            None => postgres,
+        })
+    }
+
+    fn without_deadline(&self) -> Result<Postgres> {
         let files = [&self.database_tls_ca, &self.database_tls_cert, &self.database_tls_key];
         let files = Files::new("--database-tls", files);
         #[cfg(feature = "tls")]
@@ -77,27 +95,49 @@ impl Database {
     }
 }
 
+/// Adds which command shows whether a change was made, where its error can't tell.
+pub(crate) fn look_by(command: impl FnOnce() -> String) -> impl FnOnce(PostgresError) -> anyhow::Error {
+    move |error| match error.is_unknown() {
+        true => anyhow!("{error}: see tollgate {}", command()),
+        false => error.into(),
+    }
+}
+
 impl Db {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         match self {
             Self::Migrate(database) => {
-                let made = database.open()?.migrate().await?;
+                let made = database.open()?.migrate().await.map_err(look_by(|| "db status".to_owned()))?;
                 found(ExitCode::SUCCESS, print_made(&made))
             }
             Self::Status(database) => {
                 let postgres = database.open()?;
                 let schema = postgres.schema().await?;
                 let code = if schema.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(1) };
-                let printed =
-                    writeln!(anstream::stdout(), "{}: PostgreSQL {}", postgres.address(), schema.server_version);
+                let address = address(&postgres).await?;
+                let printed = writeln!(anstream::stdout(), "{address}: PostgreSQL {}", schema.server_version);
                 let printed = printed.and_then(|()| schema.migrations.iter().try_for_each(print));
-                let writers = if schema.is_complete() { postgres.writers().await? } else { Vec::new() };
+                if !schema.is_complete() {
+                    return found(code, printed);
+                }
+                let (writers, counts) = (postgres.writers().await?, postgres.writer_counts().await?);
                 // Their times are of the database's clock.
                 let now = postgres.now().await?;
-                found(code, printed.and_then(|()| print_writers(&writers, now)))
+                let printed = printed.and_then(|()| print_writers(&writers, now));
+                found(code, printed.and_then(|()| print_left_out(&writers, counts)))
             }
         }
     }
+}
+
+/// The address and, if that has several hosts, which server answers.
+async fn address(postgres: &Postgres) -> Result<String> {
+    let address = postgres.address();
+    if !address.contains(',') {
+        return Ok(address.to_owned());
+    }
+    let server = postgres.server().await?.unwrap_or_else(|| "a socket".to_owned());
+    Ok(format!("{address}, connected to {server}"))
 }
 
 fn print_made(made: &[Migration]) -> io::Result<()> {
@@ -116,6 +156,22 @@ fn print(migration: &Migration) -> io::Result<()> {
 
 /// Running services report every ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);
+
+/// `  and 5 more, of which 2 run and 1 has lost something: SELECT * FROM tollgate.writers`
+fn print_left_out(shown: &[Writer], counts: WriterCounts) -> io::Result<()> {
+    let left = |all: u64, is_one: fn(&Writer) -> bool| {
+        all.saturating_sub(shown.iter().filter(|writer| is_one(writer)).count() as u64)
+    };
+    let more = left(counts.all, |_| true);
+    if more == 0 {
+        return Ok(());
+    }
+    let run = left(counts.running, |writer| writer.ended_at.is_none());
+    let lost = left(counts.with_losses, |writer| writer.lost > 0);
+    let (runs, has) = (if run == 1 { "runs" } else { "run" }, if lost == 1 { "has" } else { "have" });
+    let which = format!("of which {run} {runs} and {lost} {has} lost something");
+    writeln!(anstream::stdout(), "  and {more} more, {which}: SELECT * FROM tollgate.writers")
+}
 
 /// Running services, and those that ended in the last days.
 fn print_writers(writers: &[Writer], now: SystemTime) -> io::Result<()> {

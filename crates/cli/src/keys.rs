@@ -10,7 +10,7 @@ use serde_json::json;
 use tollgate_record::{KeyTerms, NewKey, OwnLimits, StoredKey};
 
 use crate::database_output::{Fields, limits, print, print_all, time};
-use crate::db::{Author, Database};
+use crate::db::{Author, Database, look_by};
 use crate::found;
 use crate::messages::note;
 use crate::options::{self, Output};
@@ -122,11 +122,14 @@ impl Keys {
             Self::Rotate(Rotate { change: Change { key, author }, overlap }) => {
                 expect_a_reader()?;
                 let postgres = author.database.open()?;
-                let (_, stored) = postgres.rotate_key_and(&key, overlap, &author.by, hand_out).await?;
+                let rotated = postgres.rotate_key_and(&key, overlap, &author.by, hand_out).await;
+                let (_, stored) = rotated.map_err(look_by(|| "keys list".to_owned()))?;
                 Ok(handed_out(&stored))
             }
             Self::Revoke(Change { key, author }) => {
-                let revoked = author.database.open()?.revoke_key(&key, &author.by).await?;
+                let revoked = author.database.open()?.revoke_key(&key, &author.by).await;
+                // Its id may be given as the whole key, which is repeated nowhere.
+                let revoked = revoked.map_err(look_by(|| "keys show, by the key's id".to_owned()))?;
                 let at = time(revoked.revoked_at);
                 let line = format!(
                     "key {} of user {}: revoked at {}",
@@ -164,7 +167,9 @@ impl Create {
         let postgres = self.author.database.open()?;
         terms.expires_at = end_of(&postgres, self.length).await?;
         expect_a_reader()?;
-        let (_, stored) = postgres.create_key_and(&self.user, &terms, &self.author.by, hand_out).await?;
+        let created = postgres.create_key_and(&self.user, &terms, &self.author.by, hand_out).await;
+        let list = || format!("keys list --user {}", crate::escape::shown(self.user.as_bytes()));
+        let (_, stored) = created.map_err(look_by(list))?;
         Ok(handed_out(&stored))
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tollgate_record::{OwnLimits, Postgres, StoredUser};
 
 use crate::database_output::{Fields, limits, print, print_all, time};
-use crate::db::{Author, Database};
+use crate::db::{Author, Database, look_by};
 use crate::escape::shown;
 use crate::found;
 use crate::messages::note;
@@ -105,7 +105,7 @@ impl Users {
         match self {
             Self::Block(block) => block.run().await,
             Self::Unblock(Change { user, author: Author { by, database } }) => {
-                let lifted = database.open()?.unblock_user(&user, &by).await?;
+                let lifted = database.open()?.unblock_user(&user, &by).await.map_err(look_by(|| show(&user)))?;
                 let done = if lifted { "no longer blocked" } else { "was not blocked" };
                 say(&user, done, ExitCode::from(u8::from(!lifted)))
             }
@@ -133,7 +133,8 @@ impl Block {
         warn_of_a_key(&user);
         let postgres = database.open()?;
         let until = end_of(&postgres, self.length).await?;
-        postgres.block_user(&user, self.reason.as_deref(), until, &by).await?;
+        let blocked = postgres.block_user(&user, self.reason.as_deref(), until, &by).await;
+        blocked.map_err(look_by(|| show(&user)))?;
         match time(until) {
             Value::String(until) => say(&user, &format!("blocked until {until}"), ExitCode::SUCCESS),
             _ => say(&user, "blocked until lifted", ExitCode::SUCCESS),
@@ -148,7 +149,8 @@ impl Set {
         warn_of_a_key(&user);
         let mut own = OwnLimits::default();
         (own.per_hour, own.per_day, own.burst) = (self.per_hour, self.per_day, self.burst);
-        postgres.set_user(&user, self.tier.as_deref(), own, &by).await?;
+        let set = postgres.set_user(&user, self.tier.as_deref(), own, &by).await;
+        set.map_err(look_by(|| show(&user)))?;
         let said = |value| match value {
             Value::String(text) => text,
             _ => "none of its own".to_owned(),
@@ -156,6 +158,11 @@ impl Set {
         let tier = self.tier.map_or("none of its own".to_owned(), |tier| shown(tier.as_bytes()));
         say(&user, &format!("tier {tier}; limits {}", said(limits(own))), ExitCode::SUCCESS)
     }
+}
+
+/// The command that shows whether a change of a user was made.
+fn show(user: &str) -> String {
+    format!("users show {}", shown(user.as_bytes()))
 }
 
 /// Rules write `user:42` for the user 42.

@@ -9,7 +9,8 @@ use clap::Args;
 use tollgate::rules::RuleSet;
 
 use super::changes;
-use crate::db::{Author, Database};
+use crate::db::{Author, Database, look_by};
+use crate::escape::shown;
 use crate::rules_file::expect_no_address;
 use crate::{found, messages};
 
@@ -44,7 +45,11 @@ impl Push {
         let postgres = self.author.database.open()?;
         let changes = match self.dry_run {
             true => postgres.compare_rules(&rules).await?,
-            false => postgres.push_rules(&rules, &self.author.by).await?,
+            false => {
+                let pushed = postgres.push_rules(&rules, &self.author.by).await;
+                let dry_run = || format!("rules push --dry-run {}", shown(self.file.as_os_str().as_encoded_bytes()));
+                pushed.map_err(look_by(dry_run))?
+            }
         };
         let code = if self.dry_run && !changes.is_empty() { ExitCode::from(1) } else { ExitCode::SUCCESS };
         found(code, changes::print(&changes, rules.len()))

@@ -12,8 +12,10 @@ mod passwords;
 mod printed_keys;
 mod report;
 mod rules;
+mod silent_server;
 mod usage_totals;
 mod users;
+mod writers;
 
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::record::prepared;
@@ -39,6 +41,20 @@ async fn the_tool_makes_the_tables_and_shows_them() {
     let none = tollgate(&["db", "status"]);
     assert!(code(&none) == 2 && stderr(&none).contains("--database <URL>"), "{none:?}");
     assert!(!format!("{:?}{:?}", run("status"), run("migrate")).contains("sesame"));
+}
+
+/// Of two hosts, the first isn't there.
+#[tokio::test]
+async fn of_several_hosts_the_one_that_answers_is_named() {
+    let (server, _) = prepared().await;
+    let port = server.port();
+    let hosts = format!("127.0.0.1:1,127.0.0.1:{port}");
+    let status = tollgate(&["db", "status", "--database", &format!("postgres://tollgate@{hosts}/postgres")]);
+    let expected = format!("{hosts}/postgres, connected to 127.0.0.1:{port}: PostgreSQL 1");
+    assert!(code(&status) == 0 && stdout(&status).starts_with(&expected), "{status:?}");
+    let neither = tollgate(&["db", "status", "--database", "postgres://tollgate@127.0.0.1:1,127.0.0.1:2/postgres"]);
+    let expected = "error: postgres at 127.0.0.1:1,127.0.0.1:2/postgres: ";
+    assert!(code(&neither) == 2 && stderr(&neither).starts_with(expected), "{neither:?}");
 }
 
 #[tokio::test]
