@@ -45,6 +45,9 @@ mod totals;
 // The pages on operations are read in the repository too. Their links to other files are named, and their last lines say
 // which files; here the names come first, and so lead to this documentation.
 /// [runbook]: crate::operations::runbook
+/// [silent]: crate::operations::runbook#no-answer-in-time
+/// [cached]: crate::operations::runbook#started-without-the-database
+/// [locked]: crate::operations::runbook#changes-not-read
 /// [backup]: crate::operations::backup
 /// [redis]: tollgate::operations
 /// [tls]: tollgate::operations#tls
@@ -53,6 +56,7 @@ mod totals;
 #[doc = include_str!("operations.md")]
 pub mod operations {
     /// [rights]: crate::operations#the-system-of-record
+    /// [metrics]: crate::operations#metrics
     /// [forged]: crate::operations#the-system-of-record
     /// [tls]: tollgate::operations#tls
     /// [restore]: crate::operations::backup#backup-of-the-system-of-record
@@ -63,6 +67,7 @@ pub mod operations {
     #[doc = include_str!("operations/runbook.md")]
     pub mod runbook {}
 
+    /// [archive]: crate::operations#archive-of-the-audit-log
     /// [redis]: tollgate::operations::backup
     /// [redis-lost]: tollgate::operations::backup#when-redis-is-lost
     ///

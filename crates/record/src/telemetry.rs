@@ -90,10 +90,14 @@ pub(crate) fn database_failed(reason: &'static str) {
 /// The database with the rules can't be used any more. What it denies doesn't mend itself.
 pub(crate) fn database_lost(error: &dyn Display, reason: &'static str, is_denied: bool) {
     traced! {
-        let line = "the database is unreachable: the last rules stay in force";
-        match is_denied {
-            true => tracing::error!(target: "tollgate", reason, %error, "{line}"),
-            false => tracing::warn!(target: "tollgate", reason, %error, "{line}"),
+        if is_denied {
+            tracing::error!(
+                target: "tollgate", reason, %error, "the database is unreachable: the last rules stay in force"
+            );
+        } else {
+            tracing::warn!(
+                target: "tollgate", reason, %error, "the database is unreachable: the last rules stay in force"
+            );
         }
     }
 }
@@ -113,10 +117,14 @@ pub(crate) fn database_found() {
 /// A process starts with the configuration cached in Redis.
 pub(crate) fn started_from_cache(error: &dyn Display, reason: &'static str, is_denied: bool) {
     traced! {
-        let line = "the database is unreachable: the configuration cached in redis is in force";
-        match is_denied {
-            true => tracing::error!(target: "tollgate", reason, %error, "{line}"),
-            false => tracing::warn!(target: "tollgate", reason, %error, "{line}"),
+        if is_denied {
+            tracing::error!(
+                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in redis is in force"
+            );
+        } else {
+            tracing::warn!(
+                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in redis is in force"
+            );
         }
     }
 }
