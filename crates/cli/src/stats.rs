@@ -256,9 +256,9 @@ fn line(row: &Counted, unit: Unit) -> Line {
         rounded(row.p50),
         rounded(row.p95),
         rounded(row.p99),
-        share(row.cache_hits, row.cache_hits + row.cache_misses),
+        share(row.cache_hits, row.cache_hits.saturating_add(row.cache_misses)),
     ];
-    Line { cells, allowed: row.allowed, denied: row.throttled + row.blocked }
+    Line { cells, allowed: row.allowed, denied: row.throttled.saturating_add(row.blocked) }
 }
 
 fn share(part: u64, of: u64) -> String {
@@ -325,7 +325,7 @@ fn draw(heads: &[&str], lines: &[Line]) -> io::Result<()> {
 
 /// Allowed and then denied requests, to the scale of the longest bar; their number, and the share of denials.
 fn bars(line: &Line, lines: &[Line], room: usize) -> String {
-    let requests = |line: &Line| line.allowed + line.denied;
+    let requests = |line: &Line| line.allowed.saturating_add(line.denied);
     let most = lines.iter().map(requests).max().unwrap_or_default().max(1);
     // Room for numbers such as `123456 (15.8% denied)`.
     let room = room.saturating_sub(most.to_string().len() + " (99.9% denied)".len() + 1);

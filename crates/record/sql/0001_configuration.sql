@@ -75,12 +75,12 @@ CREATE TABLE tollgate.user_quotas (
     -- None: until it is lifted.
     blocked_until timestamptz,
     -- Totals, added in batches. Those of another day or month than now's count as none.
-    today date,
-    total_today bigint NOT NULL DEFAULT 0,
+    today date CHECK (isfinite(today)),
+    total_today bigint NOT NULL DEFAULT 0 CHECK (total_today >= 0),
     this_month date CHECK (extract(day FROM this_month) = 1),
-    total_this_month bigint NOT NULL DEFAULT 0,
-    times_exceeded bigint NOT NULL DEFAULT 0,
-    last_request_at timestamptz,
+    total_this_month bigint NOT NULL DEFAULT 0 CHECK (total_this_month >= 0),
+    times_exceeded bigint NOT NULL DEFAULT 0 CHECK (times_exceeded >= 0),
+    last_request_at timestamptz CHECK (isfinite(last_request_at)),
     -- In which anything but the totals last changed; none if nothing but them was ever set.
     version bigint,
     created_at timestamptz NOT NULL DEFAULT now(),
@@ -107,8 +107,8 @@ CREATE TABLE tollgate.api_keys (
     burst bigint CHECK (
         burst IS NULL OR (burst BETWEEN 1 AND 9007199254740992 AND coalesce(per_second, per_hour) IS NOT NULL)),
     -- Requests that were allowed, and when the last one came, added in batches.
-    total bigint NOT NULL DEFAULT 0,
-    last_used_at timestamptz,
+    total bigint NOT NULL DEFAULT 0 CHECK (total >= 0),
+    last_used_at timestamptz CHECK (isfinite(last_used_at)),
     expires_at timestamptz,
     revoked_at timestamptz,
     revoked_by text CHECK (octet_length(revoked_by) <= 256),
@@ -148,15 +148,17 @@ CREATE TABLE tollgate.writers (
     writes text NOT NULL CHECK (writes IN ('totals', 'history')),
     -- Where it connects from.
     client inet DEFAULT inet_client_addr(),
-    -- Number of the last batch that was written.
-    batch bigint NOT NULL DEFAULT 0,
-    requests bigint NOT NULL DEFAULT 0,
+    -- Number of the last batch that was written, and its mark: drawn for each batch, so that nobody can know it before. A
+    -- service that finds others here than it has written or sent goes on under another name.
+    batch bigint NOT NULL DEFAULT 0 CHECK (batch >= 0),
+    mark bigint NOT NULL DEFAULT 0,
+    requests bigint NOT NULL DEFAULT 0 CHECK (requests >= 0),
     -- Requests that this service knows it has lost.
-    lost bigint NOT NULL DEFAULT 0,
+    lost bigint NOT NULL DEFAULT 0 CHECK (lost >= 0),
     started_at timestamptz NOT NULL DEFAULT now(),
-    written_at timestamptz NOT NULL DEFAULT now(),
+    written_at timestamptz NOT NULL DEFAULT now() CHECK (isfinite(written_at)),
     -- When it had written everything and stopped, or, of one that was killed, when it was last heard of.
-    ended_at timestamptz,
+    ended_at timestamptz CHECK (isfinite(ended_at)),
     -- Whether it was not heard of any more before it had written everything: its last batch is lost.
     killed boolean NOT NULL DEFAULT false
 );

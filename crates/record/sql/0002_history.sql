@@ -31,8 +31,16 @@ CREATE TABLE tollgate.rate_limit_audit_logs (
     region text,
     server text,
     -- Microseconds that the decision took.
-    latency_us bigint NOT NULL
+    latency_us bigint NOT NULL,
+    -- As services cut them off: a row of any size would have to be sorted, and archived.
+    CONSTRAINT texts_are_bounded CHECK (
+        octet_length(user_id) <= 512 AND octet_length(api_key) <= 512 AND octet_length(endpoint) <= 512
+        AND octet_length(method) <= 32 AND octet_length(rule) <= 512 AND octet_length(reason) <= 64
+        AND octet_length(limited_by) <= 512 AND octet_length(region) <= 256 AND octet_length(server) <= 256)
 ) PARTITION BY RANGE (at);
+
+-- Locked by whoever archives, so that two don't at once: nobody but its owner can. It has no rows.
+CREATE TABLE tollgate.archive_lock ();
 
 -- `tollgate audit --user U --at T`, and the archive's order.
 CREATE INDEX rate_limit_audit_logs_by_user ON tollgate.rate_limit_audit_logs (user_id, at);
@@ -49,16 +57,21 @@ CREATE TABLE tollgate.rate_limit_metrics (
     -- When the minute, hour or day began, in UTC.
     began timestamptz NOT NULL,
     -- Empty: where that isn't known, or there were too many to tell them apart.
-    user_id text NOT NULL,
-    endpoint text NOT NULL,
-    region text NOT NULL,
-    allowed bigint NOT NULL,
-    throttled bigint NOT NULL,
-    blocked bigint NOT NULL,
+    user_id text NOT NULL CHECK (octet_length(user_id) <= 512),
+    endpoint text NOT NULL CHECK (octet_length(endpoint) <= 512),
+    region text NOT NULL CHECK (octet_length(region) <= 256),
+    -- Counts that would be larger than their type holds stay at the largest number.
+    allowed bigint NOT NULL CHECK (allowed >= 0),
+    throttled bigint NOT NULL CHECK (throttled >= 0),
+    blocked bigint NOT NULL CHECK (blocked >= 0),
     -- Decisions that the process made from denials that it remembers or units that it leased, and those that Redis made.
-    cache_hits bigint NOT NULL,
-    cache_misses bigint NOT NULL,
-    latency tollgate.histogram NOT NULL,
+    cache_hits bigint NOT NULL CHECK (cache_hits >= 0),
+    cache_misses bigint NOT NULL CHECK (cache_misses >= 0),
+    -- Others could not be added to.
+    latency tollgate.histogram NOT NULL CONSTRAINT latency_is_a_histogram CHECK (
+        array_ndims((latency).buckets) = 1 AND array_ndims((latency).counts) = 1
+        AND cardinality((latency).buckets) = cardinality((latency).counts) AND cardinality((latency).buckets) <= 2048
+        AND 0 <= ALL ((latency).buckets) AND 1024 >= ALL ((latency).buckets) AND 0 <= ALL ((latency).counts)),
     -- Also the index by which a time is read.
     PRIMARY KEY (width, began, user_id, endpoint, region)
 ) PARTITION BY LIST (width);
@@ -75,7 +88,7 @@ CREATE FUNCTION tollgate.summed(latency tollgate.histogram) RETURNS tollgate.his
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT ROW(array_agg(bucket ORDER BY bucket), array_agg(count ORDER BY bucket))::tollgate.histogram
     FROM (
-        SELECT bucket, sum(count)::bigint AS count
+        SELECT bucket, least(sum(count), 9223372036854775807)::bigint AS count
         FROM unnest((latency).buckets, (latency).counts) AS each (bucket, count) GROUP BY bucket
     ) AS summed
 $$;

@@ -11,9 +11,17 @@ pub(crate) fn jittered(wait: Duration, hundredths: u8) -> Duration {
 /// A name that no other process has, counted within this one.
 pub(crate) fn unique_id(what: &str) -> String {
     static NAMES: AtomicU64 = AtomicU64::new(0);
-    // Names that two processes share would lose batches, so they come from the system where it has any.
-    let drawn = || getrandom::u64().unwrap_or_else(|_| fastrand::u64(..));
     format!("{what}-{:016x}{:016x}-{}", drawn(), drawn(), NAMES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A number that nobody else draws.
+pub(crate) fn mark() -> i64 {
+    drawn().cast_signed()
+}
+
+/// From the system where it has any: what two processes shared, as after a fork or on a cloned machine, would lose batches.
+fn drawn() -> u64 {
+    getrandom::u64().unwrap_or_else(|_| fastrand::u64(..))
 }
 
 #[cfg(test)]

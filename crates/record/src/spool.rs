@@ -2,6 +2,7 @@
 //! that can't be written is kept; one that the database refuses for what is in it is given up, and counted as lost.
 
 pub(crate) mod numbering;
+pub(crate) mod set_aside;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use crate::lock::Lock;
 use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError};
 use numbering::{Numbering, WriterReport, Written, answered};
+use set_aside::SetAside;
 
 /// How long requests wait for others before they are written.
 pub(crate) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
@@ -26,11 +28,11 @@ pub(crate) trait Batch {
     /// How many requests it reports.
     fn requests(&self) -> u64;
 
-    /// Adds it to the database, within the transaction that also stores its number.
-    async fn write(&self, transaction: &Transaction<'_>) -> Result<(), PostgresError>;
+    /// Adds it to the database, within the transaction that also stores its number. Returns the rows that were set aside.
+    async fn write(&self, transaction: &Transaction<'_>) -> Result<SetAside, PostgresError>;
 
     /// Notes that the database refused its data. Returns how many requests are lost if it is given up, or `None` if it
-    /// should be tried once more.
+    /// should be tried once more, with the rows that are refused set aside.
     fn refused(&mut self) -> Option<u64>;
 }
 
@@ -39,6 +41,8 @@ pub(crate) struct Spool<B> {
     numbering: Numbering,
     /// The batch being filled or in flight; whether one in flight was written isn't known.
     pub(crate) batch: Option<B>,
+    /// What of it was last set aside.
+    set_aside: SetAside,
 }
 
 /// What can be read without the spool's lock.
@@ -73,7 +77,7 @@ impl Backlog {
 
 impl<B: Batch> Spool<B> {
     pub(crate) fn new(writes: Written) -> Self {
-        Self { numbering: Numbering::new(writes), batch: None }
+        Self { numbering: Numbering::new(writes), batch: None, set_aside: SetAside::default() }
     }
 
     /// Whether the database knows of this service.
@@ -82,8 +86,8 @@ impl<B: Batch> Spool<B> {
     }
 
     /// Writes the batch, or only shows that this service runs, if that is due. Returns the batch once it is written or
-    /// given up, and an error if it wasn't written; neither if there was nothing to write. At the end, the database knows
-    /// that nothing is missing. Call [`note_killed`](Self::note_killed) afterwards.
+    /// given up, and an error if it wasn't written, or not all of it; neither if there was nothing to write. At the end,
+    /// the database knows that nothing is missing. Call [`note_killed`](Self::note_killed) afterwards.
     ///
     /// Cancel-safe: the batch is removed as soon as it is known to be written.
     pub(crate) async fn write(
@@ -106,8 +110,14 @@ impl<B: Batch> Spool<B> {
         // No await from here on: the caller has the batch as soon as it is known to be written or given up.
         let batch = self.batch.take();
         backlog.begin_flight(None);
-        self.numbering.done(report, written.is_err());
-        (batch, written)
+        let set_aside = std::mem::take(&mut self.set_aside);
+        if written.is_err() {
+            self.numbering.done(report, true);
+            return (batch, written);
+        }
+        backlog.lose(set_aside.requests);
+        self.numbering.done(WriterReport { lost: report.lost.saturating_add(set_aside.requests), ..report }, false);
+        (batch, set_aside.into_result())
     }
 
     /// Marks other services that were killed, if it is time to look for them.
@@ -116,12 +126,19 @@ impl<B: Batch> Spool<B> {
     }
 
     /// One transaction: the batch, and its number, which keeps it from being added twice.
-    async fn write_batch(&self, postgres: &Postgres, report: WriterReport) -> Result<(), PostgresError> {
+    async fn write_batch(&mut self, postgres: &Postgres, report: WriterReport) -> Result<(), PostgresError> {
         let mut connection = postgres.connection().await?;
-        let (transaction, is_new, pid) = self.numbering.begin(&mut connection, report).await?;
-        if let Some(batch) = self.batch.as_ref().filter(|_| is_new) {
-            postgres.naming_blockers(pid, batch.write(&transaction)).await?;
-        }
+        let transaction = numbering::begin(&mut connection).await?;
+        let pid = answered(transaction.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
+        let Self { numbering, batch, set_aside } = self;
+        let added = async {
+            let is_new = numbering.is_new(&transaction, report).await?;
+            if let Some(batch) = batch.as_ref().filter(|_| is_new) {
+                *set_aside = batch.write(&transaction).await?;
+            }
+            numbering.advance(&transaction, report, (is_new, set_aside.requests)).await
+        };
+        postgres.naming_blockers(pid, added).await?;
         answered(transaction.commit()).await
     }
 }

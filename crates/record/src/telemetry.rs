@@ -45,6 +45,8 @@ mod names {
     pub(super) const TOTALS_LAG: &str = "tollgate_totals_lag_seconds";
     /// Requests lost to the database's totals for good.
     pub(super) const TOTALS_LOST: &str = "tollgate_totals_lost_total";
+    /// How often this process found that somebody else has written under its name, by what it writes: totals or history.
+    pub(super) const RENAMED: &str = "tollgate_writer_renamed_total";
     /// The age of the oldest decision that isn't in the database's history yet.
     pub(super) const HISTORY_LAG: &str = "tollgate_history_lag_seconds";
     /// Decisions lost to the database's history for good.
@@ -62,6 +64,7 @@ pub fn describe_metrics() {
     describe_gauge!(names::DATABASE, "Whether the database is heard from: 1, or 0");
     describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
     describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
+    describe_counter!(names::RENAMED, "Batches found under this process's name that it has not written");
     describe_gauge!(names::HISTORY_LAG, Unit::Seconds, "Age of the oldest decision that is not in the history yet");
     describe_counter!(names::HISTORY_LOST, "Decisions that the history will never have");
 }
@@ -157,7 +160,7 @@ pub(crate) fn totals_unwritten(error: &dyn Display) {
     traced! { tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can"); }
 }
 
-/// Totals can't be stored, and are dropped.
+/// Some of the totals can't be stored, and are dropped.
 pub(crate) fn totals_refused(error: &dyn Display) {
     traced! { tracing::error!(target: "tollgate", %error, "a part of the totals cannot be written: it is lost"); }
 }
@@ -186,6 +189,20 @@ pub(crate) fn writer_killed(writer: &str, last_written: SystemTime) {
             writer,
             after_unix = after,
             "a process was killed: what it had not yet written is lost"
+        );
+    }
+}
+
+/// Somebody else has written under this process's name in the database; it goes on under another one.
+pub(crate) fn writer_renamed(writes: &'static str, former: &str, writer: &str) {
+    measured! { metrics::counter!(names::RENAMED, "writes" => writes).increment(1); }
+    traced! {
+        tracing::warn!(
+            target: "tollgate",
+            writes,
+            former,
+            writer,
+            "the database has a batch under this process's name that it has not written: it goes on under another name"
         );
     }
 }

@@ -15,6 +15,7 @@ use crate::lock::Lock;
 use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError, runtime_with_timers};
 use crate::spool::numbering::{Written, answered, column};
+use crate::spool::set_aside::{Parts, SetAside};
 use crate::spool::{Backlog, Batch, Spool, WRITTEN_EVERY, finish_in_time, locked};
 use crate::stored::input::{MOST_BYTES_OF_A_KEY, MOST_BYTES_OF_A_USER};
 use crate::telemetry;
@@ -69,6 +70,8 @@ struct TotalsBatch {
     users: BTreeMap<(i32, String), OfUser>,
     keys: BTreeMap<String, OfKey>,
     requests: u64,
+    /// Whether the database has refused it once.
+    is_refused: bool,
 }
 
 /// Writes the totals once a second.
@@ -83,7 +86,7 @@ pub(crate) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool
             Err(error) if !failed => telemetry::totals_unwritten(error),
             _ => {}
         }
-        failed = written.is_err();
+        failed = written.as_ref().is_err_and(|error| !error.is_data());
         drop(totals);
         tokio::time::sleep(jittered(WRITTEN_EVERY, 10)).await;
     }
@@ -196,7 +199,11 @@ impl Totals {
         if spool.batch.is_none() {
             spool.batch = self.taken();
         }
-        let (_, written) = spool.write(&self.postgres, &self.backlog, is_end).await;
+        let (_, mut written) = spool.write(&self.postgres, &self.backlog, is_end).await;
+        if spool.batch.is_some() && written.as_ref().is_err_and(PostgresError::is_data) {
+            // Without the rows that the database refuses.
+            (_, written) = spool.write(&self.postgres, &self.backlog, is_end).await;
+        }
         spool.note_killed(&self.postgres).await;
         written
     }
@@ -232,34 +239,63 @@ impl Batch for TotalsBatch {
         self.requests
     }
 
-    async fn write(&self, transaction: &Transaction<'_>) -> Result<(), PostgresError> {
+    async fn write(&self, transaction: &Transaction<'_>) -> Result<SetAside, PostgresError> {
+        let mut set_aside = SetAside::default();
         // A statement can't change a user's row twice.
         let mut days: BTreeMap<i32, Vec<(&str, &OfUser)>> = BTreeMap::new();
         for ((day, user), counts) in &self.users {
             days.entry(*day).or_default().push((user, counts));
         }
-        for users in days.into_values() {
-            for users in users.chunks(MOST_ROWS) {
-                let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
-                let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
-                let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
-                let ages: Vec<_> = users.iter().map(|(_, counts)| age(counts.last)).collect();
-                answered(transaction.execute(ADD_USERS, &[&names, &allowed, &denied, &ages])).await?;
+        for users in days.values().flat_map(|users| users.chunks(MOST_ROWS)) {
+            if !self.is_refused {
+                add_users(transaction, users).await?;
+                continue;
+            }
+            let mut parts = Parts::of(users);
+            while let Some(part) = parts.begin(transaction).await? {
+                let added = add_users(transaction, part).await;
+                let Some(error) = parts.end(transaction, part, added).await? else { continue };
+                for (user, counts) in part {
+                    set_aside.requests += counts.allowed + counts.denied;
+                    set_aside.add(|| format!("user {user:?}"), &error);
+                }
             }
         }
         let keys: Vec<_> = self.keys.iter().collect();
         for keys in keys.chunks(MOST_ROWS) {
-            let ids: Vec<_> = keys.iter().map(|(id, _)| id.as_str()).collect();
-            let allowed: Vec<_> = keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
-            let ages: Vec<_> = keys.iter().map(|(_, counts)| age(counts.last)).collect();
-            answered(transaction.execute(ADD_KEYS, &[&ids, &allowed, &ages])).await?;
+            if !self.is_refused {
+                add_keys(transaction, keys).await?;
+                continue;
+            }
+            let mut parts = Parts::of(keys);
+            while let Some(part) = parts.begin(transaction).await? {
+                let added = add_keys(transaction, part).await;
+                let Some(error) = parts.end(transaction, part, added).await? else { continue };
+                // Their requests are in the totals of users.
+                part.iter().for_each(|(id, _)| set_aside.add(|| format!("key {id:?}"), &error));
+            }
         }
-        Ok(())
+        Ok(set_aside)
     }
 
     fn refused(&mut self) -> Option<u64> {
-        Some(self.requests)
+        std::mem::replace(&mut self.is_refused, true).then_some(self.requests)
     }
+}
+
+async fn add_users(transaction: &Transaction<'_>, users: &[(&str, &OfUser)]) -> Result<(), PostgresError> {
+    let names: Vec<_> = users.iter().map(|(user, _)| *user).collect();
+    let allowed: Vec<_> = users.iter().map(|(_, counts)| column(counts.allowed)).collect();
+    let denied: Vec<_> = users.iter().map(|(_, counts)| column(counts.denied)).collect();
+    let ages: Vec<_> = users.iter().map(|(_, counts)| age(counts.last)).collect();
+    answered(transaction.execute(ADD_USERS, &[&names, &allowed, &denied, &ages])).await.map(drop)
+}
+
+async fn add_keys(transaction: &Transaction<'_>, keys: &[(&String, &OfKey)]) -> Result<(), PostgresError> {
+    let ids: Vec<_> = keys.iter().map(|(id, _)| id.as_str()).collect();
+    let allowed: Vec<_> = keys.iter().map(|(_, counts)| column(counts.allowed)).collect();
+    let ages: Vec<_> = keys.iter().map(|(_, counts)| age(counts.last)).collect();
+    answered(transaction.execute(ADD_KEYS, &[&ids, &allowed, &ages])).await.map(drop)
 }
 
 /// Adds usage, at most one row of each user. Usage that arrives after its day or month is over no longer counts towards

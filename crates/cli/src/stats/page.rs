@@ -15,9 +15,9 @@ const MOST: usize = 300;
 pub(super) fn page(rows: &[Counted], not_read: u64, unit: Unit, each: Option<Each>, span: [String; 2]) -> Page {
     let [from, to] = span;
     let mut page = Page { title: format!("Decisions from {from} to {to}"), ..Page::default() };
-    let sum = |count: fn(&Counted) -> u64| rows.iter().map(count).sum::<u64>();
+    let sum = |count: fn(&Counted) -> u64| rows.iter().map(count).fold(0, u64::saturating_add);
     let (allowed, throttled, blocked) = (sum(|row| row.allowed), sum(|row| row.throttled), sum(|row| row.blocked));
-    let all = allowed + throttled + blocked;
+    let all = allowed.saturating_add(throttled).saturating_add(blocked);
     page.says = match all {
         0 => "No decision is counted.".to_owned(),
         _ => {
@@ -81,8 +81,8 @@ fn by_name(rows: &[Counted], unit: Unit, each: Each) -> Section {
     let mut plot = Bars { series: series(&rows.iter().map(Some).collect::<Vec<_>>()), ..Bars::default() };
     for row in rows {
         let name = label(row.began, row.name.as_deref(), unit);
-        let denied = row.throttled + row.blocked;
-        plot.notes.push(format!("{} of {} denied", grouped(denied), grouped(denied + row.allowed)));
+        let denied = row.throttled.saturating_add(row.blocked);
+        plot.notes.push(format!("{} of {} denied", grouped(denied), grouped(denied.saturating_add(row.allowed))));
         table.row(cells(name.clone(), row));
         plot.names.push(name);
     }

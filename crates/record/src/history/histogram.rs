@@ -20,7 +20,7 @@ impl Histogram {
 
     pub(super) fn add_count(&mut self, bucket: i16, count: u64) {
         match self.counts.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
-            Ok(at) => self.counts[at].1 += count,
+            Ok(at) => self.counts[at].1 = self.counts[at].1.saturating_add(count),
             Err(at) => self.counts.insert(at, (bucket, count)),
         }
     }
@@ -32,11 +32,12 @@ impl Histogram {
     /// The time within which this share of the decisions was made, as the middle of its bucket; the SQL function of the
     /// same name computes the same. `None` if the histogram is empty.
     pub(super) fn percentile(&self, share: f64) -> Option<Duration> {
-        let all: u64 = self.counts.iter().map(|(_, count)| count).sum();
-        let rank = ((all as f64 * share).ceil() as u64).max(1);
+        let all: u128 = self.counts.iter().map(|(_, count)| u128::from(*count)).sum();
+        // The product of large numbers may be rounded up.
+        let rank = ((all as f64 * share).ceil() as u128).clamp(1, all.max(1));
         let mut so_far = 0;
         let reached = self.counts.iter().find(|(_, count)| {
-            so_far += *count;
+            so_far += u128::from(*count);
             so_far >= rank
         });
         reached.map(|(bucket, _)| middle(*bucket))
@@ -95,5 +96,8 @@ mod tests {
         let mut histogram = Histogram::default();
         histogram.add(Duration::MAX);
         assert!(histogram.percentile(0.5).is_some_and(|time| time > Duration::from_secs(1 << 33)));
+        (0..4).for_each(|bucket| histogram.add_count(bucket * 16, u64::MAX));
+        histogram.add_count(0, 1);
+        assert!([0.5, 1.0].iter().all(|share| histogram.percentile(*share).is_some()));
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use crate::postgres::client::Transaction;
+use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 
 use super::histogram::Histogram;
@@ -10,6 +12,7 @@ use super::record::{DecisionRecord, Endpoint, Outcome};
 use crate::postgres::PostgresError;
 use crate::postgres::client::Transaction;
 use crate::spool::numbering::{answered, column};
+use crate::spool::set_aside::{Parts, SetAside};
 
 /// Most pairs of user and endpoint in a batch: more would block a thread for too long.
 pub(super) const MOST_SERIES: usize = 1_000;
@@ -145,35 +148,69 @@ impl Counts {
 }
 
 impl Metrics {
-    pub(super) async fn write(&self, transaction: &Transaction<'_>, region: &str) -> Result<(), PostgresError> {
+    /// Adds all counts or, if these are given, all but those that are `set_aside`.
+    pub(super) async fn write(
+        &self,
+        transaction: &Transaction<'_>,
+        region: &str,
+        mut set_aside: Option<&mut SetAside>,
+    ) -> Result<(), PostgresError> {
         let statement = answered(transaction.prepare_cached(ADD)).await?;
+        // A decision counts in each width, and is lost once.
+        let mut lost = 0;
         for ((width, _), series) in WIDTHS.iter().zip(&self.widths) {
             let rows: Vec<_> = series.iter().collect();
-            if !rows.is_empty() {
-                let starts: Vec<_> =
-                    rows.iter().map(|((seconds, _, _), _)| UNIX_EPOCH + Duration::from_secs(*seconds)).collect();
-                let users: Vec<_> = rows.iter().map(|((_, user, _), _)| &**user).collect();
-                let endpoints: Vec<_> = rows.iter().map(|((_, _, endpoint), _)| &**endpoint).collect();
-                let outcome = |outcome: Outcome| -> Vec<_> {
-                    rows.iter().map(|(_, counts)| column(counts.outcomes[outcome as usize])).collect()
-                };
-                let [allowed, throttled, blocked] =
-                    [Outcome::Allowed, Outcome::Throttled, Outcome::Blocked].map(outcome);
-                let hits: Vec<_> = rows.iter().map(|(_, counts)| column(counts.cache_hits)).collect();
-                let misses: Vec<_> = rows.iter().map(|(_, counts)| column(counts.cache_misses)).collect();
-                let (buckets, counts): (Vec<_>, Vec<_>) =
-                    rows.iter().map(|(_, counts)| counts.latency.columns()).unzip();
-                let parameters: [&(dyn ToSql + Sync); 12] = [
-                    width, &region, &starts, &users, &endpoints, &allowed, &throttled, &blocked, &hits, &misses,
-                    &buckets, &counts,
-                ];
-                answered(transaction.execute(&statement, &parameters)).await?;
+            let Some(set_aside) = &mut set_aside else {
+                if !rows.is_empty() {
+                    add(transaction, &statement, (width, region), &rows).await?;
+                }
+                continue;
+            };
+            let (mut parts, mut refused) = (Parts::of(&rows), 0);
+            while let Some(part) = parts.begin(transaction).await? {
+                let added = add(transaction, &statement, (width, region), part).await;
+                let Some(error) = parts.end(transaction, part, added).await? else { continue };
+                for (series, counts) in part {
+                    refused += counts.outcomes.iter().sum::<u64>();
+                    set_aside.add(|| name_of(width, series), &error);
+                }
             }
+            lost = refused.max(lost);
         }
+        set_aside.into_iter().for_each(|set_aside| set_aside.requests += lost);
         Ok(())
     }
 }
 
+/// `the minute at 2026-11-26T14:03:00Z of user "42" and endpoint "/"`
+fn name_of(width: &str, (seconds, user, endpoint): &Series) -> String {
+    let began = jiff::Timestamp::from_second(i64::try_from(*seconds).unwrap_or_default()).unwrap_or_default();
+    format!("the {width} at {began} of user {user:?} and endpoint {endpoint:?}")
+}
+
+async fn add(
+    transaction: &Transaction<'_>,
+    statement: &Statement,
+    (width, region): (&str, &str),
+    rows: &[(&Series, &Counts)],
+) -> Result<(), PostgresError> {
+    let starts: Vec<_> = rows.iter().map(|((seconds, _, _), _)| UNIX_EPOCH + Duration::from_secs(*seconds)).collect();
+    let users: Vec<_> = rows.iter().map(|((_, user, _), _)| &**user).collect();
+    let endpoints: Vec<_> = rows.iter().map(|((_, _, endpoint), _)| &**endpoint).collect();
+    let outcome = |outcome: Outcome| -> Vec<_> {
+        rows.iter().map(|(_, counts)| column(counts.outcomes[outcome as usize])).collect()
+    };
+    let [allowed, throttled, blocked] = [Outcome::Allowed, Outcome::Throttled, Outcome::Blocked].map(outcome);
+    let hits: Vec<_> = rows.iter().map(|(_, counts)| column(counts.cache_hits)).collect();
+    let misses: Vec<_> = rows.iter().map(|(_, counts)| column(counts.cache_misses)).collect();
+    let (buckets, counts): (Vec<_>, Vec<_>) = rows.iter().map(|(_, counts)| counts.latency.columns()).unzip();
+    let parameters: [&(dyn ToSql + Sync); 12] = [
+        &width, &region, &starts, &users, &endpoints, &allowed, &throttled, &blocked, &hits, &misses, &buckets, &counts,
+    ];
+    answered(transaction.execute(statement, &parameters)).await.map(drop)
+}
+
+/// Sums that are too large stay at the largest number.
 const ADD: &str = "
     INSERT INTO tollgate.rate_limit_metrics AS m
         (width, began, user_id, endpoint, region, allowed, throttled, blocked, cache_hits, cache_misses, latency)
@@ -183,9 +220,9 @@ const ADD: &str = "
             $11::text[], $12::text[])
         AS counted (began, user_id, endpoint, allowed, throttled, blocked, cache_hits, cache_misses, buckets, counts)
     ON CONFLICT (width, began, user_id, endpoint, region) DO UPDATE
-    SET allowed = m.allowed + excluded.allowed,
-        throttled = m.throttled + excluded.throttled,
-        blocked = m.blocked + excluded.blocked,
-        cache_hits = m.cache_hits + excluded.cache_hits,
-        cache_misses = m.cache_misses + excluded.cache_misses,
+    SET allowed = least(m.allowed::numeric + excluded.allowed, 9223372036854775807)::int8,
+        throttled = least(m.throttled::numeric + excluded.throttled, 9223372036854775807)::int8,
+        blocked = least(m.blocked::numeric + excluded.blocked, 9223372036854775807)::int8,
+        cache_hits = least(m.cache_hits::numeric + excluded.cache_hits, 9223372036854775807)::int8,
+        cache_misses = least(m.cache_misses::numeric + excluded.cache_misses, 9223372036854775807)::int8,
         latency = tollgate.added(m.latency, excluded.latency)";

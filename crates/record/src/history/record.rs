@@ -173,9 +173,18 @@ pub(crate) fn text(bytes: &[u8], most: usize) -> Box<str> {
             break;
         }
     }
-    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    text.truncate(end.unwrap_or_default());
+    text.truncate(end(&text, most));
     text.into()
+}
+
+/// As much of a text as its column holds.
+pub(super) fn cut(text: &str) -> &str {
+    &text[..end(text, MOST_BYTES)]
+}
+
+/// Where a text ends that has at most so many bytes.
+fn end(text: &str, most: usize) -> usize {
+    (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -195,6 +204,10 @@ mod tests {
             assert_eq!(*text(given, 64), *stored);
         }
         assert_eq!(*text("ää".as_bytes(), 3), *"ä");
+        assert_eq!(
+            (cut("plain"), cut(&"ä".repeat(400)).len(), cut(&format!("x{}", "ä".repeat(400))).len()),
+            ("plain", 512, 511)
+        );
         assert_eq!(text(&[b'x'; 5000], MOST_BYTES).len(), MOST_BYTES);
         assert!(text(&[0xff; 5000], MOST_BYTES).len() <= MOST_BYTES);
     }

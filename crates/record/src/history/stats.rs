@@ -164,7 +164,11 @@ impl Postgres {
     /// No connection; no tables; no answer within 15 seconds, or the [deadline](Self::deadline).
     pub async fn stats(&self, query: &StatsQuery) -> Result<Vec<Stats>, PostgresError> {
         let (column, is_of_times) = (query.column(), query.group == Group::Time);
-        let order = if is_of_times { "key DESC" } else { "throttled + blocked DESC, allowed DESC, key" };
+        let order = if is_of_times { "key DESC" } else { "throttled::numeric + blocked DESC, allowed DESC, key" };
+        // The largest number, if the sum is larger.
+        let sum = |column| format!("least(sum({column}), 9223372036854775807)::int8");
+        let [allowed, throttled, blocked, hits, misses, count] =
+            ["allowed", "throttled", "blocked", "cache_hits", "cache_misses", "count"].map(sum);
         // Histograms are summed by bucket over all rows at once, which is far faster than row by row.
         let select = format!(
             "WITH chosen AS MATERIALIZED (
@@ -174,14 +178,14 @@ impl Postgres {
                     AND ($5::text IS NULL OR endpoint = $5) AND ($6::text IS NULL OR region = $6)
             ), counted AS (
                 SELECT * FROM (
-                    SELECT key, sum(allowed)::int8 AS allowed, sum(throttled)::int8 AS throttled,
-                        sum(blocked)::int8 AS blocked, sum(cache_hits)::int8 AS hits, sum(cache_misses)::int8 AS misses
+                    SELECT key, {allowed} AS allowed, {throttled} AS throttled, {blocked} AS blocked,
+                        {hits} AS hits, {misses} AS misses
                     FROM chosen GROUP BY key
                 ) AS summed ORDER BY {order} LIMIT $7
             ), times AS (
                 SELECT key, array_agg(bucket) AS buckets, array_agg(count) AS counts
                 FROM (
-                    SELECT key, bucket, sum(count)::int8 AS count
+                    SELECT key, bucket, {count} AS count
                     FROM chosen JOIN (SELECT key FROM counted) AS shown USING (key),
                         LATERAL unnest((chosen.latency).buckets, (chosen.latency).counts) AS each (bucket, count)
                     WHERE bucket IS NOT NULL AND count > 0

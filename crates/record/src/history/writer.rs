@@ -14,12 +14,13 @@ use tokio::time::sleep;
 
 use super::columns;
 use super::metrics::{Counting, MOST_SERIES, Metrics};
-use super::record::{DecisionRecord, Outcome};
+use super::record::{DecisionRecord, Outcome, cut};
 use super::{HistorySettings, HistoryStatus};
 use crate::chance::jittered;
 use crate::postgres::client::Transaction;
 use crate::postgres::{Postgres, PostgresError, begin_writing, runtime_with_timers};
 use crate::spool::numbering::{PATIENCE, Written, answered, column};
+use crate::spool::set_aside::{Parts, SetAside};
 use crate::spool::{Backlog, Batch, Spool, WRITTEN_EVERY, finish_in_time, locked};
 use crate::telemetry;
 
@@ -286,15 +287,29 @@ impl Batch for HistoryBatch {
         }
     }
 
-    async fn write(&self, transaction: &Transaction<'_>) -> Result<(), PostgresError> {
+    async fn write(&self, transaction: &Transaction<'_>) -> Result<SetAside, PostgresError> {
+        let mut set_aside = SetAside::default();
         match &self.content {
-            Content::Rows { rows, .. } if rows.is_empty() => Ok(()),
-            Content::Rows { rows, .. } => copy(transaction, rows, &self.settings).await,
-            Content::Counts(metrics) => metrics.write(transaction, &self.settings.region).await,
+            Content::Rows { rows, .. } if rows.is_empty() => {}
+            Content::Rows { rows, .. } if self.is_refused => {
+                let mut parts = Parts::of(rows);
+                while let Some(part) = parts.begin(transaction).await? {
+                    let added = copy(transaction, part, &self.settings).await;
+                    let Some(error) = parts.end(transaction, part, added).await? else { continue };
+                    set_aside.requests += part.len() as u64;
+                    part.iter().for_each(|row| set_aside.add(|| name_of(row), &error));
+                }
+            }
+            Content::Rows { rows, .. } => copy(transaction, rows, &self.settings).await?,
+            Content::Counts(metrics) => {
+                metrics.write(transaction, &self.settings.region, self.is_refused.then_some(&mut set_aside)).await?;
+            }
         }
+        Ok(set_aside)
     }
 
-    /// Once more, since the cause may be a missing partition. What is lost is missing in rows or in counts.
+    /// Once more, since the cause may be a missing partition, or a single row. What is lost is missing in rows or in
+    /// counts.
     fn refused(&mut self) -> Option<u64> {
         let lost = match &self.content {
             Content::Rows { rows, .. } => rows.len() as u64,
@@ -302,6 +317,12 @@ impl Batch for HistoryBatch {
         };
         std::mem::replace(&mut self.is_refused, true).then_some(lost)
     }
+}
+
+/// Whose decision it is, and when it was made.
+fn name_of(row: &DecisionRecord) -> String {
+    let at = jiff::Timestamp::try_from(row.at).unwrap_or_default();
+    format!("the decision of user {:?} at {at:.6}", row.user.as_deref().unwrap_or_default())
 }
 
 async fn copy(
@@ -326,10 +347,10 @@ async fn copy(
             &row.ip,
             &endpoint,
             &row.method.as_deref(),
-            &row.rule.as_deref(),
+            &row.rule.as_deref().map(cut),
             &row.outcome.name(),
             &row.reason,
-            &row.limited_by.as_deref(),
+            &row.limited_by.as_deref().map(cut),
             &used,
             &capacity,
             &status,

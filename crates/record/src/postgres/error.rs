@@ -10,7 +10,7 @@ use tokio_postgres::error::SqlState;
 /// Why PostgreSQL could not do what was asked.
 ///
 /// The message is complete, and there is no [`source`](std::error::Error::source): the rest of a server's message,
-/// above all its DETAIL, may contain a row's values.
+/// above all its DETAIL, may contain a row's values. Of rows that couldn't be stored, it names the user and the like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresError {
     kind: Kind,
@@ -160,6 +160,12 @@ impl PostgresError {
         if let (Kind::Locked, Some(blockers)) = (self.kind, blockers) {
             self.message = format!("{}: the lock is held by {blockers}", self.message);
         }
+        self
+    }
+
+    /// Adds which rows couldn't be stored, while the others were.
+    pub(crate) fn of_rows(mut self, names: &str) -> Self {
+        self.message = format!("{}: not stored, though all else is: {names}", self.message);
         self
     }
 

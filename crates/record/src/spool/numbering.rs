@@ -1,11 +1,13 @@
-//! Services that write in batches. Each numbers its batches, so that none is written twice, and a killed one is
-//! noticed.
+//! Services that write in batches. Each numbers and marks its batches, so that none is written twice, and none is taken
+//! for written that isn't. A killed service is noticed.
 
 use std::future::Future;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::chance::unique_id;
 use crate::postgres::client::{Client, Transaction};
+use tokio_postgres::types::ToSql;
+
+use crate::chance::{mark, unique_id};
 use crate::postgres::{Postgres, PostgresError, begin_writing, in_time};
 use crate::telemetry;
 
@@ -66,14 +68,27 @@ pub struct WriterCounts {
 pub(crate) struct Numbering {
     name: String,
     writes: Written,
-    /// The number of the last written batch.
-    written: i64,
+    /// The last written batch.
+    written: BatchId,
+    /// The mark of the batch in flight, which may have been written.
+    sent: Option<i64>,
+    /// The name under which it wrote before, until the database knows the new one.
+    former: Option<String>,
     heard: Option<Instant>,
     /// The number last reported as lost.
     lost: u64,
+    /// What was reported as lost under former names.
+    lost_before: u64,
     /// Whether the database knows that nothing is missing.
     ended: bool,
     looks_for_killed: bool,
+}
+
+/// A batch of a service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct BatchId {
+    number: i64,
+    mark: i64,
 }
 
 /// What is reported with a batch.
@@ -87,14 +102,24 @@ pub(crate) struct WriterReport {
     pub(crate) is_end: bool,
 }
 
+/// Begins a batch's transaction.
+pub(crate) async fn begin(connection: &mut Client) -> Result<Transaction<'_>, PostgresError> {
+    let transaction = answered(begin_writing(connection)).await?;
+    answered(transaction.batch_execute(PATIENCE)).await?;
+    Ok(transaction)
+}
+
 impl Numbering {
     pub(crate) fn new(writes: Written) -> Self {
         Self {
             name: unique_id("service"),
             writes,
-            written: 0,
+            written: BatchId::default(),
+            sent: None,
+            former: None,
             heard: None,
             lost: 0,
+            lost_before: 0,
             ended: false,
             looks_for_killed: false,
         }
@@ -111,31 +136,78 @@ impl Numbering {
         report.requests.is_some() || report.is_end || (due && !self.ended)
     }
 
-    /// Begins a batch's transaction. Also returns whether the batch is still to be written (one sent over a lost
-    /// connection may have been), and the server's process. Call [`done`](Self::done) after the commit.
-    pub(crate) async fn begin<'c>(
-        &self,
-        connection: &'c mut Client,
+    /// Returns whether the batch is still to be written: one sent over a lost connection may have been. If somebody else
+    /// has written under this service's name, it goes on under another one.
+    pub(crate) async fn is_new(
+        &mut self,
+        transaction: &Transaction<'_>,
         report: WriterReport,
-    ) -> Result<(Transaction<'c>, bool, i32), PostgresError> {
-        let transaction = answered(begin_writing(connection)).await?;
-        answered(transaction.batch_execute(PATIENCE)).await?;
-        let number = self.written + i64::from(report.requests.is_some());
-        answered(transaction.execute(REGISTER, &[&self.name, &self.writes.name()])).await?;
+    ) -> Result<bool, PostgresError> {
+        if report.requests.is_some() {
+            self.sent.get_or_insert_with(mark);
+        }
+        let mut last = self.last(transaction).await?;
+        let is_sent = |numbering: &Self, last| numbering.in_flight().is_some_and(|sent| sent == last);
+        if last != self.written && !is_sent(self, last) {
+            // Nobody can know a mark before it is written, so this is another's: of a process with the same name, as a
+            // cloned machine has, of an earlier moment, as in a restored backup, or set by hand. What is in flight may
+            // have been written before that, and is then written twice: rather that than not at all.
+            self.rename();
+            last = self.last(transaction).await?;
+        }
+        Ok(report.requests.is_some() && !is_sent(self, last))
+    }
+
+    /// The last batch under this service's name, which is registered if it isn't yet.
+    async fn last(&mut self, transaction: &Transaction<'_>) -> Result<BatchId, PostgresError> {
+        let registered = answered(transaction.execute(REGISTER, &[&self.name, &self.writes.name()])).await?;
         // The previous connection may still be committing the last batch; this query waits for that.
         let row = answered(transaction.query_one(LAST_BATCH, &[&self.name])).await?;
-        let (written, pid) = (row.get::<_, i64>(0), row.get(1));
-        let is_new = written < number;
-        let requests = column(report.requests.filter(|_| is_new).unwrap_or_default());
-        let (number, lost) = (number.max(written), column(report.lost));
-        answered(transaction.execute(ADVANCE, &[&self.name, &number, &requests, &lost, &report.is_end])).await?;
-        Ok((transaction, is_new, pid))
+        if registered > 0 {
+            // Services that ended long ago are forgotten, and may write again.
+            self.written = BatchId::default();
+        }
+        Ok(BatchId { number: row.get(0), mark: row.get(1) })
+    }
+
+    fn in_flight(&self) -> Option<BatchId> {
+        Some(BatchId { number: self.written.number.saturating_add(1), mark: self.sent? })
+    }
+
+    fn rename(&mut self) {
+        let former = std::mem::replace(&mut self.name, unique_id("service"));
+        telemetry::writer_renamed(self.writes.name(), &former, &self.name);
+        (self.written, self.lost_before) = (BatchId::default(), self.lost);
+        self.former = Some(former);
+    }
+
+    /// Stores the batch's number, and what was reported with it: the last of the transaction. `is_new`: whether the batch
+    /// is in it; `refused`: how many of its requests are not.
+    pub(crate) async fn advance(
+        &self,
+        transaction: &Transaction<'_>,
+        report: WriterReport,
+        (is_new, refused): (bool, u64),
+    ) -> Result<(), PostgresError> {
+        let BatchId { number, mark } = self.in_flight().unwrap_or(self.written);
+        let requests = report.requests.filter(|_| is_new).unwrap_or_default().saturating_sub(refused);
+        let lost = report.lost.saturating_add(refused).saturating_sub(self.lost_before);
+        let (requests, lost) = (column(requests), column(lost));
+        let parameters: [&(dyn ToSql + Sync); 6] = [&self.name, &number, &mark, &requests, &lost, &report.is_end];
+        answered(transaction.execute(ADVANCE, &parameters)).await?;
+        if let Some(former) = &self.former {
+            answered(transaction.execute(END, &[former])).await?;
+        }
+        Ok(())
     }
 
     /// Records that the batch was written or, if it `failed`, given up. Call it before the next await.
     pub(crate) fn done(&mut self, report: WriterReport, failed: bool) {
+        let sent = self.in_flight();
+        self.sent = None;
         if !failed {
-            self.written += i64::from(report.requests.is_some());
+            self.written = sent.unwrap_or(self.written);
+            self.former = None;
         }
         let heard = self.heard.replace(Instant::now());
         (self.lost, self.ended) = (report.lost, report.is_end && !failed);
@@ -180,13 +252,18 @@ pub(crate) const PATIENCE: &str = "
 
 const REGISTER: &str = "INSERT INTO tollgate.writers (writer, writes) VALUES ($1, $2) ON CONFLICT DO NOTHING";
 
-const LAST_BATCH: &str = "SELECT batch, pg_backend_pid() FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
+const LAST_BATCH: &str = "SELECT batch, mark FROM tollgate.writers WHERE writer = $1 FOR UPDATE";
 
 const ADVANCE: &str = "
     UPDATE tollgate.writers
-    SET batch = $2, requests = requests + $3, lost = $4, written_at = now(), killed = false,
-        ended_at = CASE WHEN $5 THEN now() END
+    SET batch = $2, mark = $3, requests = least(requests::numeric + $4::int8, 9223372036854775807)::int8, lost = $5,
+        written_at = now(), killed = false, ended_at = CASE WHEN $6 THEN now() END
     WHERE writer = $1";
+
+/// A name under which this service writes no more. Another process that has it goes on, and says so.
+const END: &str = "
+    UPDATE tollgate.writers SET ended_at = now()
+    WHERE writer = (SELECT writer FROM tollgate.writers WHERE writer = $1 AND ended_at IS NULL FOR UPDATE SKIP LOCKED)";
 
 /// Marks silent writers as killed, and forgets those that ended long ago.
 const NOTE_KILLED: &str = "

@@ -213,26 +213,6 @@ async fn each_decision_is_stored_once_also_after_postgres_was_killed() {
     assert!(writers[0].ended_at.is_some() && !writers[0].killed && writers[0].lost == 0);
 }
 
-/// A batch whose write got no answer may be stored or not: after the retry it is stored once.
-#[tokio::test]
-async fn a_batch_that_is_tried_again_is_written_once() {
-    let (server, tool) = prepared().await;
-    let history = tool.record(HistorySettings::new()).expect("recording");
-    let (limiter, rules) = (limiter(), rules());
-    let request = Attributes::new().user("42").path("/api");
-    let rows = async || one(&server, "SELECT count(*) FROM tollgate.rate_limit_audit_logs").await;
-    decide(&limiter, &rules, &history, &request, latency(0)).await;
-    history.finish().await.expect("written");
-    // Committed, and then the connection is lost: as if that had been this batch.
-    server.run("UPDATE tollgate.writers SET batch = batch + 1").await;
-    decide(&limiter, &rules, &history, &request, latency(1)).await;
-    history.finish().await.expect("there already");
-    assert_eq!(rows().await, "1");
-    decide(&limiter, &rules, &history, &request, latency(2)).await;
-    history.finish().await.expect("written");
-    assert_eq!(rows().await, "2");
-}
-
 #[tokio::test]
 async fn a_share_of_allowed_decisions_is_kept_and_all_are_counted() {
     let (server, tool) = prepared().await;

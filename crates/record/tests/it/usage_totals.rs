@@ -48,23 +48,6 @@ async fn totals_equal_the_decisions_also_after_postgres_was_killed() {
     assert!(writers.len() == 2 && writers.iter().all(|writer| writer.ended_at.is_some() && !writer.killed));
 }
 
-/// A batch whose write got no answer may be stored or not: after the retry it is added once.
-#[tokio::test]
-async fn a_batch_that_is_tried_again_is_added_once() {
-    let (server, tool) = prepared().await;
-    let service = database(&server).follow(&limiter()).await.expect("a configuration");
-    // Committed, and then the connection is lost: as if that had been this batch.
-    service.count(&Attributes::new().user("42"), true);
-    service.finish().await.expect("written");
-    server.run("UPDATE tollgate.writers SET batch = batch + 1").await;
-    service.count(&Attributes::new().user("42"), true);
-    service.finish().await.expect("there already");
-    assert_eq!(tool.user("42").await.expect("an answer").expect("known").total_today, 1);
-    service.count(&Attributes::new().user("42"), true);
-    service.finish().await.expect("written");
-    assert_eq!(tool.user("42").await.expect("an answer").expect("known").total_today, 2);
-}
-
 /// A service whose host is gone in the middle of a batch holds up neither other services nor those who change anything.
 #[tokio::test]
 async fn a_stopped_service_delays_the_totals_only_briefly() {
@@ -84,23 +67,6 @@ async fn a_stopped_service_delays_the_totals_only_briefly() {
     service.count(&Attributes::new().user("42"), true);
     wait_until("it is written", async || service.finish().await.is_ok()).await;
     assert_eq!(tool.user("42").await.expect("an answer").expect("known").total_today, 2);
-}
-
-/// A name that the table can't have is no batch's end.
-#[tokio::test]
-async fn a_batch_that_cannot_be_stored_is_given_up() {
-    let (server, tool) = prepared().await;
-    let service = database(&server).follow(&limiter()).await.expect("a configuration");
-    let hostile = Account::new("41").api_key("a\0b");
-    service.count(&Attributes::new().account(&hostile), true);
-    service.finish().await.expect("written");
-    server.run("ALTER TABLE tollgate.user_quotas ADD CHECK (user_id <> 'refused')").await;
-    service.count(&Attributes::new().user("refused"), true);
-    assert!(service.finish().await.is_err());
-    service.count(&Attributes::new().user("42"), true);
-    service.finish().await.expect("written");
-    assert_eq!((service.status().totals_lost, service.status().totals_lag), (1, Duration::ZERO));
-    assert!(tool.user("42").await.expect("an answer").is_some() && tool.user("41").await.expect("an answer").is_some());
 }
 
 #[tokio::test]
