@@ -4,6 +4,7 @@ mod address;
 pub(crate) mod client;
 mod error;
 pub(crate) mod migrations;
+mod ownership;
 pub(crate) mod seal;
 #[cfg(feature = "tls")]
 mod tls;
@@ -366,7 +367,9 @@ pub(crate) async fn in_time<T>(
 
 /// Checks that a server is new enough.
 pub(crate) async fn checked_version(client: &Client) -> Result<(), PostgresError> {
-    let row = client.query_one("SELECT current_setting('server_version_num')::int4", &[]).await?;
+    // The first query of a connection: the search path may lead elsewhere.
+    let select = "SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4";
+    let row = client.query_one(select, &[]).await?;
     let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
     if version >= OLDEST {
         return Ok(());

@@ -3,8 +3,11 @@
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
+use tokio_postgres::error::SqlState;
 
 use super::client::Transaction;
+use super::ownership::{self, Found};
+use super::transactions::pid;
 use super::{Postgres, PostgresError, begin_reading, begin_writing};
 
 /// A file in `sql/`, whose name begins with its number.
@@ -19,15 +22,18 @@ const STEPS: [Step; 2] = [
     Step { name: "history", sql: include_str!("../../sql/0002_history.sql") },
 ];
 
-/// Held while migrating, so that two migrations don't run at once.
-const LOCK: i64 = i64::from_be_bytes(*b"tollgate");
+/// Held while migrating, so that two migrations don't run at once, and nobody adds a trigger meanwhile. Only the table's
+/// owner can take it, and it holds up nobody who reads.
+const LOCK: &str = "LOCK TABLE tollgate.migrations IN EXCLUSIVE MODE";
 
-const OWN_NAME: &str = "to_regclass('tollgate.migrations')";
+/// How long to wait for a migration that runs at the same time. The search path may be set for a database by its owner, to
+/// where his functions have the names of PostgreSQL's.
+const SETTINGS: &str = "SET LOCAL lock_timeout = '60s'; SET LOCAL search_path = pg_catalog, pg_temp";
 
-/// How long to wait for a migration that runs at the same time.
-const PATIENCE: &str = "SET LOCAL lock_timeout = '60s'";
 /// How long the server may be silent in a statement, each of which may change a large table.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(600);
+/// How often a schema is looked for that another migration makes at the same moment.
+const MOST_ATTEMPTS: usize = 5;
 
 /// Creating a schema needs a right in the database, also where `IF NOT EXISTS` finds it there.
 const OWN_SCHEMA: &str = "CREATE SCHEMA tollgate";
@@ -75,42 +81,51 @@ impl Postgres {
     /// Creates the tables, or upgrades those of an older version. Returns the migrations that were applied, in order;
     /// none if there was nothing to do. All run in one transaction; a concurrent call waits, for at most a minute. The
     /// first time, this needs the right to create a schema in the database, unless there is an empty one that the role
-    /// owns; later, to read `tollgate.migrations`.
+    /// owns; later, to be the role that made it.
     ///
     /// # Errors
     ///
     /// No connection; no right; a database that isn't in UTF-8; tables of a newer version of tollgate, or altered
-    /// migrations.
+    /// migrations; a schema `tollgate` that another role owns, may create in, or has added to, which the error names: what
+    /// is in it, such as a trigger, would run with the rights of the role that migrates.
     pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
+        for _ in 0..MOST_ATTEMPTS {
+            if let Some(made) = self.migrate_once().await? {
+                return Ok(made);
+            }
+        }
+        Err(PostgresError::refused("schema tollgate: others create and drop it at the same time"))
+    }
+
+    /// `None` if somebody else has made the schema meanwhile.
+    async fn migrate_once(&self) -> Result<Option<Vec<Migration>>, PostgresError> {
         let mut connection = self.connection().await?.within(ANSWERED_WITHIN);
         let transaction = begin_writing(&mut connection).await?;
-        transaction.batch_execute(PATIENCE).await?;
+        transaction.batch_execute(SETTINGS).await?;
         let encoding: String = transaction.query_one("SELECT current_setting('server_encoding')", &[]).await?.get(0);
         if encoding != "UTF8" {
             // Clients write text that other encodings can't hold, and a whole batch would then fail.
             return Err(PostgresError::input(format!("encoding: expected a database in UTF8, got {encoding}")));
         }
-        transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK]).await?;
-        for (name, create) in [("to_regnamespace('tollgate')", OWN_SCHEMA), (OWN_NAME, OWN_TABLE)] {
-            if !is_there(&transaction, name).await? {
-                transaction.batch_execute(create).await?;
+        let pid = pid(&transaction).await?;
+        let made = async {
+            let found = ownership::checked(&transaction).await?;
+            let is_made = match found {
+                Found::Nothing => create(&transaction, OWN_SCHEMA).await? && create(&transaction, OWN_TABLE).await?,
+                Found::Empty => create(&transaction, OWN_TABLE).await?,
+                Found::Ours => true,
+            };
+            if !is_made {
+                return Ok(None);
             }
-        }
-        let done = applied(&transaction).await?;
-        let mut made = Vec::new();
-        for (step, number) in STEPS.iter().zip(1_i32..).skip(done.len()) {
-            transaction.batch_execute(step.sql).await?;
-            let insert =
-                "INSERT INTO tollgate.migrations (number, name, digest) VALUES ($1, $2, $3) RETURNING applied_at";
-            let row = transaction.query_one(insert, &[&number, &step.name, &digest(step)]).await?;
-            made.push(Migration {
-                number: number.unsigned_abs(),
-                name: step.name.to_owned(),
-                applied_at: Some(row.get(0)),
-            });
-        }
+            transaction.batch_execute(LOCK).await?;
+            // Again, since another migration may have ended meanwhile, and nobody can add anything now.
+            ownership::checked(&transaction).await?;
+            applied_anew(&transaction).await.map(Some)
+        };
+        let Some(made) = self.naming_blockers(pid, made).await? else { return Ok(None) };
         transaction.commit().await?;
-        Ok(made)
+        Ok(Some(made))
     }
 
     /// Which migrations this database has. Changes nothing.
@@ -122,7 +137,7 @@ impl Postgres {
         let mut connection = self.connection().await?;
         let transaction = begin_reading(&mut connection).await?;
         let row = transaction.query_one("SELECT current_setting('server_version')", &[]).await?;
-        let done = if is_there(&transaction, OWN_NAME).await? { applied(&transaction).await? } else { Vec::new() };
+        let done = if is_there(&transaction).await? { applied(&transaction).await? } else { Vec::new() };
         transaction.commit().await?;
         let migrations = STEPS.iter().zip(1..).map(|(step, number)| Migration {
             number,
@@ -143,8 +158,36 @@ pub(crate) async fn expect_this_version(transaction: &Transaction<'_>) -> Result
     Ok(())
 }
 
-async fn is_there(transaction: &Transaction<'_>, name: &str) -> Result<bool, PostgresError> {
-    Ok(transaction.query_one(&format!("SELECT {name} IS NOT NULL"), &[]).await?.get(0))
+/// Creates the schema or the table; whether somebody else hasn't done so meanwhile.
+async fn create(transaction: &Transaction<'_>, sql: &str) -> Result<bool, PostgresError> {
+    let made = transaction.batch_execute(sql).await;
+    let states = [SqlState::DUPLICATE_SCHEMA, SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION];
+    let is_made = |error: &tokio_postgres::Error| error.code().is_some_and(|state| states.contains(state));
+    match made {
+        Err(error) if is_made(&error) => Ok(false),
+        made => Ok(made.map(|()| true)?),
+    }
+}
+
+/// Applies the steps that are pending.
+async fn applied_anew(transaction: &Transaction<'_>) -> Result<Vec<Migration>, PostgresError> {
+    let done = applied(transaction).await?;
+    let mut made = Vec::new();
+    for (step, number) in STEPS.iter().zip(1_i32..).skip(done.len()) {
+        transaction.batch_execute(step.sql).await?;
+        let insert = "INSERT INTO tollgate.migrations (number, name, digest) VALUES ($1, $2, $3) RETURNING applied_at";
+        let row = transaction.query_one(insert, &[&number, &step.name, &digest(step)]).await?;
+        let (number, name) = (number.unsigned_abs(), step.name.to_owned());
+        made.push(Migration { number, name, applied_at: Some(row.get(0)) });
+    }
+    Ok(made)
+}
+
+/// A view of that name would run its owner's functions with the rights of whoever looks.
+async fn is_there(transaction: &Transaction<'_>) -> Result<bool, PostgresError> {
+    let select =
+        "SELECT EXISTS (SELECT FROM pg_class WHERE oid = to_regclass('tollgate.migrations') AND relkind = 'r')";
+    Ok(transaction.query_one(select, &[]).await?.get(0))
 }
 
 /// When each applied step was applied.

@@ -15,6 +15,7 @@ mod known_keys;
 mod locks;
 mod pages;
 mod one_bad_row;
+mod prepared_schemas;
 mod rules;
 mod schema;
 mod silent_server;

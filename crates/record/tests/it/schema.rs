@@ -28,6 +28,7 @@ async fn concurrent_and_repeated_migrations_make_the_tables_once() {
         .await;
     let expected = [
         "api_keys",
+        "archive_lock",
         "configuration",
         "deletions",
         "migrations",
@@ -136,15 +137,19 @@ async fn tables_that_are_newer_or_older_are_neither_followed_nor_changed() {
 #[tokio::test]
 async fn a_migration_that_fails_leaves_nothing() {
     let server = PostgresServer::start();
-    // In the way of the last of what is made.
+    // In the way of what is made late.
     server
-        .run("CREATE SCHEMA tollgate; CREATE FUNCTION tollgate.rows_truncated() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+        .run(
+            "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$
+                BEGIN RAISE EXCEPTION 'in the way'; END $$;
+            CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('CREATE AGGREGATE') EXECUTE FUNCTION refuse()",
+        )
         .await;
     let error = database(&server).migrate().await.expect_err("in the way");
-    assert!(error.to_string().contains("(SQLSTATE "), "{error}");
+    assert!(error.to_string().contains("in the way (SQLSTATE P0001)"), "{error}");
     let tables = server.run("SELECT tablename FROM pg_tables WHERE schemaname = 'tollgate'").await;
     assert_eq!(tables.len(), 0, "{tables:?}");
-    server.run("DROP FUNCTION tollgate.rows_truncated()").await;
+    server.run("DROP EVENT TRIGGER refuse").await;
     assert_eq!(database(&server).migrate().await.expect("made").len(), 2);
 }
 
