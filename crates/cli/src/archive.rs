@@ -213,6 +213,10 @@ impl Run {
         // Only on a terminal: a nightly job shouldn't send a mail when there was nothing to do.
         let is_said = !lines.is_empty() || (moved.is_empty() && std::io::stdout().is_terminal());
         let printed = if is_said { print_lines(&lines, NOTHING_TO_DO) } else { Ok(()) };
+        for Archived { month, cut, .. } in &moved {
+            cut.iter()
+                .for_each(|row| messages::note(format!("{month}: texts above 64 KiB are cut off in the row of {row}")));
+        }
         let errors: Vec<_> = moved.iter().filter_map(|Archived { result, .. }| result.as_ref().err()).collect();
         errors.iter().for_each(messages::error);
         let code = if errors.is_empty() {

@@ -13,6 +13,12 @@ use crate::postgres::client::{Client, CopyOut};
 /// From 1970 to PostgreSQL's epoch, the year 2000, in microseconds.
 const EPOCH: i64 = 946_684_800_000_000;
 
+/// The bytes of the longest text that is archived whole, and the characters that are kept of a longer one. The table
+/// refuses texts that are far shorter; somebody may have altered it. A row of any size could be neither held in memory nor
+/// read back.
+const MOST_BYTES: usize = 64 << 10;
+const KEPT: usize = 8 << 10;
+
 /// The rows of a table.
 pub(super) struct Copy(CopyOut);
 
@@ -37,13 +43,19 @@ impl Copy {
     pub(super) async fn of(client: &Client, table: &str, order: &str) -> Result<Self, ArchiveError> {
         let columns: Vec<_> = COLUMNS.iter().map(selected).collect();
         let columns = columns.join(", ");
-        let copy = format!("COPY (SELECT {columns} FROM ONLY tollgate.{table} {order}) TO STDOUT (FORMAT binary)");
-        let types = COLUMNS.each_ref().map(|column| match ColumnType::of(column) {
+        let texts = COLUMNS.iter().filter(|column| column.sql == SqlType::Text);
+        let texts: Vec<_> = texts.map(|column| format!("octet_length({})", column.name)).collect();
+        let is_cut = format!("greatest({}) > {MOST_BYTES}", texts.join(", "));
+        let copy = format!(
+            "COPY (SELECT {columns}, coalesce({is_cut}, false) FROM ONLY tollgate.{table} {order}) TO STDOUT (FORMAT binary)"
+        );
+        let types = COLUMNS.iter().map(|column| match ColumnType::of(column) {
             ColumnType::Time => Type::TIMESTAMPTZ,
             ColumnType::Text => Type::TEXT,
             ColumnType::Long => Type::INT8,
             ColumnType::Short => Type::INT2,
         });
+        let types: Vec<_> = types.chain([Type::BOOL]).collect();
         Ok(Self(client.copy_out(&copy, &types).await?))
     }
 
@@ -52,13 +64,26 @@ impl Copy {
     }
 }
 
-/// An address as PostgreSQL displays it: with a mask only if it has one.
+/// An address as PostgreSQL displays it: with a mask only if it has one. Of a text that is too long, its beginning, and how
+/// long it is.
 fn selected(column: &Column) -> String {
     let name = column.name;
-    if column.sql == SqlType::Inet { format!("textin(inet_out({name}))") } else { name.to_owned() }
+    match column.sql {
+        SqlType::Inet => format!("textin(inet_out({name}))"),
+        SqlType::Text => format!(
+            "CASE WHEN octet_length({name}) > {MOST_BYTES}
+                THEN left({name}, {KEPT}) || '... (cut off, of ' || octet_length({name}) || ' bytes)' ELSE {name} END"
+        ),
+        _ => name.to_owned(),
+    }
 }
 
 impl Copied {
+    /// Whether one of its texts was too long, and is cut off.
+    pub(super) fn is_cut(&self) -> Result<bool, ArchiveError> {
+        Ok(self.0.try_get(WIDTH)?)
+    }
+
     pub(super) fn row(&self) -> Result<Row<'_>, ArchiveError> {
         let mut row = [Field::Null; WIDTH];
         for (at, (field, column)) in row.iter_mut().zip(&COLUMNS).enumerate() {

@@ -61,9 +61,9 @@ impl ArchiveError {
         Self::new(Kind::Input, message)
     }
 
-    pub(super) fn busy() -> Self {
-        let message = "archive: expected to be the only one at work on this database, got another archiver";
-        Self::new(Kind::Busy, message)
+    /// Somebody else holds the lock of archivers, as the error says.
+    pub(super) fn busy(error: &PostgresError) -> Self {
+        Self::new(Kind::Busy, format!("archive: another archiver is at work on this database: {error}"))
     }
 
     pub(super) fn mismatch(message: impl Into<String>) -> Self {

@@ -8,7 +8,7 @@ use super::copy::Copy;
 use super::manifest::{Manifest, Part, part_name};
 use super::month::Month;
 use super::part::{GROUPS, PartWriter};
-use super::row::{Row, time_in};
+use super::row::{Field, Row, USER, row_time, time_in};
 use super::{Archive, ArchiveError};
 use crate::postgres::client::Client;
 
@@ -16,6 +16,9 @@ use crate::postgres::client::Client;
 const PART_BYTES: usize = 64 << 20;
 /// How many rows there are between reports of progress.
 pub(super) const REPORTED_AFTER: u64 = 4096;
+
+/// The most rows that are named because their texts are cut off.
+const MOST_CUT_NAMES: usize = 10;
 
 /// Keeps each user's rows together, ordered by bytes whatever the database's collation, as Parquet's statistics are.
 const ORDER: &str = "ORDER BY user_id COLLATE \"C\", at";
@@ -86,20 +89,33 @@ fn unwritable(error: &ParquetError) -> ArchiveError {
     ArchiveError::refused(format!("archive: expected rows that Parquet can hold: {error}"))
 }
 
-/// The count and checksum of a table's rows.
+/// The count and checksum of a table's rows, and those that are cut off.
 pub(super) async fn content(
     client: &Client,
     table: &str,
     report: &mut (dyn FnMut(u64) + Send),
-) -> Result<Content, ArchiveError> {
+) -> Result<(Content, Vec<String>), ArchiveError> {
     let mut copy = Copy::of(client, table, "").await?;
-    let (mut content, mut buffer) = (Content::default(), Vec::new());
+    let (mut content, mut buffer, mut cut) = (Content::default(), Vec::new(), Vec::new());
     while let Some(copied) = copy.next().await? {
         let row: Row<'_> = copied.row()?;
         content.add(&row, &mut buffer);
+        if copied.is_cut()? && cut.len() < MOST_CUT_NAMES {
+            cut.push(name_of(&row));
+        }
         if content.rows % REPORTED_AFTER == 0 {
             report(content.rows);
         }
     }
-    Ok(content)
+    Ok((content, cut))
+}
+
+/// `user "42" at 2026-08-01T12:00:00Z`
+fn name_of(row: &Row<'_>) -> String {
+    let user = match row[USER] {
+        Field::Text(user) => String::from_utf8_lossy(user).chars().take(64).collect(),
+        _ => String::new(),
+    };
+    let at = jiff::Timestamp::from_microsecond(row_time(row).unwrap_or_default()).unwrap_or_default();
+    format!("user {user:?} at {at}")
 }

@@ -8,18 +8,18 @@ use super::ArchiveError;
 use super::checksum::sha256;
 use super::month::Month;
 use crate::history::columns::COLUMNS;
+use crate::postgres::Postgres;
 use crate::postgres::client::Client;
 
 const PARENT: &str = "rate_limit_audit_logs";
 
-/// Held by an archiver until its connection ends, so that two don't run at once.
-const LOCK: i64 = i64::from_be_bytes(*b"tollarch");
-/// How long a killed archiver's connection may take to end.
-const PATIENCE: Duration = Duration::from_secs(5);
-const ASKED_EVERY: Duration = Duration::from_millis(100);
+/// Held by an archiver until its connection ends, so that two don't run at once: by its owner alone, so that nobody else
+/// can hold archivers up. A killed archiver's connection takes a moment to end.
+const LOCK: &str = "SET lock_timeout = '5s'; BEGIN; LOCK TABLE tollgate.archive_lock IN EXCLUSIVE MODE";
 
 /// Turns off the server's statement, idle and transaction timeouts, but limits the wait for locks.
 const SETTINGS: &str = "
+    SET search_path = pg_catalog, pg_temp;
     SELECT set_config(name, '0', false) FROM pg_settings
     WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout');
     SET lock_timeout = '30s';
@@ -65,20 +65,19 @@ pub(super) struct Partition {
     pub(super) bytes: u64,
 }
 
-/// Keeps other archivers out until the connection ends.
-pub(super) async fn lock(client: &Client) -> Result<(), ArchiveError> {
+/// Prepares a connection for work that takes long. Returns the server's process.
+pub(super) async fn prepare(client: &Client) -> Result<i32, ArchiveError> {
     client.batch_execute(SETTINGS).await?;
     let _ = client.batch_execute(NOTICED).await;
-    let began = tokio::time::Instant::now();
-    loop {
-        if client.query_one("SELECT pg_try_advisory_lock($1)", &[&LOCK]).await?.try_get(0)? {
-            return Ok(());
-        }
-        if began.elapsed() >= PATIENCE {
-            return Err(ArchiveError::busy());
-        }
-        sleep(ASKED_EVERY).await;
-    }
+    Ok(client.query_one("SELECT pg_backend_pid()", &[]).await?.try_get(0)?)
+}
+
+/// Keeps other archivers out until this connection ends. It does nothing else: a month is detached outside transactions.
+pub(super) async fn lock(postgres: &Postgres, client: &Client) -> Result<(), ArchiveError> {
+    let pid = prepare(client).await?;
+    let locked = async { client.batch_execute(LOCK).await.map_err(PostgresError::from) };
+    let locked = postgres.naming_blockers(pid, locked).await;
+    locked.map_err(|error| if error.is_locked() { ArchiveError::busy(&error) } else { error.into() })
 }
 
 /// The tables of months that ended at least this long ago, oldest first. Both the server's clock and this host's must
@@ -160,14 +159,18 @@ pub(super) async fn check_dependents(client: &Client, table: &str) -> Result<(),
 }
 
 /// Detaches a table from the audit log while that is in use, whatever state an earlier attempt left it in.
-pub(super) async fn detach(client: &Client, table: &str) -> Result<(), ArchiveError> {
+pub(super) async fn detach(
+    postgres: &Postgres,
+    (client, pid): (&Client, i32),
+    table: &str,
+) -> Result<(), ArchiveError> {
     let how = match attachment(client, table).await? {
         Attachment::Attached => "CONCURRENTLY",
         Attachment::Pending => "FINALIZE",
         Attachment::Detached => return Ok(()),
     };
     let alter = format!("ALTER TABLE tollgate.{PARENT} DETACH PARTITION tollgate.{table} {how}");
-    Ok(client.alter(&alter).await?)
+    Ok(postgres.naming_blockers(pid, client.alter(&alter)).await?)
 }
 
 pub(super) async fn attachment(client: &Client, table: &str) -> Result<Attachment, ArchiveError> {

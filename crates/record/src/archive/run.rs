@@ -16,7 +16,7 @@ use super::manifest::{ArchivedMonth, Manifest, part_of};
 use super::month::Month;
 use super::partitions::{
     Archivable, Attachment, Partition, attachment, check_columns, check_dependents, count, detach, lock, partitions,
-    source,
+    prepare, source,
 };
 use super::store::LEFT_FOR;
 use super::{Archive, ArchiveError};
@@ -86,6 +86,9 @@ pub struct Archived {
     pub month: Month,
     /// Its archive, if it was moved and its table dropped; otherwise why it wasn't.
     pub result: Result<ArchivedMonth, ArchiveError>,
+    /// Rows with a text above 64 KiB, which is cut off in the archive: the user and the time of the first ten. Services
+    /// write none, and the table refuses them.
+    pub cut: Vec<String>,
 }
 
 type Report<'a> = dyn FnMut(&ArchiveProgress) + Send + 'a;
@@ -136,13 +139,15 @@ impl Postgres {
         }
         // Checks the server's version; the connection goes back to the pool.
         drop(self.connection().await?);
-        // A connection of its own: it ends with this future, and so does the lock, whatever the server is doing.
+        // Connections of its own: they end with this future, and so does the lock, whatever the server is doing.
         let (client, connection) = self.connect_alone().await?;
         let client = client.within(ANSWERED_WITHIN).of_many_steps();
-        let run = Run { client: &client, archive, options, moved: Lock::default() };
+        let (holder, holding) = self.connect_alone().await?;
+        let holder = holder.within(ANSWERED_WITHIN);
+        let run = Run { postgres: self, client: &client, holder: &holder, archive, options, moved: Lock::default() };
         let work = pin!(run.all(&mut progress));
-        match select(connection, work).await {
-            // The lock has ended with the connection.
+        match select(select(connection, holding), work).await {
+            // The lock has ended with its connection, or nothing can be done without the other.
             Either::Left(_) => run.lost(),
             Either::Right((done, _)) => done.map(|()| run.months()),
         }
@@ -159,7 +164,10 @@ fn check(older_than: Duration) -> Result<(), ArchiveError> {
 
 /// All months on their way.
 struct Run<'a> {
+    postgres: &'a Postgres,
     client: &'a Client,
+    /// Holds the lock.
+    holder: &'a Client,
     archive: &'a Archive,
     options: &'a ArchiveOptions,
     moved: Lock<Moved>,
@@ -174,8 +182,9 @@ struct Moved {
 
 impl Run<'_> {
     async fn all(&self, report: &mut Report<'_>) -> Result<(), ArchiveError> {
-        let Self { client, archive, options, .. } = self;
-        lock(client).await?;
+        let Self { postgres, client, holder, archive, options, .. } = self;
+        lock(postgres, holder).await?;
+        let pid = prepare(client).await?;
         let mut found = partitions(client, options.older_than).await?;
         let known: BTreeSet<Month> = found.iter().map(|partition| partition.month).collect();
         for &month in options.replace.difference(&known) {
@@ -190,14 +199,17 @@ impl Run<'_> {
             self.locked().at = Some(month);
             // Comes first, whatever else may be wrong with the month.
             if attachment == Attachment::Pending
-                && let Err(error) = detach(client, &table).await
+                && let Err(error) = detach(postgres, (client, pid), &table).await
             {
                 self.done(month, Err(error));
                 return Ok(());
             }
-            let result = Moving { client, archive, options, month, table: &table }.run(report).await;
+            let cut = Lock::default();
+            let moving = Moving { postgres, client, pid, holder, archive, options, month, table: &table, cut: &cut };
+            let result = moving.run(report).await;
             let is_over = result.as_ref().is_err_and(ArchiveError::is_unreachable);
             self.done(month, result);
+            self.locked().months.last_mut().into_iter().for_each(|month| month.cut = std::mem::take(&mut *cut.lock()));
             if is_over {
                 return Ok(());
             }
@@ -212,7 +224,7 @@ impl Run<'_> {
     fn done(&self, month: Month, result: Result<ArchivedMonth, ArchiveError>) {
         let mut moved = self.locked();
         moved.at = None;
-        moved.months.push(Archived { month, result: result.map_err(|error| error.of(month)) });
+        moved.months.push(Archived { month, result: result.map_err(|error| error.of(month)), cut: Vec::new() });
     }
 
     /// The outcome for each month, oldest first.
@@ -237,11 +249,16 @@ impl Run<'_> {
 
 /// The month being moved.
 struct Moving<'a> {
+    postgres: &'a Postgres,
     client: &'a Client,
+    pid: i32,
+    holder: &'a Client,
     archive: &'a Archive,
     options: &'a ArchiveOptions,
     month: Month,
     table: &'a str,
+    /// Rows that are cut off.
+    cut: &'a Lock<Vec<String>>,
 }
 
 impl Moving<'_> {
@@ -264,7 +281,7 @@ impl Moving<'_> {
         };
         let is_made = is_replaced || !is_known;
         self.step(Step::Detach, &manifest, report);
-        detach(self.client, self.table).await?;
+        detach(self.postgres, (self.client, self.pid), self.table).await?;
         self.step(Step::Drop, &manifest, report);
         match self.drop_table(&manifest, report).await {
             // A row came after the export. No more can come, since the table is detached.
@@ -293,7 +310,7 @@ impl Moving<'_> {
         let compared =
             self.archive.compare(self.month, &manifest.parts, &mut self.reporter(Step::ReadBack, of, report)).await;
         compared.map_err(|error| error.with_remedy("--replace MONTH makes the archive anew from the table"))?;
-        let found = content(self.client, self.table, &mut self.reporter(Step::Compare, of, report)).await?;
+        let (found, _) = content(self.client, self.table, &mut self.reporter(Step::Compare, of, report)).await?;
         same(found, manifest)
     }
 
@@ -315,8 +332,8 @@ impl Moving<'_> {
             let _ = self.archive.remove(self.month, Duration::ZERO, is_ours).await;
         }
         let manifest = written?;
-        // If the connection has ended, so has the lock, and another archiver may be running.
-        self.client.batch_execute("SELECT 1").await?;
+        // If its connection has ended, so has the lock, and another archiver may be running.
+        self.holder.batch_execute("SELECT 1").await?;
         self.archive.put_manifest(self.month, &manifest, instead).await?;
         Ok(manifest)
     }
@@ -346,12 +363,15 @@ impl Moving<'_> {
         let mut comparing = self.reporter(Step::Drop, manifest.rows(), report);
         within(self.client, "BEGIN", async {
             let lock = format!("LOCK TABLE tollgate.{} IN ACCESS EXCLUSIVE MODE", self.table);
-            self.client.batch_execute(&lock).await?;
+            let locked = async { self.client.batch_execute(&lock).await.map_err(PostgresError::from) };
+            self.postgres.naming_blockers(self.pid, locked).await?;
             if attachment(self.client, self.table).await? != Attachment::Detached {
                 let expected = "expected a table that is detached, got one that somebody has attached again";
                 return Err(ArchiveError::refused(expected));
             }
-            same(content(self.client, self.table, &mut comparing).await?, manifest)?;
+            let (found, cut) = content(self.client, self.table, &mut comparing).await?;
+            *self.cut.lock() = cut;
+            same(found, manifest)?;
             self.archive.sync(self.month).await?;
             self.archive.confirm(self.month, manifest).await?;
             // Once more: the lock may have taken a while to get, and from now on only the archive has these rows.

@@ -16,7 +16,7 @@ use tollgate_testing::postgres_server::PostgresServer;
 
 use super::{Place, fill, is_gone, march, moved, moved_again, only, prepared, rows_left, small_files};
 use crate::support::s3::S3;
-use crate::support::tool::{code, stderr, stdout};
+use crate::support::tool::{code, stderr, stdout, tollgate};
 
 const ROWS: u32 = 200;
 
@@ -34,9 +34,12 @@ fn age(place: &Place) {
     }
 }
 
+/// As if their process was killed.
 async fn end_archivers(server: &PostgresServer) {
-    server.run("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted").await;
+    server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tollgate'").await;
 }
+
+const HELD: &str = "SELECT 1 FROM pg_locks WHERE relation = 'tollgate.archive_lock'::regclass";
 
 #[tokio::test]
 async fn a_suspended_archiver_does_not_harm_the_work_of_another() {
@@ -60,6 +63,7 @@ async fn a_suspended_archiver_does_not_harm_the_work_of_another() {
             break;
         }
         end_archivers(&server).await;
+        wait_until("it is gone", async || server.run(HELD).await.is_empty()).await;
         let options = if polls % 2 == 0 { small_files() } else { replacing.clone() };
         let other = Database::open(&server.url()).expect("an address");
         for moved in moved(&other, &place, &options).await {
@@ -212,6 +216,37 @@ async fn attempts_that_failed_leave_nothing_and_those_that_were_killed_are_gone_
     std::fs::remove_dir_all(place.folder(march()).join("manifest.json")).expect("removed");
     let moved = only(&database, &place, &small_files()).await.expect("moved");
     assert_eq!(place.files(march()).len(), moved.parts + 1);
+}
+
+/// Somebody who has done this in a transaction that doesn't end, and how errors name that.
+async fn holder(server: &PostgresServer, user: &str, sql: &str) -> (tokio_postgres::Client, String) {
+    let url = server.url_of(user, "postgres");
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("connected");
+    tokio::spawn(connection);
+    client.batch_execute(&format!("SET application_name = 'holder'; BEGIN; {sql}")).await.expect("begun");
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.expect("a number").get(0);
+    (client, format!("the lock is held by pid {pid} (user {user}, holder, in a transaction since 20"))
+}
+
+#[tokio::test]
+async fn another_archiver_is_named_and_whoever_can_only_connect_is_none() {
+    let (server, _) = prepared().await;
+    let place = Place::new();
+    fill(&server, march(), ROWS).await;
+    let url = server.url();
+    let arguments = ["archive", "--database", &url, "--store", place.url()];
+    let (_archiver, named) = holder(&server, "tollgate", "LOCK TABLE tollgate.archive_lock IN EXCLUSIVE MODE").await;
+    let output = tollgate(&arguments);
+    let said = stderr(&output);
+    assert!(said.starts_with("error: archive: another archiver is at work on this database: postgres: "), "{said}");
+    assert!(code(&output) == 2 && said.lines().count() == 1 && said.contains(&named), "{said}: {named}");
+    drop(_archiver);
+    server.run("CREATE ROLE anybody LOGIN").await;
+    let every_lock = "SELECT pg_advisory_lock(8390043843561677672)";
+    let (_anybody, _) = holder(&server, "anybody", every_lock).await;
+    let output = tollgate(&arguments);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(is_gone(&server, march()).await);
 }
 
 #[tokio::test]

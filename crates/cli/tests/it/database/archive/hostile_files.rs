@@ -16,7 +16,7 @@ use tollgate_record::archive::{ArchivedRow, Month};
 use tollgate_testing::effort::cases;
 use tollgate_testing::python::python;
 
-use super::{Place, fill, march, moved, moved_again, only, prepared, small_files};
+use super::{Place, all_of, fill, is_gone, march, moved, moved_again, only, prepared, small_files};
 use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 /// A manifest as it is stored.
@@ -306,4 +306,31 @@ async fn links_and_special_files_are_refused_and_nothing_behind_them_is_deleted(
     only(&database, &place, &small_files()).await.expect("moved");
     assert!(moved_again(&database, &place).await);
     assert_eq!(lines(&run(&["list"])).len(), 2);
+}
+
+/// As a table whose bounds somebody has dropped may have it.
+#[tokio::test]
+async fn a_row_of_200_mb_is_cut_off_and_named_and_keeps_no_month_from_being_moved() {
+    let (server, _) = prepared().await;
+    let place = Place::new();
+    fill(&server, march(), 300).await;
+    server
+        .run(
+            "ALTER TABLE tollgate.rate_limit_audit_logs DROP CONSTRAINT texts_are_bounded;
+            INSERT INTO tollgate.rate_limit_audit_logs (at, user_id, endpoint, decision, reason, latency_us) VALUES
+                ('2020-03-09 12:00:00+00', 'large', repeat('é', 100000000), 'allowed', 'allowed', 1),
+                ('2020-03-09 13:00:00+00', 'large', repeat('x', 65536), 'allowed', 'allowed', 2)",
+        )
+        .await;
+    let output = tollgate(&["archive", "--database", &server.url(), "--store", place.url()]);
+    let expected =
+        "tollgate: 2020-03: texts above 64 KiB are cut off in the row of user \"large\" at 2020-03-09T12:00:00Z\n";
+    assert_eq!((code(&output), stderr(&output).as_str()), (0, expected));
+    assert!(stdout(&output).starts_with("2020-03: 302 rows archived in 1 file of "), "{output:?}");
+    assert!(is_gone(&server, march()).await);
+    assert_eq!(place.archive.verify(march()).await.expect("whole").rows, 302);
+    let rows = all_of(&place, "large", None, None).await;
+    let endpoints: Vec<_> = rows.iter().map(|row| row.endpoint.clone().unwrap_or_default()).collect();
+    assert_eq!(endpoints[0], "é".repeat(8192) + "... (cut off, of 200000000 bytes)");
+    assert_eq!(endpoints[1], "x".repeat(65_536), "whole");
 }
