@@ -201,8 +201,9 @@ async fn listen(
     let taken = async {
         in_time(ANSWERED_WITHIN, checked_version(&client)).await?;
         // Before reading anything, so that no change is missed.
-        // Without a bound, a server whose client is gone would wait on for a lock.
-        in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '2s'; LISTEN tollgate")).await?;
+        // Without a bound, a server whose client is gone would wait on for a lock. Shorter than what is waited here, so that
+        // whoever holds a lock is known.
+        in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '1s'; LISTEN tollgate")).await?;
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
         loop {
             take(shared, postgres, (&mut client, pid), known, begun).await?;
@@ -228,7 +229,16 @@ async fn take(
         let before = &known.versions[table as usize];
         let known_version: [&(dyn ToSql + Sync); 2] = [&before.all, &before.mark];
         let asked = in_time(ANSWERED_WITHIN, client.query_one(VERSIONS, &known_version));
-        let row = postgres.naming_blockers(pid, asked).await?;
+        let row = match postgres.naming_blockers(pid, asked).await {
+            Err(error) if error.is_locked() && begun.is_none() => {
+                // Then no table can be read.
+                if std::mem::replace(&mut known.is_locked, [true; TABLES.len()]) == [false; TABLES.len()] {
+                    telemetry::changes_unread(&error);
+                }
+                return Ok(());
+            }
+            asked => asked?,
+        };
         let now = Versions::of(&row);
         // A version that was set by hand has no mark.
         let is_same = now.all == before.all && before.mark.is_none();
@@ -237,6 +247,7 @@ async fn take(
         let is_other = !is_later || now.history != before.history;
         let before = if is_other { Versions::default() } else { before.clone() };
         if now == before {
+            known.is_locked[table as usize] = false;
             continue;
         }
         let Some(shared) = shared.upgrade() else { return Ok(()) };

@@ -49,9 +49,9 @@ impl Postgres {
         let mut connection = self.connection().await?;
         let transaction = in_time(ANSWERED_WITHIN, begin_writing(&mut connection)).await?;
         in_time(ANSWERED_WITHIN, transaction.batch_execute(CHANGE)).await?;
-        migrations::expect_this_version(&transaction).await?;
         let pid = pid(&transaction).await?;
         let changed = async {
+            migrations::expect_this_version(&transaction).await?;
             transaction.execute("SELECT 1 FROM tollgate.configuration FOR UPDATE", &[]).await?;
             transaction.batch_execute(ITS_ROWS).await?;
             work(&transaction).await
@@ -90,7 +90,12 @@ impl Postgres {
         // On a connection of its own: one of the pool belongs to the runtime on which it was made.
         let looked = async {
             let (client, connection) = self.connect().await.ok()?;
-            match select(pin!(client.query(BLOCKERS, &[&pid])), pin!(connection)).await {
+            let asked = async {
+                // The search path may lead elsewhere, and this may be a superuser.
+                client.batch_execute("SET search_path = pg_catalog, pg_temp").await?;
+                client.query(BLOCKERS, &[&pid]).await
+            };
+            match select(pin!(asked), pin!(connection)).await {
                 Either::Left((rows, _)) => rows.ok(),
                 Either::Right(_) => None,
             }

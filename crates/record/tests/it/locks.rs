@@ -65,6 +65,43 @@ fn a_lock_on_one_table_holds_up_no_change_of_another() {
     });
 }
 
+/// The tables that every check of the version reads, and every change writes.
+#[test]
+fn a_lock_on_the_version_is_reported_with_its_holder() {
+    let test = "locks::a_lock_on_the_version_is_reported_with_its_holder";
+    if let Some(text) = alone(test, &[]) {
+        let expected: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("expected: ")).collect();
+        assert_eq!(expected.len(), 2, "{text}");
+        for named in expected {
+            let is_it = |line: &&str| line.contains("changes cannot be read") && line.contains(named);
+            assert_eq!(text.lines().filter(is_it).count(), 1, "{named}: {text}");
+        }
+        assert!(!text.contains("the connection was lost") && !text.contains("unreachable"), "{text}");
+        return;
+    }
+    tracing_subscriber::fmt().with_ansi(false).init();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let (server, tool) = prepared().await;
+        tool.push_rules(&rules("gcra 1/1s"), "").await.expect("pushed");
+        let service = database(&server).follow(&limiter()).await.expect("a configuration");
+        for table in ["configuration", "versions"] {
+            let (holder, named) = holder(&server, &format!("LOCK TABLE tollgate.{table}")).await;
+            println!("expected: {named}");
+            let starting = database(&server);
+            let error = starting.follow(&limiter()).await.expect_err("locked").to_string();
+            assert!(error.contains("lock timeout (SQLSTATE 55P03)") && error.contains(&named), "{error}: {named}");
+            let error = tool.push_rules(&rules("gcra 2/1s"), "").await.expect_err("locked").to_string();
+            assert!(error.contains("lock timeout (SQLSTATE 55P03)") && error.contains(&named), "{error}: {named}");
+            assert!(service.status().is_connected);
+            holder.batch_execute("COMMIT").await.expect("committed");
+            let limit = format!("gcra {}/1s", table.len());
+            tool.push_rules(&rules(&limit), "").await.expect("pushed");
+            wait_until("it is in force", async || service.rules().definitions()[0].limits[0].limit == limit).await;
+        }
+    });
+}
+
 /// A change that waits for the same row fails, and names the holder; others don't.
 #[tokio::test]
 async fn a_forgotten_commit_is_named_and_holds_up_no_change_of_another_user() {
