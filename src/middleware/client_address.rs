@@ -69,6 +69,34 @@ impl ClientAddress {
         self
     }
 
+    /// The address that a request counts by whose connection had this peer and whose header had this value, an empty one
+    /// if it had no such header: for whoever reads them from an access log.
+    ///
+    /// ```
+    /// use tollgate::middleware::ClientAddress;
+    ///
+    /// # fn main() -> Result<(), tollgate::Error> {
+    /// let behind = ClientAddress::behind(["10.0.0.0/8"])?;
+    /// let client = behind.of_header([10, 0, 0, 1].into(), b"192.0.2.1, 198.51.100.7, 10.0.0.2")?;
+    /// assert_eq!(client.to_string(), "198.51.100.7");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An entry that decides and is no address.
+    pub fn of_header(&self, peer: IpAddr, value: &[u8]) -> Result<IpAddr, Error> {
+        self.among(peer.to_canonical(), entries_of(value))
+    }
+
+    /// The address in a text with or without a port, as proxies and logs have it: `192.0.2.1`, `192.0.2.1:80`,
+    /// `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. IPv4-mapped IPv6 becomes IPv4. None if it is no address.
+    #[must_use]
+    pub fn read(text: &[u8]) -> Option<IpAddr> {
+        address(text)
+    }
+
     /// For a request whose connection has this peer, if the server noted one.
     ///
     /// # Errors
@@ -77,15 +105,18 @@ impl ClientAddress {
     /// address.
     pub(super) fn of(&self, parts: &Parts, peer: Option<IpAddr>) -> Result<Option<IpAddr>, Error> {
         let Some(peer) = peer.map(|peer| peer.to_canonical()) else { return Ok(None) };
+        self.among(peer, entries_from_the_end(&parts.headers, &self.name())).map(Some)
+    }
+
+    /// The address that counts among those of a peer and of the entries of its header, last first.
+    fn among<'h>(&self, peer: IpAddr, entries: impl Iterator<Item = &'h [u8]>) -> Result<IpAddr, Error> {
         if !self.trusts(peer) {
-            return Ok(Some(peer));
+            return Ok(peer);
         }
-        let usual = HeaderName::from_static("x-forwarded-for");
-        let name = self.header.as_ref().unwrap_or(&usual);
         let mut last = peer;
-        for entry in entries_from_the_end(&parts.headers, name) {
+        for entry in entries {
             let Some(address) = address(entry) else {
-                let got = String::from_utf8_lossy(&entry[..entry.len().min(LONGEST)]);
+                let (name, got) = (self.name(), String::from_utf8_lossy(&entry[..entry.len().min(LONGEST)]));
                 let why = format!("header {name}: expected an address from the proxy {last}, got {got:?}");
                 return Err(Error::new(Kind::Input, why));
             };
@@ -95,7 +126,11 @@ impl ClientAddress {
             }
         }
         // If all are proxies, the farthest of them sent its own request.
-        Ok(Some(last))
+        Ok(last)
+    }
+
+    fn name(&self) -> HeaderName {
+        self.header.clone().unwrap_or(HeaderName::from_static("x-forwarded-for"))
     }
 
     fn trusts(&self, address: IpAddr) -> bool {
@@ -106,9 +141,12 @@ impl ClientAddress {
 /// The entries of all lines of a header, last first, read only as far as they are asked for: a client may have written
 /// any number of them, of any bytes.
 fn entries_from_the_end<'h>(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'h [u8]> {
-    let lines = headers.get_all(name).into_iter().rev();
-    let entries = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
-    entries.map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty())
+    headers.get_all(name).into_iter().rev().flat_map(|line| entries_of(line.as_bytes()))
+}
+
+/// The entries of one line, last first.
+fn entries_of(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.rsplit(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty())
 }
 
 /// The longest text of an address is some 60 bytes, with brackets, a scope and a port.

@@ -167,7 +167,7 @@ impl<'a> Attributes<'a> {
     /// ```
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        self.counted(name, 128)
+        self.value(name, 128)
     }
 
     /// The user, if that is text.
@@ -223,12 +223,30 @@ impl<'a> Attributes<'a> {
     pub(super) fn compared(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         match (name, self.matched_path()) {
             (PATH, path) => path.map(|path| Cow::Borrowed(path.as_bytes())),
-            _ => self.counted(name, 128),
+            _ => self.value(name, 128),
         }
     }
 
-    /// What an attribute is counted as: its text or, for an IPv6 address, its network with this prefix length.
-    pub(super) fn counted(&self, name: &str, ipv6_prefix: u8) -> Option<Cow<'_, [u8]>> {
+    /// What a rule counts an attribute as: its text or, for an IPv6 address, its network of so many bits, the rule's
+    /// `ipv6_prefix` (64 unless it sets another). None if the request doesn't have it.
+    ///
+    /// ```
+    /// use tollgate::rules::Attributes;
+    ///
+    /// let request = Attributes::new().set("ip", "2001:db8::a:1").method("HEAD");
+    /// assert_eq!(request.counted("ip", 64).as_deref(), Some(&b"2001:db8::/64"[..]));
+    /// assert_eq!(request.counted("method", 64).as_deref(), Some(&b"GET"[..]));
+    /// ```
+    #[must_use]
+    pub fn counted(&self, name: &str, ipv6_prefix: u8) -> Option<Cow<'_, [u8]>> {
+        match (name, &self.method) {
+            (METHOD, Some(method)) => Some(Cow::Borrowed(counted_method(method).as_bytes())),
+            _ => self.value(name, ipv6_prefix),
+        }
+    }
+
+    /// Its text or, for an IPv6 address, its network with this prefix length.
+    fn value(&self, name: &str, ipv6_prefix: u8) -> Option<Cow<'_, [u8]>> {
         match name {
             IP => self.ip.map(|address| Cow::Owned(network(address, ipv6_prefix).into_bytes())),
             PATH => self.path.as_deref().map(|path| Cow::Borrowed(path.as_bytes())),

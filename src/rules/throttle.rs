@@ -1,6 +1,5 @@
 //! What a rule that throttles counts for a request, by which key, and the keys with other limits.
 
-use std::borrow::Cow;
 use std::ops::Deref;
 
 use hashbrown::HashMap;
@@ -306,10 +305,7 @@ impl Throttle {
             }
             key.extend_from_slice(attribute.as_bytes());
             key.push(b':');
-            let value = match (&**attribute, &request.method) {
-                (METHOD, Some(method)) => Cow::Borrowed(attributes::counted_method(method).as_bytes()),
-                _ => request.counted(attribute, self.ipv6_prefix).unwrap_or_default(),
-            };
+            let value = request.counted(attribute, self.ipv6_prefix).unwrap_or_default();
             if attributes.len() == 1 {
                 key.extend_from_slice(&value);
             } else {
