@@ -6,25 +6,38 @@
 
 use std::fmt;
 use std::io::{self, BufRead};
+use std::sync::Arc;
 use std::time::Duration;
 
 mod access;
 mod access_json;
+mod clients;
 mod combined;
 mod compression;
 mod csv_table;
 pub(crate) mod field;
+mod haproxy;
 mod jsonl;
 mod lines;
 mod looks;
+mod places;
+mod reader;
+mod sample;
+mod tally;
+mod text;
+mod time;
+mod w3c;
+mod words;
 
 use crate::attributes::Pairs;
 use crate::by_time::At;
 use clap::ValueEnum;
+pub(crate) use clients::{Clients, counted};
 pub(crate) use compression::decompressed;
-use csv_table::Columns;
-use lines::Lines;
 pub(crate) use looks::{Looks, look};
+pub(crate) use places::{Place, Places};
+use reader::Records;
+pub(crate) use tally::Tally;
 use tollgate::Operation;
 
 /// One recorded request.
@@ -89,12 +102,28 @@ pub(crate) enum Format {
     /// request_time, the seconds for which it holds permits; with --rules, attrs in place of key. Replay's own output
     /// can be read too.
     Jsonl,
-    /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute.
+    /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute. With --fields, any CSV
+    /// with a header.
     Csv,
-    /// A web server's Combined (or Common) Log Format, of nginx also with $request_time after it.
+    /// A web server's Combined (or Common) Log Format; of nginx also with $request_time after it, of Apache also with the
+    /// virtual host before it (vhost_combined).
     Combined,
-    /// A web server's access log with a JSON object per line, as nginx, Caddy and Envoy write it.
+    /// A web server's access log with a JSON object per line, as nginx, Caddy, Envoy and Traefik write it; with --fields,
+    /// any other.
     AccessJson,
+    /// HAProxy's HTTP log (option httplog).
+    Haproxy,
+    /// The W3C's extended format, whose columns a line #Fields names, as IIS and CloudFront write it.
+    W3c,
+    /// Lines of words, as Envoy, AWS's balancers and Heroku's router write them; with --fields, any other.
+    Text,
+}
+
+impl Format {
+    /// Whether it is a log of requests, not of keys and costs.
+    pub(crate) fn is_access_log(self) -> bool {
+        !matches!(self, Self::Jsonl | Self::Csv)
+    }
 }
 
 impl fmt::Display for Format {
@@ -104,6 +133,9 @@ impl fmt::Display for Format {
             Self::Csv => "csv",
             Self::Combined => "combined",
             Self::AccessJson => "access-json",
+            Self::Haproxy => "haproxy",
+            Self::W3c => "w3c",
+            Self::Text => "text",
         })
     }
 }
@@ -145,58 +177,33 @@ impl fmt::Display for Unreadable {
     }
 }
 
+/// What records are read for, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) about: Identity,
+    /// Where an access log has what, as far as that was said.
+    pub(crate) places: Places,
+    pub(crate) clients: Clients,
+    /// Where it is noted what isn't a record.
+    pub(crate) tally: Arc<Tally>,
+}
+
+impl From<Identity> for Wanted {
+    fn from(about: Identity) -> Self {
+        Self { about, places: Places::default(), clients: Clients::default(), tally: Arc::default() }
+    }
+}
+
 /// The records of `input`, in order.
 ///
 /// An `io::Error` means that the rest can't be read, and is the last item: the stream itself failed, or (kind
 /// `InvalidData`) a CSV header doesn't describe records.
 pub(crate) fn read(
     format: Format,
-    about: Identity,
+    wanted: impl Into<Wanted>,
     input: impl BufRead,
 ) -> impl Iterator<Item = io::Result<Result<Record, Unreadable>>> {
-    let shape = match format {
-        Format::Jsonl => Shape::Jsonl,
-        Format::Csv => Shape::Csv(None),
-        Format::Combined => Shape::Combined,
-        Format::AccessJson => Shape::AccessJson,
-    };
-    Records { lines: Lines::new(input), shape, about, ended: false }
-}
-
-struct Records<R> {
-    lines: Lines<R>,
-    shape: Shape,
-    about: Identity,
-    ended: bool,
-}
-
-enum Shape {
-    Jsonl,
-    /// `None` until the header has been read.
-    Csv(Option<Columns>),
-    Combined,
-    AccessJson,
-}
-
-impl<R: BufRead> Iterator for Records<R> {
-    type Item = io::Result<Result<Record, Unreadable>>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let item = match &mut self.shape {
-            Shape::Jsonl => self.lines.next_record(|line, text| jsonl::parse(line, text, self.about)),
-            Shape::Csv(columns) => csv_table::next_record(&mut self.lines, columns, self.about),
-            Shape::Combined => self.lines.next_record(|line, text| combined::parse(text)?.record(line, self.about)),
-            Shape::AccessJson => {
-                self.lines.next_record(|line, text| access_json::parse(text)?.record(line, self.about))
-            }
-        };
-        // A stream that failed once may fail for ever, and a caller that only counts errors would never end.
-        self.ended = !matches!(item, Ok(Some(_)));
-        item.transpose()
-    }
+    Records::new(format, wanted.into(), input)
 }
 
 #[cfg(test)]

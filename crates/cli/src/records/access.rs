@@ -2,11 +2,10 @@
 
 use std::borrow::Cow;
 
-use jiff::Timestamp;
-use jiff::fmt::strtime;
 use tollgate::Operation;
 
-use super::field::{MAX_T_US, quoted, unexpected};
+use super::clients::{Clients, counted};
+use super::field::{MAX_T_US, quoted};
 use super::{Identity, KeyField, Permits, Record};
 use crate::attributes::{self, Pairs};
 
@@ -16,6 +15,7 @@ pub(super) struct Access<'a> {
     pub(super) time: Time,
     /// How long the request took, in microseconds, if the line says so.
     pub(super) took: Option<u64>,
+    /// The client's address, with or without a port, or its name; several with commas between, as proxies forward them.
     /// Empty if the line has none.
     pub(super) host: Cow<'a, [u8]>,
     pub(super) user: Option<Cow<'a, [u8]>>,
@@ -37,15 +37,43 @@ pub(super) enum Time {
 }
 
 impl Access<'_> {
-    pub(super) fn record(self, line: u64, about: Identity) -> Result<Record, String> {
+    /// One of which only the time is known.
+    pub(super) fn at(time: Time) -> Self {
+        let nothing = Cow::Borrowed(&b""[..]);
+        Self { time, took: None, host: nothing.clone(), user: None, method: None, path: None, request: nothing }
+    }
+
+    /// Whether more than the time is known.
+    pub(super) fn says_anything(&self) -> bool {
+        !self.host.is_empty() || self.method.is_some() || self.path.is_some()
+    }
+
+    /// The record of a request whose client's address is in this field of the line, if it is in another than the host.
+    pub(super) fn record(
+        mut self,
+        line: u64,
+        about: Identity,
+        clients: &Clients,
+        forwarded: Option<&[u8]>,
+    ) -> Result<Record, String> {
+        let address = match about {
+            Identity::Key(KeyField::Ip) | Identity::Attributes => clients.address(&self.host, forwarded)?,
+            Identity::Key(_) => None,
+        };
+
         let (t_us, permits) = match (self.time, self.took) {
             (Time::Ended(at), Some(took)) => (at.saturating_sub(took), Permits::Until(at)),
             (Time::Began(at), Some(took)) => (at, Permits::Until((at + took).min(MAX_T_US))),
             (Time::Ended(at) | Time::Began(at), None) => (at, Permits::Unknown),
         };
-        let (key, attributes) = match about {
-            Identity::Key(by) => (self.key(by)?, Vec::new()),
-            Identity::Attributes => (Vec::new(), self.attributes()?),
+        let (key, attributes) = match (about, address) {
+            (Identity::Key(KeyField::Ip), Some(address)) => (counted(address), Vec::new()),
+            (Identity::Key(by), _) => (self.key(by)?, Vec::new()),
+            (Identity::Attributes, address) => {
+                // A host's name is no address.
+                self.host = address.map(|address| address.to_string().into_bytes()).unwrap_or_default().into();
+                (Vec::new(), self.attributes()?)
+            }
         };
         Ok(Record { line, t_us, op: Operation::Acquire, key, cost: None, id: None, length: None, permits, attributes })
     }
@@ -107,18 +135,20 @@ pub(super) fn path(request: &[u8]) -> Option<&[u8]> {
     Some(without_query(request.split(|byte| *byte == b' ').nth(1)?))
 }
 
-pub(super) fn without_query(target: &[u8]) -> &[u8] {
-    target.split(|byte| *byte == b'?').next().unwrap_or_default()
+/// The path of a request target, which may be a whole URL.
+pub(super) fn path_of_target(target: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+    match target {
+        Cow::Borrowed(target) => Cow::Borrowed(without_query(target)),
+        Cow::Owned(target) => Cow::Owned(without_query(&target).to_vec()),
+    }
 }
 
-/// `17/May/2015:10:05:03 +0000` in microseconds since 1970; none if it isn't such a time.
-pub(super) fn common_time(text: &str) -> Option<Result<u64, String>> {
-    let at = strtime::parse("%d/%b/%Y:%H:%M:%S %z", text).ok()?.to_timestamp().ok()?;
-    Some(in_range(at, text))
-}
-
-/// The time in microseconds since 1970.
-pub(super) fn in_range(at: Timestamp, text: &str) -> Result<u64, String> {
-    let t_us = u64::try_from(at.as_microsecond()).ok().filter(|t_us| *t_us <= MAX_T_US);
-    t_us.ok_or_else(|| unexpected("time", "a time from 1970 to 2112", &quoted(text.as_bytes())))
+fn without_query(target: &[u8]) -> &[u8] {
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    // As a proxy or a balancer is asked: https://shop.example:443/a.
+    let scheme = path.windows(3).position(|bytes| bytes == b"://").filter(|at| *at <= 5 && !path.starts_with(b"/"));
+    match scheme.map(|at| &path[at + 3..]) {
+        Some(rest) => rest.iter().position(|byte| *byte == b'/').map_or(b"/", |at| &rest[at..]),
+        None => path,
+    }
 }

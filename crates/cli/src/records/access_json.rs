@@ -1,23 +1,24 @@
-//! A web server's access log with a JSON object on each line, as nginx (`log_format ... escape=json`), Caddy and Envoy
-//! write them. Fields are found by the names that these servers or their manuals use; others are ignored.
+//! A web server's access log with a JSON object on each line, as nginx (`log_format ... escape=json`), Caddy, Envoy and
+//! Traefik write them. Fields are found by the names that these servers or their manuals use; others are ignored.
 
 use std::borrow::Cow;
-use std::net::SocketAddr;
 
-use jiff::Timestamp;
 use serde_json::{Map, Value};
+use tollgate::middleware::ClientAddress;
 
-use super::access::{self, Access, Time, in_range};
-use super::field::{self, quoted, shown, unexpected};
+use super::access::{self, Access, Time};
+use super::field::{shown, unexpected};
 use super::jsonl;
+use super::places::{Line, Place, Places, Unit, micros_with_unit};
+use super::time;
 
 /// Names of a time at which the line was written, with the request answered: nginx's, Caddy's, and what log shippers
 /// make of them.
 const ENDED: [&str; 7] = ["msec", "time_iso8601", "time_local", "ts", "@timestamp", "timestamp", "time"];
-/// Of the time at which the request arrived: Envoy's.
-const BEGAN: &str = "start_time";
+/// Of the time at which the request arrived: Envoy's, Traefik's.
+const BEGAN: [&str; 2] = ["start_time", "StartUTC"];
 /// The address that the server takes for the client's, behind proxies too, before that of its peer.
-const HOST: [&str; 8] = [
+const HOST: [&str; 10] = [
     "client_ip",
     "request.client_ip",
     "remote_addr",
@@ -25,53 +26,94 @@ const HOST: [&str; 8] = [
     "request.remote_ip",
     "request.remote_addr",
     "downstream_remote_address",
+    "ClientHost",
+    "ClientAddr",
     "ip",
 ];
-const USER: [&str; 3] = ["remote_user", "user_id", "user"];
-const METHOD: [&str; 3] = ["request_method", "method", "request.method"];
-const TARGET: [&str; 5] = ["request_uri", "uri", "path", "request.uri", "url"];
+const USER: [&str; 4] = ["remote_user", "user_id", "user", "ClientUsername"];
+const METHOD: [&str; 4] = ["request_method", "method", "request.method", "RequestMethod"];
+const TARGET: [&str; 6] = ["request_uri", "uri", "path", "request.uri", "url", "RequestPath"];
 /// A whole request line: nginx's `$request`.
 const REQUEST: &str = "request";
 
-/// Seconds up to here are a time until the year 5138; larger numbers are milliseconds, then microseconds.
-const MOST_SECONDS: f64 = 1e11;
+/// A line's object.
+pub(super) struct Object(Map<String, Value>);
 
-/// The fields of an access log's line. None if the names aren't an access log's.
-pub(super) fn parse(text: &[u8]) -> Result<Access<'static>, String> {
-    let fields: Map<String, Value> = serde_json::from_str(jsonl::object(text)?).map_err(|e| jsonl::broken(&e))?;
-    let time = time(&fields)?;
-    let request = text_of(&fields, &[REQUEST]);
-    let line = request.as_deref().map(str::as_bytes);
-    let method = text_of(&fields, &METHOD).map(String::into_bytes);
-    let method = method.or_else(|| Some(access::method(line?)?.to_vec()));
-    let path = text_of(&fields, &TARGET).map(|target| access::without_query(target.as_bytes()).to_vec());
-    let path = path.or_else(|| Some(access::path(line?)?.to_vec()));
-    Ok(Access {
-        time,
-        took: took(&fields),
-        host: text_of(&fields, &HOST).map(without_port).unwrap_or_default().into_bytes().into(),
-        user: text_of(&fields, &USER).map(|user| user.into_bytes().into()),
-        method: method.map(Cow::Owned),
-        path: path.map(Cow::Owned),
-        request: request.map_or_else(|| shown(text).into_bytes(), String::into_bytes).into(),
-    })
+pub(super) fn object(text: &[u8]) -> Result<Object, String> {
+    serde_json::from_str(jsonl::object(text)?).map(Object).map_err(|e| jsonl::broken(&e))
+}
+
+/// The fields of an access log's line; none if it isn't about a request, such as what a server says of itself.
+pub(super) fn access<'l>(object: &'l Object, places: &Places, text: &'l [u8]) -> Result<Option<Access<'l>>, String> {
+    if places.have_time() {
+        return places.read(object, None);
+    }
+    let Some(found) = own(&object.0, text, !places.are_none())? else { return Ok(None) };
+    let is_request = |access: &Access<'_>| places.are_none() || access.says_anything();
+    Ok(places.read(object, Some(found))?.filter(is_request))
+}
+
+/// Of a log that is known; `partly` if more may be found by --fields.
+fn own<'l>(fields: &'l Map<String, Value>, text: &'l [u8], partly: bool) -> Result<Option<Access<'l>>, String> {
+    let host = text_of(fields, &HOST);
+    let request = text_of(fields, &[REQUEST]);
+    let line = request.map(str::as_bytes);
+    let method = text_of(fields, &METHOD).map(str::as_bytes).or_else(|| access::method(line?));
+    let path = text_of(fields, &TARGET).map(|target| access::path_of_target(Cow::Borrowed(target.as_bytes())));
+    let path = path.or_else(|| Some(Cow::Borrowed(access::path(line?)?)));
+    let anything = host.is_some() || line.is_some() || method.is_some() || path.is_some() || partly;
+    let times = || fields.keys().any(|name| ENDED.contains(&name.as_str()) || BEGAN.contains(&name.as_str()));
+    if is_of_the_server_itself(fields) || (!anything && !fields.contains_key(REQUEST) && times()) {
+        return Ok(None);
+    }
+    Ok(Some(Access {
+        time: time(fields)?,
+        took: took(fields),
+        host: host.unwrap_or_default().as_bytes().into(),
+        user: text_of(fields, &USER).map(|user| user.as_bytes().into()),
+        method: method.map(Cow::Borrowed),
+        path,
+        request: line.map_or_else(|| shown(text).into_bytes().into(), Cow::Borrowed),
+    }))
+}
+
+/// Whether it is what Caddy or Traefik say of themselves, or of an error in a request that has a line of its own.
+fn is_of_the_server_itself(fields: &Map<String, Value>) -> bool {
+    let caddys = |logger: &str| !logger.starts_with("http.log.access") && fields.contains_key("ts");
+    let apart = ["http", "admin", "tls", "pki", "events", "caddy"];
+    text_of(fields, &["logger"])
+        .is_some_and(|logger| caddys(logger) && apart.contains(&logger.split('.').next().unwrap_or_default()))
 }
 
 /// Whether this line has the time and the client's address of an access log, and neither key nor attributes.
 pub(super) fn is_likely(text: &[u8]) -> bool {
-    let Ok(fields) = serde_json::from_slice::<Map<String, Value>>(text) else { return false };
-    let is_record = ["t_us", "key", "attrs"].iter().any(|name| fields.contains_key(*name));
-    !is_record && time(&fields).is_ok() && text_of(&fields, &HOST).is_some()
+    let Ok(object) = object(text) else { return false };
+    !is_record(&object.0)
+        && text_of(&object.0, &HOST).is_some()
+        && matches!(own(&object.0, text, false), Ok(Some(access)) if !access.host.is_empty())
+}
+
+/// Whether this line has what only a record has.
+pub(super) fn is_likely_a_record(text: &[u8]) -> bool {
+    object(text).is_ok_and(|object| is_record(&object.0))
+}
+
+fn is_record(fields: &Map<String, Value>) -> bool {
+    ["t_us", "key", "attrs"].iter().any(|name| fields.contains_key(*name))
 }
 
 fn time(fields: &Map<String, Value>) -> Result<Time, String> {
-    let named = |names: &[&str]| names.iter().find_map(|name| Some(((*name).to_owned(), fields.get(*name)?.clone())));
-    if let Some((name, value)) = named(&[BEGAN]) {
-        return micros_of(&name, &value).map(Time::Began);
+    let named = |names: &[&str]| names.iter().find_map(|name| Some(((*name).to_owned(), fields.get(*name)?)));
+    if let Some((name, value)) = named(&BEGAN) {
+        return micros_of(&name, value).map(Time::Began);
     }
-    let (name, value) = named(&ENDED)
-        .ok_or_else(|| format!("time: expected one of {BEGAN}, {}, got {}", ENDED.join(", "), names_of(fields)))?;
-    micros_of(&name, &value).map(Time::Ended)
+    match named(&ENDED) {
+        Some((name, value)) => micros_of(&name, value).map(Time::Ended),
+        None => {
+            let expected = format!("one of {}, {}", BEGAN.join(", "), ENDED.join(", "));
+            Err(unexpected("time", &expected, &names_of(fields)))
+        }
+    }
 }
 
 fn names_of(fields: &Map<String, Value>) -> String {
@@ -79,69 +121,181 @@ fn names_of(fields: &Map<String, Value>) -> String {
     if names.is_empty() { "no field".into() } else { shown(names.join(", ").as_bytes()) }
 }
 
-/// A time as RFC 3339, as in the Common Log Format, or as seconds, milliseconds or microseconds since 1970.
 fn micros_of(name: &str, value: &Value) -> Result<u64, String> {
-    let found = match value {
-        Value::Number(number) => number.as_f64().and_then(since_1970).map(Ok),
+    match value {
+        Value::String(text) => time::read(name, text.as_bytes()),
+        Value::Number(number) if number.as_f64().and_then(time::since_1970).is_some() => {
+            Ok(number.as_f64().and_then(time::since_1970).unwrap_or_default())
+        }
+        // The message has it.
+        other => time::read(name, shown(other.to_string().as_bytes()).as_bytes()),
+    }
+}
+
+/// How long the request took, where the unit is known: nginx's request_time and Caddy's duration are in seconds, Envoy's
+/// in milliseconds, Traefik's in nanoseconds. A service of one's own may write anything under these names.
+fn took(fields: &Map<String, Value>) -> Option<u64> {
+    let of = |name: &str, unit: Unit| match fields.get(name)? {
+        Value::Number(number) => unit.micros(number.as_f64()?),
         Value::String(text) => {
-            let at = text.parse::<Timestamp>().ok().map(|at| in_range(at, text));
-            let at = at.or_else(|| access::common_time(text));
-            at.or_else(|| text.parse::<f64>().ok().and_then(since_1970).map(Ok))
+            text.parse().ok().and_then(|number| unit.micros(number)).or_else(|| micros_with_unit(text))
         }
         _ => None,
     };
-    let got = match value {
-        Value::String(text) => quoted(text.as_bytes()),
-        other => shown(other.to_string().as_bytes()),
-    };
-    let expected =
-        "a time such as 2015-05-17T10:05:03Z, 17/May/2015:10:05:03 +0000 or 1431857103.25, from 1970 to 2112";
-    found.unwrap_or_else(|| Err(unexpected(name, expected, &got)))
-}
-
-fn since_1970(number: f64) -> Option<u64> {
-    let scale = match number {
-        _ if !(0.0..=MOST_SECONDS * 1e6).contains(&number) => return None,
-        _ if number < MOST_SECONDS => 1e6,
-        _ if number < MOST_SECONDS * 1e3 => 1e3,
-        _ => 1.0,
-    };
-    let us = (number * scale).round();
-    (us <= field::MAX_T_US as f64).then_some(us as u64)
-}
-
-/// How long the request took: nginx's request_time and Caddy's duration in seconds, Envoy's duration in milliseconds.
-fn took(fields: &Map<String, Value>) -> Option<u64> {
-    let number = |name: &str| match fields.get(name)? {
-        Value::Number(number) => number.as_f64(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
-    };
-    let scale = if fields.contains_key(BEGAN) { 1e3 } else { 1e6 };
-    let us = number("request_time").map(|seconds| seconds * 1e6).or_else(|| Some(number("duration")? * scale))?;
-    (0.0..=f64::from(field::MAX_SECONDS) * 1e6).contains(&us).then(|| us.round() as u64)
+    let has = |name: &&str| fields.contains_key(*name);
+    // nginx always writes three decimals.
+    let has_decimals = fields.get("request_time").is_some_and(|value| value.as_u64().is_none());
+    let is_caddys = text_of(fields, &["logger"]).is_some_and(|logger| logger.starts_with("http.log.access"));
+    let envoys = ["downstream_remote_address", "response_flags", "upstream_cluster", "upstream_host"];
+    if has(&"request_time") && has_decimals {
+        of("request_time", Unit::Seconds)
+    } else if is_caddys {
+        of("duration", Unit::Seconds)
+    } else if has(&"start_time") && envoys.iter().any(has) {
+        of("duration", Unit::Milliseconds)
+    } else if has(&"StartUTC") {
+        of("Duration", Unit::Nanoseconds)
+    } else {
+        // Or it says its unit.
+        fields.get("duration").and_then(Value::as_str).and_then(micros_with_unit)
+    }
 }
 
 /// The first of these fields that is a string with something in it; `a.b` is the field b of the object a.
-fn text_of(fields: &Map<String, Value>, names: &[&str]) -> Option<String> {
+fn text_of<'l>(fields: &'l Map<String, Value>, names: &[&str]) -> Option<&'l str> {
     names.iter().find_map(|name| {
         let value = match name.split_once('.') {
             Some((object, name)) => fields.get(object)?.get(name)?,
             None => fields.get(*name)?,
         };
-        value.as_str().filter(|text| !matches!(*text, "" | "-")).map(ToOwned::to_owned)
+        value.as_str().filter(|text| !matches!(*text, "" | "-"))
     })
 }
 
-/// Envoy writes a peer's address with its port.
-fn without_port(host: String) -> String {
-    host.parse::<SocketAddr>().map_or(host, |address| address.ip().to_string())
+/// The value under this name, whose dots lead into objects and lists unless they belong to a name themselves, as shippers
+/// write `client.ip`.
+fn value<'l>(fields: &'l Map<String, Value>, name: &str) -> Option<&'l Value> {
+    if let Some(value) = fields.get(name) {
+        return Some(value);
+    }
+    name.match_indices('.').find_map(|(dot, _)| {
+        let (outer, inner) = (&name[..dot], &name[dot + 1..]);
+        match fields.get(outer)? {
+            Value::Object(fields) => value(fields, inner),
+            Value::Array(list) => list.get(inner.parse::<usize>().ok()?),
+            _ => None,
+        }
+    })
+}
+
+fn text_in(value: &Value) -> Option<Cow<'_, [u8]>> {
+    match value {
+        Value::String(text) => Some(Cow::Borrowed(text.as_bytes())),
+        Value::Number(number) => Some(Cow::Owned(number.to_string().into_bytes())),
+        // The lines of a header.
+        Value::Array(list) => {
+            let texts: Vec<_> = list.iter().filter_map(Value::as_str).collect();
+            (!texts.is_empty()).then(|| Cow::Owned(texts.join(", ").into_bytes()))
+        }
+        Value::Null => Some(Cow::Borrowed(b"")),
+        Value::Bool(_) | Value::Object(_) => None,
+    }
+}
+
+impl Line for Object {
+    fn at(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
+        let Place::Named(name) = place else { return None };
+        text_in(value(&self.0, name)?)
+    }
+
+    fn forwarded(&self) -> Vec<(Place, Cow<'_, [u8]>)> {
+        const NAMES: [&str; 6] = ["forward", "xff", "client", "real", "connecting", "remote"];
+        let telling = |name: &str| NAMES.iter().any(|part| name.to_ascii_lowercase().contains(part));
+        self.leaves()
+            .into_iter()
+            .filter_map(|(name, value)| {
+                let is_host = HOST.contains(&name.as_str()) && name != "remote_ip";
+                (telling(&name) && !is_host).then_some((Place::Named(name), text_in(value)?))
+            })
+            .collect()
+    }
+}
+
+impl Object {
+    /// Of a table's columns and one row.
+    pub(super) fn of_row(columns: &[String], row: &[String]) -> Self {
+        Self(columns.iter().cloned().zip(row.iter().cloned().map(Value::String)).collect())
+    }
+
+    /// All texts and numbers, by their names with dots; those of a list of texts as one.
+    pub(super) fn leaves(&self) -> Vec<(String, &Value)> {
+        fn collect<'l>(prefix: &str, fields: &'l Map<String, Value>, into: &mut Vec<(String, &'l Value)>) {
+            for (name, value) in fields {
+                let name = format!("{prefix}{name}");
+                match value {
+                    Value::Object(fields) => collect(&format!("{name}."), fields, into),
+                    value => into.push((name, value)),
+                }
+            }
+        }
+        let mut leaves = Vec::new();
+        collect("", &self.0, &mut leaves);
+        leaves
+    }
+
+    /// What to give as --fields, if its fields have names and values by which that can be seen.
+    pub(super) fn suggested(&self) -> Option<String> {
+        let leaves = self.leaves();
+        let find = |names: &[&str], fits: &dyn Fn(&[u8]) -> bool| {
+            let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+            let fitting = |is_named: &dyn Fn(&str) -> bool| {
+                let fits = |(name, value): &&(String, &Value)| {
+                    is_named(name) && text_in(value).is_some_and(|text| fits(&text))
+                };
+                leaves.iter().find(fits).map(|(name, _)| name.as_str())
+            };
+            let exactly = names.iter().find_map(|part| fitting(&|name| last(name) == **part));
+            exactly.or_else(|| names.iter().find_map(|part| fitting(&|name| last(name).contains(*part))))
+        };
+        let start = find(&["start"], &time::is_one);
+        let time = start.or_else(|| find(&["timestamp", "time", "date", "ts", "at", ""], &time::is_one))?;
+        let names = ["client", "ip", "remote", "addr", "source", ""];
+        let ip = find(&names, &|text| ClientAddress::read(text).is_some())?;
+        let method = find(&["method", "verb", ""], &|text| {
+            matches!(text, b"GET" | b"HEAD" | b"POST" | b"PUT" | b"DELETE" | b"PATCH" | b"OPTIONS")
+        });
+        let is_path = |text: &[u8]| text.starts_with(b"/") || text.starts_with(b"http");
+        let path = find(&["path", "uri", "url", "target"], &is_path);
+        let request =
+            find(&["request", "requestline", ""], &|text| text.contains(&b' ') && access::path(text).is_some());
+        let durations = ["duration", "latency", "latencies", "elapsed", "responsetime", "took"];
+        let number = |text: &[u8]| text.first().is_some_and(u8::is_ascii_digit);
+        let duration = find(&durations, &number)
+            .or_else(|| leaves.iter().map(|(name, _)| name.as_str()).find(|name| *name == "latencies.request"));
+        let with_unit = |name: &str| {
+            Unit::of_field(name).is_some() || {
+                let text = leaves.iter().find(|(other, _)| other == name).and_then(|(_, value)| value.as_str());
+                text.is_some_and(|text| micros_with_unit(text).is_some())
+            }
+        };
+        let mut said = format!("{}={time},ip={ip}", if start.is_some() { "start" } else { "time" });
+        match (method.zip(path), request) {
+            (Some((method, path)), _) => said.push_str(&format!(",method={method},path={path}")),
+            (None, Some(request)) => said.push_str(&format!(",request={request}")),
+            (None, None) => {}
+        }
+        if let Some(duration) = duration.filter(|name| with_unit(name)) {
+            said.push_str(&format!(",duration={duration}"));
+        }
+        Some(said)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::{Identity, KeyField, Permits};
+    use crate::records::clients::Clients;
+    use crate::records::{Identity, KeyField, Permits, Record};
 
     /// 17 May 2015, 10:05:03.25 UTC.
     const T_US: u64 = 1_431_857_103_250_000;
@@ -150,40 +304,84 @@ mod tests {
     const ENVOY: &str = r#"{"start_time":"2015-05-17T10:05:03.000Z","method":"GET","path":"/a/b?c=d","protocol":"HTTP/1.1","response_code":200,"duration":250,"downstream_remote_address":"1.2.3.4:4711","x_forwarded_for":"9.9.9.9","user_agent":null}"#;
 
     fn key(text: &str, by: KeyField) -> Result<String, String> {
-        let record = parse(text.as_bytes()).and_then(|access| access.record(1, Identity::Key(by)))?;
+        let record = record(text, Identity::Key(by))?;
         Ok(String::from_utf8_lossy(&record.key).into_owned())
+    }
+
+    fn record(text: &str, about: Identity) -> Result<Record, String> {
+        let object = object(text.as_bytes())?;
+        let access = access(&object, &Places::default(), text.as_bytes())?.ok_or("no request")?;
+        access.record(7, about, &Clients::default(), None)
     }
 
     #[test]
     fn lines_of_nginx_caddy_and_envoy_are_read() {
         for (line, user) in [(NGINX, Some("ann")), (CADDY, Some("ann")), (ENVOY, None)] {
             assert!(is_likely(line.as_bytes()), "{line}");
-            let record = parse(line.as_bytes()).unwrap().record(7, Identity::Key(KeyField::Ip)).unwrap();
-            assert_eq!((record.line, record.t_us, record.permits), (7, T_US - 250_000, Permits::Until(T_US)), "{line}");
-            assert_eq!(record.key, b"1.2.3.4", "{line}");
+            let read = record(line, Identity::Key(KeyField::Ip)).unwrap();
+            assert_eq!((read.line, read.t_us, read.permits), (7, T_US - 250_000, Permits::Until(T_US)), "{line}");
+            assert_eq!(read.key, b"1.2.3.4", "{line}");
             assert_eq!(key(line, KeyField::Path).as_deref(), Ok("/a/b"), "{line}");
             assert_eq!(key(line, KeyField::Method).as_deref(), Ok("GET"), "{line}");
             assert_eq!(key(line, KeyField::User).ok().as_deref(), user, "{line}");
-            let attributes = parse(line.as_bytes()).unwrap().record(7, Identity::Attributes).unwrap().attributes;
+            let attributes = record(line, Identity::Attributes).unwrap().attributes;
             let path = ("path".to_owned(), b"/a/b".to_vec());
             assert!(attributes.contains(&path) && attributes.len() == 3 + usize::from(user.is_some()), "{line}");
         }
     }
 
     #[test]
+    fn a_duration_whose_unit_is_not_known_is_none() {
+        for (fields, took) in [
+            (r#""request_time":0.25"#, Some(250_000)),
+            (r#""request_time":"0.250""#, Some(250_000)),
+            (r#""request_time":250"#, None),
+            (r#""duration":250"#, None),
+            (r#""duration":0.25"#, None),
+            (r#""duration":"250ms""#, Some(250_000)),
+            (r#""logger":"http.log.access.log0","duration":0.25"#, Some(250_000)),
+            (r#""start_time":1,"duration":250"#, None),
+            (r#""start_time":1,"response_flags":"-","duration":250"#, Some(250_000)),
+            (r#""StartUTC":"2015-05-17T10:05:03Z","Duration":250000000"#, Some(250_000)),
+        ] {
+            let text = format!(r#"{{"ts":1431857103,"remote_addr":"a",{fields}}}"#);
+            let object = object(text.as_bytes()).unwrap();
+            let access = access(&object, &Places::default(), text.as_bytes()).unwrap().unwrap();
+            assert_eq!(access.took, took, "{fields}");
+        }
+    }
+
+    #[test]
+    fn what_a_server_says_of_itself_is_no_request() {
+        for text in [
+            r#"{"level":"info","ts":1700000000.1,"msg":"using config from file","file":"/etc/caddy/Caddyfile"}"#,
+            r#"{"level":"info","ts":1700000000.1,"logger":"admin.api","msg":"received request","method":"GET","uri":"/config/","remote_ip":"127.0.0.1"}"#,
+            r#"{"level":"error","ts":1700000000.1,"logger":"http.log.error","msg":"refused","request":{"remote_ip":"192.0.2.1","method":"GET","uri":"/"},"duration":0.1}"#,
+            r#"{"level":"info","msg":"Configuration loaded from flags.","time":"2024-01-01T00:00:00Z"}"#,
+        ] {
+            assert_eq!(key(text, KeyField::Ip), Err("no request".to_owned()), "{text}");
+            assert!(!is_likely(text.as_bytes()), "{text}");
+        }
+    }
+
+    #[test]
     fn a_time_is_read_in_each_of_its_forms() {
-        let at = |time: &str| parse(format!(r#"{{"ip":"a","time":{time}}}"#).as_bytes()).map(|access| access.time);
+        let at = |time: &str| {
+            record(&format!(r#"{{"ip":"a","time":{time}}}"#), Identity::Key(KeyField::Ip)).map(|record| record.t_us)
+        };
         for time in [
             "1431857103.25",
             "1431857103250",
             "1431857103250000",
+            "1431857103250000000",
+            "\"2015-05-17 10:05:03.25\"",
             "\"1431857103.25\"",
             "\"2015-05-17T10:05:03.25Z\"",
             "\"2015-05-17T12:05:03.25+02:00\"",
         ] {
-            assert_eq!(at(time), Ok(Time::Ended(T_US)), "{time}");
+            assert_eq!(at(time), Ok(T_US), "{time}");
         }
-        assert_eq!(at("\"17/May/2015:10:05:03 +0000\""), Ok(Time::Ended(T_US - 250_000)));
+        assert_eq!(at("\"17/May/2015:10:05:03 +0000\""), Ok(T_US - 250_000));
         for time in ["-1", "1e300", "\"yesterday\"", "null", "[1]", "\"1e99\"", "\"NaN\"", "6000000000"] {
             assert!(at(time).is_err_and(|why| why.starts_with("time: expected a time such as ")), "{time}");
         }
@@ -192,17 +390,17 @@ mod tests {
 
     #[test]
     fn what_a_line_lacks_is_named() {
-        let no_time = parse(br#"{"remote_addr":"a"}"#).unwrap_err();
+        let no_time = key(r#"{"remote_addr":"a"}"#, KeyField::Ip).unwrap_err();
         assert_eq!(
             no_time,
-            "time: expected one of start_time, msec, time_iso8601, time_local, ts, @timestamp, timestamp, time, got remote_addr"
+            "time: expected one of start_time, StartUTC, msec, time_iso8601, time_local, ts, @timestamp, timestamp, time, got remote_addr"
         );
-        assert!(parse(b"{}").unwrap_err().ends_with("got no field"));
+        assert!(key("{}", KeyField::Ip).unwrap_err().ends_with("got no field"));
         assert_eq!(key(r#"{"ts":1,"uri":"/"}"#, KeyField::Ip), Err("no host on this line".into()));
         assert_eq!(key(r#"{"ts":1,"ip":"a","user":"-"}"#, KeyField::User), Err("no user on this line".into()));
         assert!(key(r#"{"ts":1,"ip":"a"}"#, KeyField::Path).is_err_and(|why| why.starts_with("no path on this line")));
-        assert!(parse(b"[1]").is_err_and(|why| why.starts_with("line: expected a JSON object")));
-        assert!(parse(b"{\"ts\":1").is_err_and(|why| why.starts_with("json: ")));
+        assert!(key("[1]", KeyField::Ip).is_err_and(|why| why.starts_with("line: expected a JSON object")));
+        assert!(key("{\"ts\":1", KeyField::Ip).is_err_and(|why| why.starts_with("json: ")));
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! A web server's access log, in Common Log Format
-//! (`host ident user [time] "request" status bytes`) or Combined (`... "referer" "agent"`).
+//! (`host ident user [time] "request" status bytes`) or Combined (`... "referer" "agent"`), or with the virtual host
+//! before that, as Apache's vhost_combined has it.
 //!
-//! The text after the request is ignored, apart from nginx's `$request_time`: real logs truncate or extend it.
+//! The text after the request is ignored, apart from a duration: real logs truncate or extend it.
 
 use std::borrow::Cow;
 
+use tollgate::middleware::ClientAddress;
+
 use super::access::{self, Access, Time};
 use super::field::{self, quoted, unexpected};
+use super::places::micros_with_unit;
+use super::time::{self, Zone};
 
 pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
     let (host, user, rest) = who(text)
@@ -18,7 +23,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
         // nginx writes a line, and its time, when the request has ended.
         time: Time::Ended(t_us),
         took: took(after),
-        host: unescape(host),
+        host: if host == b"-" { Cow::Borrowed(b"") } else { unescape(host) },
         user: Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\"")).map(unescape),
         method: access::method(request).map(Cow::Borrowed),
         path: access::path(request).map(unescape),
@@ -26,9 +31,10 @@ pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
     })
 }
 
-/// `$request_time`, in microseconds: what `request_time=` or `rt=` names, or else the first number with three decimals.
+/// In microseconds: nginx's `$request_time`, which is what `request_time=` or `rt=` names, or else the first number with
+/// three decimals; or a number with its unit, as Traefik's `12ms`.
 /// A client can't write one, since what it sends stands in quotes.
-fn took(mut text: &[u8]) -> Option<u64> {
+pub(super) fn took(mut text: &[u8]) -> Option<u64> {
     let seconds = |word: &[u8]| field::micros(str::from_utf8(word).ok()?);
     let mut first = None;
     while !text.is_empty() {
@@ -39,6 +45,8 @@ fn took(mut text: &[u8]) -> Option<u64> {
         }
         if first.is_none() && word.iter().rev().position(|byte| *byte == b'.') == Some(3) {
             first = seconds(word);
+        } else if first.is_none() && word.ends_with(b"ms") {
+            first = str::from_utf8(word).ok().and_then(micros_with_unit);
         }
         text = rest;
     }
@@ -60,23 +68,52 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
     end.map_or((text, &[]), |end| (&text[..end], &text[end + 1..]))
 }
 
-/// Host and user, and the text after them.
+/// Host and user, and the text from the time on.
 fn who(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    let (host, rest) = split(text, b' ')?;
-    let (_ident, rest) = split(rest, b' ')?;
-    let (user, rest) = split(rest, b' ')?;
+    let time = text.windows(2).position(|bytes| bytes == b" [")?;
+    let (head, rest) = (&text[..time], &text[time + 1..]);
+    let (mut host, mut after) = host(head)?;
+    // `v:80 h - -`: the host follows.
+    if after.iter().filter(|byte| **byte == b' ').count() >= 2
+        && let Some((next, rest)) = self::host(after)
+        && (ClientAddress::read(last_of(next)).is_some() || ends_with_port(host))
+    {
+        (host, after) = (next, rest);
+    }
+    let (_ident, user) = split(after, b' ')?;
     Some((host, user, rest))
 }
 
-/// `[17/May/2015:10:05:03 +0000]` in microseconds, and the text after it.
+/// The host, which may be a list in quotes or with spaces after its commas, and what follows.
+fn host(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    if let Some(quoted) = text.strip_prefix(b"\"") {
+        let (list, rest) = split(quoted, b'"')?;
+        return Some((list, rest.strip_prefix(b" ")?));
+    }
+    let spaces = text.iter().enumerate().filter(|(_, byte)| **byte == b' ').map(|(at, _)| at);
+    let end = spaces.into_iter().find(|at| !text[..*at].ends_with(b","))?;
+    Some((&text[..end], &text[end + 1..]))
+}
+
+fn last_of(list: &[u8]) -> &[u8] {
+    list.rsplit(|byte| *byte == b',').next().unwrap_or_default().trim_ascii()
+}
+
+fn ends_with_port(name: &[u8]) -> bool {
+    let port = name.iter().rposition(|byte| *byte == b':').map(|at| &name[at + 1..]);
+    port.is_some_and(|port| !port.is_empty() && port.iter().all(u8::is_ascii_digit))
+        && ClientAddress::read(name).is_none()
+}
+
+/// `[17/May/2015:10:05:03 +0000]`, or nginx's `[2015-05-17T10:05:03+00:00]`, in microseconds, and the text after it.
 fn time(text: &[u8]) -> Result<(u64, &[u8]), String> {
     const EXPECTED: &str = "[dd/Mon/yyyy:hh:mm:ss +zzzz]";
     let (time, rest) = text
         .strip_prefix(b"[")
         .and_then(|rest| split(rest, b']'))
         .ok_or_else(|| unexpected("time", EXPECTED, &quoted(text)))?;
-    let t_us = str::from_utf8(time).ok().and_then(access::common_time);
-    let t_us = t_us.ok_or_else(|| unexpected("time", EXPECTED, &quoted(time)))??;
+    let found = str::from_utf8(time).ok().and_then(|text| time::common(text, Zone::Needed).or_else(|| time::iso(text)));
+    let t_us = found.ok_or_else(|| unexpected("time", EXPECTED, &quoted(time)))??;
     Ok((t_us, rest))
 }
 
@@ -100,7 +137,7 @@ fn split(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
 }
 
 /// The bytes that were sent: Apache writes a quote as `\"` and nginx as `\x22`, and both must be one key.
-fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
+pub(super) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     if !text.contains(&b'\\') {
         return Cow::Borrowed(text);
     }
@@ -130,6 +167,7 @@ fn hex(digit: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use crate::records::clients::Clients;
     use crate::records::{Identity, KeyField, Permits, Record};
     use tollgate::Operation;
 
@@ -138,7 +176,7 @@ mod tests {
     const COMBINED: &str = r#"1.2.3.4 - ann [17/May/2015:10:05:03 +0000] "GET /a/b?c=d HTTP/1.1" 200 203 "http://x/" "Mozilla/5.0 (\"x\")""#;
 
     fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, String> {
-        super::parse(text)?.record(line, about)
+        super::parse(text)?.record(line, about, &Clients::default(), None)
     }
 
     fn key(text: &str, by: KeyField) -> Result<String, String> {
@@ -191,6 +229,8 @@ mod tests {
             (r#" "-" "agent" "10.0.0.1" request_time="1.003""#, Some(1_003_000)),
             (r#" "-" "a \" 0.003 \" rt=0.003" 3.21 1700000000.123"#, None),
             (r#" "-" "0.003" "rt=0.003""#, None),
+            (r#" "-" "-" 7 "router@file" "http://10.0.0.9:80" 12ms"#, Some(12_000)),
+            (r#" "-" "agent" 1234"#, None),
             (r#" "-" "cut off 0.003"#, None),
         ] {
             let record = parse(1, format!("{head}{tail}").as_bytes(), Identity::Key(KeyField::Ip)).unwrap();
@@ -219,7 +259,9 @@ mod tests {
             "",
             "31/Feb/2015:10:05:03 +0000",
             "17/May/2015:10:05:03",
-            "2015-05-17T10:05:03Z",
+            "17/May/2015:10:05:03 +9999999999",
+            "17-May-2015:10:05:03 +0000",
+            "2015-05-17",
             "17/May/2015:24:00:00 +0000",
         ] {
             assert_eq!(at(time), Err(format!("time: expected [dd/Mon/yyyy:hh:mm:ss +zzzz], got \"{time}\"")));
@@ -260,19 +302,40 @@ mod tests {
     }
 
     #[test]
+    fn the_client_stands_behind_a_virtual_host_and_is_the_last_of_a_list() {
+        for (head, client, user) in [
+            ("shop.example:443 192.0.2.1 - ann", "192.0.2.1", Some("ann")),
+            ("shop.example:80 client.example - -", "client.example", None),
+            ("10.0.0.5:80 2001:db8::7 - -", "2001:db8::/64", None),
+            ("shop.example 192.0.2.1 - -", "192.0.2.1", None),
+            ("shop.example:80 192.0.2.1, 10.0.0.1 - -", "10.0.0.1", None),
+            ("192.0.2.1, 198.51.100.7 - ann", "198.51.100.7", Some("ann")),
+            ("192.0.2.1,198.51.100.7 - -", "198.51.100.7", None),
+            ("\"192.0.2.1, 198.51.100.7\" - -", "198.51.100.7", None),
+            ("192.0.2.1 - Ann Smith", "192.0.2.1", Some("Ann Smith")),
+            ("::ffff:192.0.2.1 - -", "192.0.2.1", None),
+            ("[2001:db8::7]:4711 - -", "2001:db8::/64", None),
+            ("192.0.2.1:4711 - -", "192.0.2.1", None),
+        ] {
+            let line = format!("{head} [2015-05-17T10:05:03+00:00] \"GET / HTTP/1.1\" 200 1");
+            assert_eq!(key(&line, KeyField::Ip).as_deref(), Ok(client), "{head}");
+            assert_eq!(key(&line, KeyField::User).ok().as_deref(), user, "{head}");
+            assert_eq!(parse(1, line.as_bytes(), Identity::Key(KeyField::Ip)).unwrap().t_us, T_US, "{head}");
+        }
+    }
+
+    #[test]
     fn another_format_is_refused() {
         let expected = r#"line: expected host ident user [time] "request" status bytes, got "#;
         assert_eq!(key("hello world", KeyField::Ip), Err(format!("{expected}\"hello world\"")));
         for (line, want) in [
-            // A virtual host before the client, which would be taken for the client.
-            ("v:80 1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "time: expected ["),
             ("h - - [17/May/2015:10:05:03 +0000", "time: expected ["),
             (
                 "h - - [17/May/2015:10:05:03 +0000] \"GET /cut",
                 "request: expected text between quotes, got \"\"GET /cut\"",
             ),
             ("h - - [17/May/2015:10:05:03 +0000] GET / 200", "request: expected text between quotes"),
-            ("h - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "time: expected ["),
+            ("h - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "line: expected host ident user [time] "),
             (" - - [17/May/2015:10:05:03 +0000] \"-\" 408 0", "no host on this line"),
         ] {
             let reason = key(line, KeyField::Ip).unwrap_err();

@@ -4,12 +4,14 @@
 //! in a file with CRLF. It also silently reads a field whose quote is never closed to the end of the file, into memory:
 //! one record swallows all those after it.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead};
 
 use tollgate::Operation;
 
 use super::field::{self, missing, unexpected};
 use super::lines::{LIMIT, Lines, too_long};
+use super::places::{Line, Place};
 use super::{Identity, Permits, Record, Unreadable};
 use crate::attributes;
 use crate::operation;
@@ -133,6 +135,64 @@ impl Columns {
             Some(Some(seconds)) => Permits::Until(field::ends_us(t_us, &String::from_utf8_lossy(seconds))?),
         };
         Ok(Record { line, t_us, op, key, cost, id, length, permits, attributes })
+    }
+}
+
+/// The cells of a row on one line.
+pub(super) fn cells(text: &[u8]) -> Vec<String> {
+    let mut row = Row::default();
+    text.iter().for_each(|byte| row.push(*byte));
+    row.end_field();
+    row.fields().map(|cell| String::from_utf8_lossy(cell).trim().to_owned()).collect()
+}
+
+/// The rows of any table with a header, whose columns are asked for by their names.
+#[derive(Default)]
+pub(super) struct Named {
+    columns: Vec<String>,
+}
+
+/// A row, and its columns.
+pub(super) struct NamedRow<'l> {
+    columns: &'l [String],
+    row: Row,
+}
+
+impl Named {
+    /// The next row with the line it starts on, after the header, which is read first.
+    pub(super) fn next<R: BufRead>(
+        &mut self,
+        lines: &mut Lines<R>,
+    ) -> io::Result<Option<(u64, Result<NamedRow<'_>, String>)>> {
+        if self.columns.is_empty() {
+            let Some((_, header)) = next_row(lines)? else { return Ok(None) };
+            let header = header.map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+            self.columns = header.fields().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
+        }
+        let Some((line, row)) = next_row(lines)? else { return Ok(None) };
+        let width = self.columns.len();
+        let row = row.and_then(|row| match row.ends.len() {
+            got if got == width => Ok(NamedRow { columns: &self.columns, row }),
+            got => Err(format!("row: expected {width} fields, got {got}")),
+        });
+        Ok(Some((line, row)))
+    }
+}
+
+impl Line for NamedRow<'_> {
+    fn at(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
+        let at = match place {
+            Place::Named(name) => self.columns.iter().position(|column| column == name)?,
+            Place::At(at) => usize::try_from(*at).ok()?.checked_sub(1)?,
+            Place::LastQuoted => return None,
+        };
+        self.row.field(at).map(Cow::Borrowed)
+    }
+
+    fn forwarded(&self) -> Vec<(Place, Cow<'_, [u8]>)> {
+        let telling = |name: &&String| name.to_ascii_lowercase().contains("forwarded");
+        let found = self.columns.iter().filter(telling).map(|name| Place::Named(name.clone()));
+        found.filter_map(|place| Some((place.clone(), Cow::Owned(self.at(&place)?.into_owned())))).collect()
     }
 }
 

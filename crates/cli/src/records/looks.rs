@@ -2,27 +2,38 @@
 
 use std::io::{self, BufRead, Read};
 
+use super::access_json::Object;
 use super::field::quoted;
-use super::{Format, access_json, combined};
+use super::places::Places;
+use super::words::Words;
+use super::{Format, access_json, combined, csv_table, haproxy, text};
 
-/// The most lines examined.
+/// The most lines examined; of objects that may be of a log yet to begin, more.
 const LINES: usize = 10;
+const OBJECTS: usize = 500;
 /// The most bytes examined.
-const BYTES: u64 = 64 << 10;
+const BYTES: u64 = 256 << 10;
 
 /// What the beginning of a stream shows.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     /// The format that one of its first lines has.
     pub(crate) format: Option<Format>,
+    /// What to give as --fields, if it has another but that can be seen.
+    pub(crate) places: Option<String>,
     /// Its first non-blank line, as one short printable line; `None` if there is none.
     pub(crate) begins: Option<String>,
 }
 
 /// What the stream looks like, and all of it to read. If the format hardly matters, waits for the first line only.
-pub(crate) fn look<R: BufRead>(mut input: R, matters: bool) -> io::Result<(Looks, impl BufRead)> {
-    let (mut head, mut looks) = (Vec::new(), Looks::default());
-    for _ in 0..LINES {
+pub(crate) fn look<R: BufRead>(
+    mut input: R,
+    matters: bool,
+    places: &Places,
+) -> io::Result<(Looks, impl BufRead + use<R>)> {
+    let (mut head, mut looks, mut objects, mut others) = (Vec::new(), Looks::default(), 0, 0);
+    let mut columns = Vec::new();
+    while others < LINES && objects < OBJECTS {
         let start = head.len();
         let left = BYTES.saturating_sub(start as u64);
         if input.by_ref().take(left).read_until(b'\n', &mut head)? == 0 {
@@ -30,27 +41,70 @@ pub(crate) fn look<R: BufRead>(mut input: R, matters: bool) -> io::Result<(Looks
         }
         let line = head[start..].trim_ascii();
         let line = if start == 0 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
+        if line.starts_with(b"{") {
+            objects += 1
+        } else {
+            others += 1
+        }
         if line.is_empty() {
             continue;
         }
-        looks.format = of_line(line, looks.begins.is_none());
+        looks.format = of_line(line, looks.begins.is_none(), places);
+        if looks.format.is_none() && looks.places.is_none() {
+            looks.places = match access_json::object(line) {
+                Ok(object) => object.suggested(),
+                Err(_) => text::suggested(line).or_else(|| of_table(&mut columns, line)),
+            };
+        }
         looks.begins.get_or_insert_with(|| quoted(line));
         if looks.format.is_some() || !matters {
             break;
         }
     }
+    // Of objects that say nothing of requests, records are what they most likely should be.
+    let is_unknown = matters && looks.format.is_none() && looks.places.is_none() && objects > 0;
+    looks.format = looks.format.or(is_unknown.then_some(Format::Jsonl));
     Ok((looks, io::Cursor::new(head).chain(input)))
 }
 
+/// What to give as --fields for the table whose header was the first line, if this is a row.
+fn of_table(columns: &mut Vec<String>, line: &[u8]) -> Option<String> {
+    let cells = csv_table::cells(line);
+    if columns.is_empty() {
+        *columns = cells;
+        return None;
+    }
+    (cells.len() > 2 && cells.len() == columns.len()).then(|| Object::of_row(columns, &cells).suggested())?
+}
+
 /// The format of a line; `first` if it may be a header.
-fn of_line(line: &[u8], first: bool) -> Option<Format> {
+fn of_line(line: &[u8], first: bool, places: &Places) -> Option<Format> {
     let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
     if line.starts_with(b"{") {
-        Some(if access_json::is_likely(line) { Format::AccessJson } else { Format::Jsonl })
-    } else if combined::parse(line).is_ok_and(|access| !access.host.is_empty()) {
+        return match () {
+            () if places.have_time() || access_json::is_likely(line) => Some(Format::AccessJson),
+            () if access_json::is_likely_a_record(line) => Some(Format::Jsonl),
+            () => None,
+        };
+    }
+    if line.starts_with(b"#Fields:") {
+        return Some(Format::W3c);
+    }
+    if first && names().any(|name| matches!(name, b"t_us" | b"key") || name.starts_with(b"attr.")) {
+        return Some(Format::Csv);
+    }
+    if places.have_time() {
+        let has = |place: &str| names().any(|name| name == place.as_bytes());
+        let is_header = first && places.names().is_some_and(|mut all| all.all(has));
+        let may_be = if is_header { Format::Csv } else { Format::Text };
+        return (!line.starts_with(b"#")).then_some(may_be);
+    }
+    if combined::parse(line).is_ok_and(|access| !access.host.is_empty()) {
         Some(Format::Combined)
-    } else if first && names().any(|name| matches!(name, b"t_us" | b"key") || name.starts_with(b"attr.")) {
-        Some(Format::Csv)
+    } else if haproxy::parse(&Words::of(line), line).is_ok() {
+        Some(Format::Haproxy)
+    } else if text::known(line).is_some() {
+        Some(Format::Text)
     } else {
         None
     }
@@ -72,6 +126,11 @@ mod tests {
             ("{\"t_us\":1,\"key\":\"a\"}\n".to_owned(), Some(Format::Jsonl)),
             ("\u{feff}\n \n{".into(), Some(Format::Jsonl)),
             ("# a note\n{}\n".into(), Some(Format::Jsonl)),
+            (
+                "{\"level\":\"info\",\"ts\":1700000000,\"msg\":\"starting\"}\n".repeat(100)
+                    + "{\"ts\":1,\"request\":{\"remote_ip\":\"a\"}}\n",
+                Some(Format::AccessJson),
+            ),
             ("{\"ts\":1,\"request\":{\"remote_ip\":\"a\"}}\n".into(), Some(Format::AccessJson)),
             (LOG.into(), Some(Format::Combined)),
             (format!("-- log of May --\r\n{LOG}"), Some(Format::Combined)),
@@ -83,7 +142,7 @@ mod tests {
             ("x".repeat(1 << 20) + "\n" + LOG, None),
             (String::new(), None),
         ] {
-            let (looks, mut all) = look(text.as_bytes(), true).unwrap();
+            let (looks, mut all) = look(text.as_bytes(), true, &Places::default()).unwrap();
             assert_eq!(looks.format, format, "{text:.60}");
             let mut read = String::new();
             all.read_to_string(&mut read).unwrap();
@@ -102,7 +161,7 @@ mod tests {
         }
 
         let input = || b"a note\n".chain(io::BufReader::new(Waits));
-        let (looks, _) = look(input(), false).unwrap();
+        let (looks, _) = look(input(), false, &Places::default()).unwrap();
         assert_eq!((looks.format, looks.begins.as_deref()), (None, Some("\"a note\"")));
     }
 }

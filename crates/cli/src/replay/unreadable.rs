@@ -1,10 +1,12 @@
 //! Reports lines that can't be read: each, up to a bound, or that nothing could be read at all.
 
+use std::sync::Arc;
+
 use anyhow::{Result, anyhow, bail};
 
 use crate::messages;
 use crate::output::counted;
-use crate::records::{Format, Looks, Unreadable};
+use crate::records::{Format, Looks, Tally, Unreadable};
 
 /// After this many unreadable lines at the start, and none readable, the input is taken to be in another format.
 const MISUSED: usize = 10;
@@ -18,6 +20,13 @@ pub(crate) struct Warnings {
     source: String,
     format: Format,
     looks: Option<Format>,
+    /// Whether it is known to have this format.
+    is_sure: bool,
+    /// What to give as --fields, if that can be seen.
+    places: Option<String>,
+    tally: Arc<Tally>,
+    /// The field that has the clients' addresses, if one was named.
+    client: Option<String>,
     strict: bool,
     /// Whether a line was read, so that the format is right.
     any_read: bool,
@@ -28,8 +37,16 @@ pub(crate) struct Warnings {
 
 impl Warnings {
     pub(crate) fn new(source: &str, format: Format, looks: &Looks, strict: bool) -> Self {
-        let (source, looks) = (source.to_owned(), looks.format.filter(|looks| *looks != format));
-        Self { source, format, looks, strict, any_read: false, held: Vec::new(), met: 0 }
+        let (source, places) = (source.to_owned(), looks.places.clone());
+        let is_sure = looks.format == Some(format) || looks.begins.is_none();
+        let looks = looks.format.filter(|looks| *looks != format);
+        let (tally, held) = (Arc::default(), Vec::new());
+        Self { source, format, looks, is_sure, places, tally, client: None, strict, any_read: false, held, met: 0 }
+    }
+
+    /// Says at the end what was noted here, of a log whose clients' addresses are in this field.
+    pub(crate) fn with(self, tally: Arc<Tally>, client: Option<String>) -> Self {
+        Self { tally, client, ..self }
     }
 
     pub(crate) fn read(&mut self) {
@@ -54,7 +71,12 @@ impl Warnings {
 
     /// Called after the last line.
     pub(crate) fn end(&self) -> Result<()> {
-        if self.held.is_empty() { Ok(()) } else { Err(self.nothing_read()) }
+        if !self.held.is_empty() {
+            return Err(self.nothing_read());
+        }
+        let hint = if self.any_read { String::new() } else { self.hint() };
+        self.tally.say(&self.source, self.client.as_deref(), &hint);
+        Ok(())
     }
 
     /// Reports how many weren't printed.
@@ -89,6 +111,11 @@ impl Warnings {
     }
 
     fn hint(&self) -> String {
-        self.looks.map(|looks| format!("; it looks like {looks}: give --input {looks}")).unwrap_or_default()
+        match (self.looks, &self.places) {
+            (Some(looks), _) => format!("; it looks like {looks}: give --input {looks}"),
+            (None, Some(places)) => format!("; without --input, give --fields {places}"),
+            (None, None) if self.is_sure => String::new(),
+            (None, None) => "; without --input, its format is detected".to_owned(),
+        }
     }
 }

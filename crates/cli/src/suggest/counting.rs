@@ -5,7 +5,7 @@ use tollgate::Limit;
 use tollgate::rules::{Applies, Effect, RuleSet};
 
 use crate::attributes;
-use crate::records::{Identity, KeyField, Record};
+use crate::records::{Identity, KeyField, Record, counted};
 use crate::verdict::counted_keys;
 
 /// How records are counted.
@@ -77,6 +77,9 @@ impl Counting {
             Self::Attribute { key, each } => {
                 let value = |name: &str| record.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value);
                 let Some(whom) = value(key) else { return Ok(Err(format!("no {key}"))) };
+                // As a rule by ip counts it.
+                let address = attributes::read(&record.attributes).address().filter(|_| key == "ip").map(counted);
+                let whom = address.as_ref().unwrap_or(whom);
                 let place = match each.as_deref().map(|each| value(each).ok_or(each)) {
                     None => Place::Anywhere,
                     Some(Ok(value)) => Place::Value(value.clone()),

@@ -12,7 +12,7 @@ use super::counting::{Counting, Place, Present};
 use super::spool::{Request, Spool};
 use crate::by_time::{BLOCK, Horizon};
 use crate::output::counted;
-use crate::records::{Format, Record, Unreadable};
+use crate::records::{Record, Unreadable};
 use crate::replay::{Source, Warnings};
 
 /// The records of a file, by time.
@@ -78,7 +78,7 @@ impl Traffic {
     pub(super) fn read(source: &Source<'_>, counting: &Counting, progress: &ProgressBar) -> Result<Self> {
         let (items, format, mut warnings) = source.open()?;
         let mut reading = Reading::default();
-        reading.read.is_access_log = matches!(format, Format::Combined | Format::AccessJson);
+        reading.read.is_access_log = format.is_access_log();
         let read_through = reading.read_through(items, counting, &mut warnings, progress);
         warnings.sum_up();
         read_through?;

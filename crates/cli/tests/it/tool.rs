@@ -1,6 +1,8 @@
 //! The tool, by its standard output, standard error and exit code.
 
+mod addresses;
 mod block_for;
+mod logs;
 mod messages;
 mod replay_input;
 mod replay_on_redis;

@@ -94,8 +94,9 @@ fn compressed_records_are_read_and_those_that_are_cut_off_are_an_error() {
 #[test]
 fn an_unknown_format_is_reported_with_the_known_ones_and_empty_input_is_no_records() {
     for (name, output) in replays(&[], "# a list\n1 2 3\n") {
-        let expected = "expected --input jsonl, csv, combined or access-json, since it looks like none of them";
-        assert_eq!(stderr(&output), format!("error: {name}: {expected}, got what begins with \"# a list\"\n"));
+        let expected = "expected --fields time=FIELD,ip=FIELD,request=FIELD, since it has no known format";
+        let why = "and in which nothing looks like both a time and an address: every request needs its time";
+        assert_eq!(stderr(&output), format!("error: {name}: {expected}, got what begins with \"# a list\", {why}\n"));
         assert_eq!((code(&output), stdout(&output).as_str()), (2, ""));
     }
     for (_, output) in replays(&[], "\n \n") {

@@ -1,0 +1,60 @@
+//! HAProxy's HTTP log (`option httplog`), with or without what syslog writes before it.
+//!
+//! `192.0.2.1:33317 [06/Feb/2009:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 ... "GET / HTTP/1.1"`
+
+use std::borrow::Cow;
+
+use tollgate::middleware::ClientAddress;
+
+use super::access::{self, Access, Time};
+use super::field::{quoted, unexpected};
+use super::places::Unit;
+use super::time::{self, Zone};
+use super::words::Words;
+
+const EXPECTED: &str = "client:port [time] frontend backend/server TR/Tw/Tc/Tr/Ta status ... \"request\"";
+
+/// None if it says something else of HAProxy.
+pub(super) fn parse<'l>(words: &Words<'l>, text: &[u8]) -> Result<Option<Access<'l>>, String> {
+    let words = words.all();
+    let client = |word| without_port(word).filter(|client| ClientAddress::read(client).is_some());
+    let pair = words.windows(2).find_map(|pair| accepted(pair[1]).is_some().then_some((client(pair[0])?, pair[1])));
+    let Some((client, at)) = pair else {
+        let is_its_own = text.windows(8).any(|bytes| bytes == b"haproxy[" || bytes == b"haproxy:");
+        return if is_its_own { Ok(None) } else { Err(unexpected("line", EXPECTED, &quoted(text))) };
+    };
+    let began = accepted(at).unwrap_or_else(|| Err(unexpected("time", EXPECTED, &quoted(at))))?;
+    // A connection by TCP has three timers and no request.
+    let timers = words.iter().find(|word| word.iter().filter(|byte| **byte == b'/').count() == 4 && is_timers(word));
+    let request = words.iter().rev().find(|word| matches!(word, [b'"', .., b'"']));
+    let (Some(timers), Some(request)) = (timers, request) else { return Ok(None) };
+    let request = &request[1..request.len() - 1];
+    Ok(Some(Access {
+        time: Time::Began(began),
+        took: timers.rsplit(|byte| *byte == b'/').next().and_then(milliseconds),
+        host: Cow::Borrowed(client),
+        user: None,
+        method: access::method(request).map(Cow::Borrowed),
+        path: access::path(request).map(Cow::Borrowed),
+        request: Cow::Borrowed(request),
+    }))
+}
+
+/// HAProxy writes a port after every address, and no brackets around those that have colons themselves.
+fn without_port(word: &[u8]) -> Option<&[u8]> {
+    word.iter().rposition(|byte| *byte == b':').map(|at| &word[..at])
+}
+
+fn accepted(word: &[u8]) -> Option<Result<u64, String>> {
+    let text = word.strip_prefix(b"[")?.strip_suffix(b"]")?;
+    time::common(str::from_utf8(text).ok()?, Zone::MayLack)
+}
+
+fn is_timers(word: &[u8]) -> bool {
+    word.iter().all(|byte| byte.is_ascii_digit() || b"/+-".contains(byte))
+}
+
+/// `109`, or `+109` where the line was written before the end.
+fn milliseconds(text: &[u8]) -> Option<u64> {
+    Unit::Milliseconds.micros(str::from_utf8(text).ok()?.trim_start_matches('+').parse().ok()?)
+}

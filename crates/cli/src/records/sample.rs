@@ -1,0 +1,67 @@
+//! Whether a log's clients are behind a balancer: most requests have one address, and another field has many.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use tollgate::middleware::ClientAddress;
+
+use super::places::{Line, Place};
+
+/// How many requests are looked at.
+const MOST: usize = 1000;
+/// Fewer show nothing.
+const LEAST: usize = 8;
+/// Fewer addresses than this in another field are no clients.
+const CLIENTS: usize = 3;
+
+/// The first requests: their peers, and the addresses in other fields.
+#[derive(Default)]
+pub(super) struct Sample {
+    lines: usize,
+    requests: Vec<(IpAddr, Vec<(Place, IpAddr)>)>,
+}
+
+impl Sample {
+    pub(super) fn is_full(&self) -> bool {
+        self.lines >= MOST
+    }
+
+    pub(super) fn note(&mut self, peer: &[u8], line: &dyn Line) {
+        self.lines += 1;
+        let Some(peer) = ClientAddress::read(peer) else { return };
+        let others = line.forwarded().into_iter().filter_map(|(place, text)| {
+            let last = text.rsplit(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
+            // Proxies write no port, as logs do for the servers behind them.
+            let address = str::from_utf8(last).ok()?.parse::<IpAddr>().ok()?.to_canonical();
+            Some((place, address))
+        });
+        let others = others.filter(|(_, address)| *address != peer).collect();
+        self.requests.push((peer, others));
+    }
+
+    /// What to say of the requests so far.
+    pub(super) fn finding(&self) -> Option<String> {
+        let mut peers: HashMap<IpAddr, usize> = HashMap::new();
+        self.requests.iter().for_each(|(peer, _)| *peers.entry(*peer).or_default() += 1);
+        let (balancer, count) = peers.into_iter().max_by_key(|(peer, count)| (*count, *peer))?;
+        if count < LEAST || count * 2 <= self.requests.len() {
+            return None;
+        }
+        let mut fields: HashMap<&Place, (usize, HashSet<IpAddr>)> = HashMap::new();
+        for (place, address) in self.requests.iter().filter(|(peer, _)| *peer == balancer).flat_map(|(_, all)| all) {
+            let (lines, addresses) = fields.entry(place).or_default();
+            *lines += 1;
+            addresses.insert(*address);
+        }
+        let clients =
+            fields.into_iter().filter(|(_, (lines, addresses))| lines * 2 >= count && addresses.len() >= CLIENTS);
+        let (place, (_, addresses)) = clients.max_by_key(|(place, (_, all))| (all.len(), place.to_string()))?;
+        Some(format!(
+            "{balancer} has {} % of the first {} requests, and the field {place} has {} other addresses: if it is a \
+             balancer or a proxy, count its clients with --client-address {place}",
+            count * 100 / self.requests.len(),
+            self.requests.len(),
+            addresses.len(),
+        ))
+    }
+}

@@ -1,0 +1,54 @@
+//! What a reader has to say of a log as a whole, beside its records.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::messages;
+use crate::output::counted;
+
+/// Counted while it is read, perhaps by another thread than the one that reports it.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    passed_over: AtomicU64,
+    /// Requests without the field that has the client's address, and those with it.
+    without_client: AtomicU64,
+    with_client: AtomicU64,
+    /// Sentences about it.
+    findings: Mutex<Vec<String>>,
+}
+
+impl Tally {
+    pub(super) fn passed_over(&self) {
+        self.passed_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn client(&self, there: bool) {
+        let count = if there { &self.with_client } else { &self.without_client };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn finding(&self, text: String) {
+        self.findings.lock().unwrap_or_else(|broken| broken.into_inner()).push(text);
+    }
+
+    /// Reports all of it, once, of this source, whose clients' addresses are in this field; with a hint after the lines
+    /// that were passed over.
+    pub(crate) fn say(&self, source: &str, client: Option<&str>, hint: &str) {
+        if let count @ 1.. = self.passed_over.swap(0, Ordering::Relaxed) {
+            let lines = counted(count, "line");
+            let are = if count == 1 { "is no request" } else { "are no requests" };
+            messages::note(format!("{source}: {lines} {are}; passed over{hint}"));
+        }
+        let (without, with) =
+            (self.without_client.swap(0, Ordering::Relaxed), self.with_client.swap(0, Ordering::Relaxed));
+        if let (1.., Some(client)) = (without, client) {
+            let requests = counted(without, "request");
+            let all = if with == 0 { "; none has it" } else { "" };
+            let count = if without == 1 { "counts" } else { "count" };
+            messages::note(format!("{source}: {requests} without {client} {count} by the connection's address{all}"));
+        }
+        for text in self.findings.lock().unwrap_or_else(|broken| broken.into_inner()).drain(..) {
+            messages::note(format!("{source}: {text}"));
+        }
+    }
+}

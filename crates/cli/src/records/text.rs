@@ -1,0 +1,73 @@
+//! Access logs whose lines are words: by the places that were given, or as some servers and services document theirs.
+
+use std::borrow::Cow;
+
+use tollgate::middleware::ClientAddress;
+
+use super::access;
+use super::places::Places;
+use super::time;
+use super::words::{Words, said};
+
+/// Of Envoy, Istio, AWS's balancers and its S3, Heroku's router, and of nginx with `$time_iso8601` first.
+const KNOWN: [&str; 8] = [
+    "start=1,request=2,duration=7:ms,ip=9",
+    "start=1,request=2,duration=10:ms,ip=12",
+    "time=2,ip=4,request=13,duration=6+7+8:s",
+    "start=1,ip=3,request=12,duration=5+6+7:s",
+    "start=3,ip=4,request=9,duration=14:ms",
+    "time=1,ip=fwd,method=method,path=path,duration=service",
+    "time=1,ip=2,request=3",
+    "time=1,ip=2,user=4,request=5",
+];
+
+/// The places of a line that is as one of these.
+pub(super) fn known(text: &[u8]) -> Option<Places> {
+    let words = Words::of(text);
+    KNOWN.iter().filter_map(|places| places.parse().ok()).find(|places| fits(places, &words))
+}
+
+fn fits(places: &Places, words: &Words<'_>) -> bool {
+    let Ok(Some(access)) = places.read(words, None) else { return false };
+    let last = access.host.rsplit(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
+    let is_request = |path: &[u8]| path.starts_with(b"/") || path == b"*";
+    access.path.as_deref().is_some_and(is_request) && (last.is_empty() || ClientAddress::read(last).is_some())
+}
+
+/// Whether the line is about something else than a request: in a log of Heroku, of the application's; in Envoy's, of
+/// itself, as in `[time][1][info][main] [file:line]`.
+pub(super) fn is_of_another(words: &Words<'_>) -> bool {
+    let source = words.all().get(1).copied().unwrap_or_default();
+    let is_envoys = words.all().first().is_some_and(|word| word.windows(2).any(|bytes| bytes == b"]["));
+    is_envoys || (matches!(source, [b'a'..=b'z', .., b']', b':']) && !source.starts_with(b"heroku[router]"))
+}
+
+/// What to give as --fields for such a line, if that can be seen.
+pub(super) fn suggested(text: &[u8]) -> Option<String> {
+    let words = Words::of(text);
+    let place = |fits: &dyn Fn(&[u8]) -> bool| {
+        words.all().iter().enumerate().find_map(|(at, word)| match named(word) {
+            Some((name, value)) => fits(&value).then_some(name),
+            None => fits(&said(word)).then(|| (at + 1).to_string()),
+        })
+    };
+    let time = place(&time::is_one)?;
+    let ip = place(&|word| word.len() > 4 && ClientAddress::read(word).is_some())?;
+    let request = place(&|word| word.contains(&b' ') && access::path(word).is_some_and(|path| path.starts_with(b"/")));
+    let method = place(&|word| matches!(word, b"GET" | b"HEAD" | b"POST" | b"PUT" | b"DELETE" | b"PATCH" | b"OPTIONS"));
+    let path = place(&|word| word.starts_with(b"/"));
+    let of_request = match (request, method.zip(path)) {
+        (Some(request), _) => format!(",request={request}"),
+        (None, Some((method, path))) => format!(",method={method},path={path}"),
+        (None, None) => String::new(),
+    };
+    Some(format!("time={time},ip={ip}{of_request}"))
+}
+
+/// `NAME=value`, if it is that.
+fn named(word: &[u8]) -> Option<(String, Cow<'_, [u8]>)> {
+    let equals = word.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
+    let (name, value) = (&word[..equals], &word[equals + 1..]);
+    let is_name = name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(byte));
+    is_name.then(|| (String::from_utf8_lossy(name).into_owned(), said(value)))
+}

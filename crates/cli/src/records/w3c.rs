@@ -1,0 +1,101 @@
+//! The W3C's extended log format, as IIS and CloudFront write it: lines that begin with `#` say which columns follow,
+//! with spaces or tabs between them.
+
+use std::borrow::Cow;
+
+use super::access::{self, Access, Time};
+use super::field::unexpected;
+use super::places::{Line, Place, Places, Unit};
+use super::time;
+
+/// What the lines with `#` have said so far.
+#[derive(Debug, Default)]
+pub(super) struct Header {
+    columns: Vec<String>,
+    /// Of time-taken: IIS writes milliseconds, CloudFront seconds.
+    unit: Option<Unit>,
+}
+
+pub(super) struct Cells<'l> {
+    columns: &'l [String],
+    cells: Vec<&'l [u8]>,
+    unit: Option<Unit>,
+}
+
+impl Header {
+    /// Whether it is such a line.
+    pub(super) fn note(&mut self, text: &[u8]) -> bool {
+        let Some(text) = text.strip_prefix(b"#") else { return false };
+        let text = String::from_utf8_lossy(text);
+        if text.trim_start().starts_with("Software: Microsoft") {
+            self.unit = Some(Unit::Milliseconds);
+        } else if let Some(fields) = text.trim_start().strip_prefix("Fields:") {
+            self.columns = fields.split_whitespace().map(str::to_owned).collect();
+            if self.columns.iter().any(|name| name == "x-edge-location") {
+                self.unit = Some(Unit::Seconds);
+            }
+        }
+        true
+    }
+
+    /// A line's cells.
+    pub(super) fn cells<'l>(&'l self, text: &'l [u8]) -> Result<Cells<'l>, String> {
+        if self.columns.is_empty() {
+            let expected = "a line before it that names its columns, such as #Fields: date time c-ip";
+            return Err(unexpected("line", expected, "none"));
+        }
+        let cells: Vec<_> = match text.contains(&b'\t') {
+            true => text.split(|byte| *byte == b'\t').collect(),
+            false => text.split(|byte| *byte == b' ').filter(|cell| !cell.is_empty()).collect(),
+        };
+        match (cells.len(), self.columns.len()) {
+            (got, expected) if got != expected => Err(format!("line: expected {expected} columns, got {got}")),
+            _ => Ok(Cells { columns: &self.columns, cells, unit: self.unit }),
+        }
+    }
+}
+
+impl Cells<'_> {
+    pub(super) fn access(&self, places: &Places) -> Result<Option<Access<'_>>, String> {
+        let own = if places.have_time() { None } else { Some(self.own()?) };
+        places.read(self, own)
+    }
+
+    fn own(&self) -> Result<Access<'_>, String> {
+        let get = |name: &str| self.cell(name).filter(|cell| !matches!(*cell, b"" | b"-"));
+        let expected = "time: expected the columns date and time in #Fields, or time=FIELD in --fields";
+        let (date, time) = get("date").zip(get("time")).ok_or(expected)?;
+        let at = time::read("time", &[date, b" ", time].concat())?;
+        let took = get("time-taken").and_then(|text| str::from_utf8(text).ok()?.parse().ok());
+        Ok(Access {
+            took: self.unit.zip(took).and_then(|(unit, number)| unit.micros(number)),
+            host: get("c-ip").unwrap_or_default().into(),
+            user: get("cs-username").map(Cow::Borrowed),
+            method: get("cs-method").map(Cow::Borrowed),
+            path: get("cs-uri-stem").or_else(|| get("cs-uri")).map(|uri| access::path_of_target(uri.into())),
+            ..Access::at(Time::Ended(at))
+        })
+    }
+
+    fn cell(&self, name: &str) -> Option<&[u8]> {
+        let at = self.columns.iter().position(|column| column == name)?;
+        let cell = *self.cells.get(at)?;
+        Some(cell.strip_prefix(b"\"").and_then(|cell| cell.strip_suffix(b"\"")).unwrap_or(cell))
+    }
+}
+
+impl Line for Cells<'_> {
+    fn at(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
+        match place {
+            Place::Named(name) => self.cell(name).map(Cow::Borrowed),
+            Place::At(at @ 1..) => self.cells.get(usize::try_from(at - 1).ok()?).map(|cell| Cow::Borrowed(*cell)),
+            Place::At(_) | Place::LastQuoted => None,
+        }
+    }
+
+    fn forwarded(&self) -> Vec<(Place, Cow<'_, [u8]>)> {
+        let telling = |name: &&String| name.to_ascii_lowercase().contains("forwarded");
+        let found = self.columns.iter().filter(telling);
+        found.filter_map(|name| Some((Place::Named(name.clone()), Cow::Borrowed(self.cell(name)?)))).collect()
+    }
+}

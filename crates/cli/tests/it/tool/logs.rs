@@ -1,0 +1,266 @@
+//! Logs as servers and services write them: each file in `tests/data/logs` is read as it is, or with the options beside
+//! it, and its records are those in the `.expected` file of its name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::support::tool::{code, lines, stderr, tollgate};
+
+/// Each file, with what it takes to read it.
+const LOGS: [(&str, &[&str]); 46] = [
+    ("apache-combined.log", &[]),
+    ("apache-common.log", &[]),
+    ("apache-duration.log", &["--fields", "duration=-1:us"]),
+    ("apache-forwarded-first.log", &[]),
+    ("apache-micros.log", &[]),
+    ("apache-named-users.log", &[]),
+    ("apache-vhost-combined.log", &[]),
+    ("aws-alb.log", &[]),
+    ("aws-classic-elb.log", &[]),
+    ("aws-cloudfront.log", &[]),
+    ("aws-s3.log", &[]),
+    ("caddy.log", &[]),
+    (
+        "cloudflare-logpush-unixnano.log",
+        &["--fields", "start=EdgeStartTimestamp,ip=ClientIP,method=ClientRequestMethod,path=ClientRequestPath"],
+    ),
+    (
+        "cloudflare-logpush.log",
+        &[
+            "--fields",
+            "start=EdgeStartTimestamp,ip=ClientIP,method=ClientRequestMethod,path=ClientRequestURI,\
+             duration=EdgeTimeToFirstByteMs",
+        ],
+    ),
+    (
+        "cloudfront-export.csv",
+        &["--fields", "time=date_time,ip=request_ip,method=method,path=uri,duration=time_taken:s"],
+    ),
+    (
+        "ecs-dotted.log",
+        &["--fields", "time=@timestamp,ip=client.ip,method=http.request.method,path=url.path,duration=event.duration"],
+    ),
+    (
+        "ecs.log",
+        &[
+            "--fields",
+            "time=@timestamp,ip=source.ip,user=user.name,method=http.request.method,path=url.path,\
+             duration=event.duration",
+        ],
+    ),
+    ("envoy-text.log", &[]),
+    (
+        "gcp-load-balancer.log",
+        &[
+            "--fields",
+            "start=timestamp,ip=httpRequest.remoteIp,method=httpRequest.requestMethod,path=httpRequest.requestUrl,\
+             duration=httpRequest.latency",
+        ],
+    ),
+    ("gunicorn.log", &[]),
+    ("haproxy-docs.log", &[]),
+    ("haproxy-http.log", &[]),
+    ("heroku-router.log", &[]),
+    ("iis-w3c.log", &[]),
+    ("istio-json.log", &[]),
+    ("istio-text.log", &[]),
+    (
+        "kong.log",
+        &[
+            "--fields",
+            "start=started_at,ip=client_ip,method=request.method,path=request.uri,duration=latencies.request",
+        ],
+    ),
+    ("logfmt-own.log", &["--fields", "time=ts,ip=client,method=method,path=path,duration=took"]),
+    ("nginx-combined.log", &[]),
+    ("nginx-forwarded-first.log", &[]),
+    ("nginx-forwarded-quoted.log", &["--proxies", "198.51.100.0/24"]),
+    ("nginx-ingress.log", &[]),
+    ("nginx-iso8601-first.log", &[]),
+    ("nginx-iso8601.log", &[]),
+    ("nginx-json-msec.log", &[]),
+    ("nginx-json.log", &["--client-address", "x_forwarded_for", "--proxies", "127.0.0.0/8,198.51.100.0/24"]),
+    ("nginx-main.log", &["--client-address", "last-quoted"]),
+    ("nginx-named-durations.log", &[]),
+    ("nginx-request-time.log", &[]),
+    ("pino.log", &["--fields", "time=time,ip=req.remoteAddress,method=req.method,path=req.url,duration=responseTime"]),
+    ("traefik-clf.log", &[]),
+    ("traefik-json.log", &[]),
+    ("w3c-own.log", &["--fields", "duration=time-taken:s"]),
+    (
+        "winston-own.log",
+        &[
+            "--fields",
+            "time=timestamp,ip=meta.client.address,method=meta.verb,path=meta.target,duration=meta.elapsed:ms",
+        ],
+    ),
+    ("words-own.log", &["--fields", "time=1,ip=2,user=3,request=4,duration=6:ms"]),
+    ("zap-own.log", &["--fields", "duration=duration:s"]),
+];
+
+/// A set whose rule shows what it reads of a request, durations too.
+const RULES: &str = "[[rule]]\nname = \"a\"\nkey = \"global\"\nlimits = [\"concurrency 10000 ttl 1d\"]\n";
+
+fn folder() -> PathBuf {
+    root().join("tests/data/logs")
+}
+
+/// Runs a replay of a file, and what it says on standard error.
+fn read(file: &Path, options: &[&str]) -> (Output, String) {
+    let rules = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(&rules, RULES).expect("written");
+    let (rules, file) = (rules.path().to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
+    let output = tollgate(&[&["replay", "--unsorted", "--rules", rules, file][..], options].concat());
+    let said = stderr(&output);
+    (output, said)
+}
+
+/// What was read of each request, one on a line.
+fn records(output: &Output) -> String {
+    let record = |line: &Value| {
+        let names = ["ip", "method", "path", "user"];
+        let attrs: Vec<_> = names.iter().map(|name| line["attrs"][name].as_str().unwrap_or("-")).collect();
+        let took = line["request_time"].as_str().unwrap_or("-");
+        format!("{} {took} {}\n", line["t_us"], attrs.join(" "))
+    };
+    lines(output).iter().map(record).collect()
+}
+
+#[test]
+fn every_file_is_read_as_it_is() {
+    let mut files: Vec<_> =
+        fs::read_dir(folder()).expect("a folder").map(|file| file.expect("a file").path()).collect();
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "log" || ending == "csv"));
+    assert_eq!(files.len(), LOGS.len() + 1, "each is listed, and uvicorn's, which has no time");
+    let mut wrong = String::new();
+    for (name, options) in LOGS {
+        let (output, said) = read(&folder().join(name), options);
+        let expected = folder().join(name).with_extension("expected");
+        if std::env::var_os("TOLLGATE_BLESS").is_some() {
+            fs::write(&expected, records(&output)).expect("written");
+        }
+        let (got, expected) = (records(&output), fs::read_to_string(expected).unwrap_or_default());
+        let unread = said.contains("skipped") || said.contains("error:");
+        if code(&output) != 0 || unread || got != expected || got.is_empty() {
+            wrong.push_str(&format!("{name}: {said}{got}expected\n{expected}\n"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// A log whose fields have names of their own is refused once, with options that read it.
+#[test]
+fn what_has_no_known_format_is_refused_with_the_fields_to_give() {
+    let needs = |options: &[&str]| options.first() == Some(&"--fields") && !options[1].starts_with("duration=");
+    let mut read_so = 0;
+    for (name, options) in LOGS.iter().filter(|(_, options)| needs(options)) {
+        let file = folder().join(name);
+        let (refused, said) = read(&file, &[]);
+        if code(&refused) == 0 {
+            // Some of it has names that are known, such as Kong's client_ip.
+            continue;
+        }
+        assert_eq!((code(&refused), said.matches("error: ").count()), (2, 1), "{name}: {said}");
+        assert!(!said.contains("give --input"), "{name}: {said}");
+        let (_, hint) = said.split_once("such as --fields ").unwrap_or_else(|| panic!("{name}: {said}"));
+        let fields = hint.split(',').take_while(|part| part.contains('=')).collect::<Vec<_>>().join(",");
+        let (output, said) = read(&file, &["--fields", &fields]);
+        assert_eq!(code(&output), 0, "{name}: {fields}: {said}");
+        // The user and the duration aren't to be seen from one line.
+        let who = |records: &str| {
+            let words = |line: &str| line.split(' ').skip(2).take(3).map(str::to_owned).collect::<Vec<_>>();
+            records.lines().map(words).collect::<Vec<_>>()
+        };
+        let expected = fs::read_to_string(file.with_extension("expected")).expect("expected");
+        assert_eq!(who(&records(&output)), who(&expected), "{name}: {fields}");
+        assert!(!options[1].contains("duration=") || !said.contains("skipped"), "{name}");
+        read_so += 1;
+    }
+    assert!(read_so >= 10, "{read_so} of them");
+}
+
+#[test]
+fn a_log_without_times_is_refused_with_what_it_lacks() {
+    let (output, said) = read(&folder().join("uvicorn.log"), &[]);
+    assert_eq!((code(&output), said.lines().count()), (2, 1), "{said}");
+    assert!(said.contains("every request needs its time"), "{said}");
+    // Nor does one of the two hints lead to the other.
+    for input in ["jsonl", "access-json", "combined"] {
+        let (output, said) = read(&folder().join("pino.log"), &["--input", input]);
+        assert!(code(&output) == 2 || input == "access-json", "{said}");
+        assert!(said.contains("; without --input, its format is detected\n"), "{input}: {said}");
+    }
+}
+
+#[test]
+fn lines_that_are_no_requests_are_passed_over_and_counted() {
+    for (name, count) in [("caddy.log", 18), ("traefik-json.log", 2), ("haproxy-docs.log", 2), ("heroku-router.log", 2)]
+    {
+        let (output, said) = read(&folder().join(name), &["--strict"]);
+        assert_eq!(code(&output), 0, "{said}");
+        assert!(said.contains(&format!("{count} lines are no requests; passed over")), "{name}: {said}");
+    }
+}
+
+#[test]
+fn a_duration_is_never_guessed() {
+    let (output, said) = read(&folder().join("words-own.log"), &["--fields", "time=1,ip=2,request=4,duration=6"]);
+    assert_eq!((code(&output), said.matches("error: ").count()), (2, 1), "{said}");
+    assert!(
+        said.contains("duration: expected its unit, as in --fields duration=6:ms (s, ms, us or ns), got \"11\""),
+        "{said}"
+    );
+    // Seconds, milliseconds or microseconds: Apache's %T, %{ms}T and %D look alike.
+    for (name, options) in [("apache-duration.log", &[][..]), ("w3c-own.log", &[]), ("zap-own.log", &[])] {
+        let (output, said) = read(&folder().join(name), options);
+        assert_eq!(code(&output), 0, "{said}");
+        assert!(records(&output).lines().all(|line| line.split(' ').nth(1) == Some("-")), "{name}");
+    }
+}
+
+#[test]
+fn fields_that_cannot_be_are_refused() {
+    for (fields, why) in [
+        ("time", "expected NAME=FIELD with commas between"),
+        ("time=", "expected NAME=FIELD with commas between"),
+        ("when=ts", "before the =, got \"when\""),
+        ("ip=0", "its position from 1"),
+        ("time=a,time=b", "expected time once"),
+        ("time=a,start=b", "expected either time"),
+        ("duration=a:h", "expected a unit after the colon, s, ms, us or ns, got \"h\""),
+    ] {
+        let (output, said) = read(&folder().join("pino.log"), &["--fields", fields]);
+        assert_eq!(code(&output), 2, "{fields}");
+        assert!(said.contains(why), "{fields}: {said}");
+    }
+    let records = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(&records, "{\"t_us\":1,\"attrs\":{\"user\":\"a\"}}\n").expect("written");
+    for options in [["--client-address", "xff"], ["--fields", "ip=xff"]] {
+        let (output, said) = read(records.path(), &options);
+        assert_eq!(code(&output), 2, "{said}");
+        let expected = format!("expected an access log with {}, got JSON lines", options[0]);
+        assert!(said.contains(&expected), "{said}");
+    }
+    let (output, said) = read(&folder().join("nginx-main.log"), &["--proxies", "10.0.0.1/8"]);
+    assert_eq!(code(&output), 2, "{said}");
+    assert!(
+        said.contains("--proxies: expected a network without bits beyond its length, such as 10.0.0.0/8"),
+        "{said}"
+    );
+}
+
+#[test]
+fn times_in_another_unit_are_doubted() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    for (t_us, unit) in [(1_700_000_000_u64, Some("seconds")), (1_700_000_000_000, Some("milliseconds")), (1, None)] {
+        for text in [format!("{{\"t_us\":{t_us},\"key\":\"a\"}}\n"), format!("t_us,key\n{t_us},a\n")] {
+            fs::write(&file, text).expect("written");
+            let output = tollgate(&["replay", "--rule", "gcra 1/1s", file.path().to_str().expect("UTF-8")]);
+            let said = stderr(&output);
+            assert_eq!(code(&output), 0, "{said}");
+            assert_eq!(said.contains("is in January 1970"), unit.is_some(), "{said}");
+            assert!(unit.is_none_or(|unit| said.contains(&format!("if it is in {unit}, write it in micro"))), "{said}");
+        }
+    }
+}
