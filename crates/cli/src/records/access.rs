@@ -145,8 +145,11 @@ pub(super) fn path_of_target(target: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
 
 fn without_query(target: &[u8]) -> &[u8] {
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    if path.starts_with(b"/") {
+        return path;
+    }
     // As a proxy or a balancer is asked: https://shop.example:443/a.
-    let scheme = path.windows(3).position(|bytes| bytes == b"://").filter(|at| *at <= 5 && !path.starts_with(b"/"));
+    let scheme = path.windows(3).position(|bytes| bytes == b"://").filter(|at| *at <= 5);
     match scheme.map(|at| &path[at + 3..]) {
         Some(rest) => rest.iter().position(|byte| *byte == b'/').map_or(b"/", |at| &rest[at..]),
         None => path,

@@ -272,7 +272,7 @@ mod tests {
     fn only_the_field_that_counts_must_be_there() {
         for request in ["-", "", r"\x16\x03\x01", r#"\"\\"#, " / ", "/a b"] {
             let line = requesting(request);
-            assert_eq!(key(&line, KeyField::Ip).unwrap(), "::1");
+            assert_eq!(key(&line, KeyField::Ip).unwrap(), "::/64");
             for (by, name) in [(KeyField::Method, "method"), (KeyField::Path, "path")] {
                 let want = format!("no {name} on this line: the request is \"{request}\"");
                 assert_eq!(key(&line, by), Err(want));

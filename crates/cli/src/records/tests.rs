@@ -125,15 +125,20 @@ fn mutate(text: &mut Vec<u8>, random: &mut Lcg) {
 
 #[test]
 fn no_input_panics_or_breaks_what_a_record_promises() {
-    let seeds: [(Format, &[u8]); 4] = [
+    let seeds: [(Format, &[u8]); 9] = [
         (Format::Jsonl, b"{\"t_us\":1700000000000000,\"op\":\"acquire\",\"key\":\"u\\u0031\",\"cost\":1}\n\n{\"t_us\":4503599627370496,\"key\":\"\xc3\xa9\",\"cost\":9007199254740991,\"limits\":[{\"a\":null}]}\n"),
         (Format::Csv, b"t_us,op,key,cost\r\n1,peek,\"a\"\"b\r\nc\",2\r\n4503599627370496,,u1,9007199254740991\r\n"),
         (Format::Combined, b"1.2.3.4 - ann [17/May/2015:10:05:03 +0000] \"GET /a\\\"\\x41?q HTTP/1.1\" 200 5 \"-\" \"x\"\n::1 - - [01/Jan/1970:00:00:00 +0000] \"-\" 408 -\n"),
+        (Format::Combined, b"v.example:80 1.2.3.4, [::1]:80 - \"\" [2015-05-17T10:05:03.25+00:00] \"GET http://h/?q HTTP/1.1\" 200 5 12ms\n"),
+        (Format::AccessJson, b"{\"ts\":1431857103.25,\"request\":{\"remote_ip\":\"::1\",\"method\":\"GET\",\"uri\":\"/a?b\"},\"user_id\":\"u\",\"a.b\":{\"c\":[\"1.2.3.4\"]}}\n"),
+        (Format::Haproxy, b"Feb  6 h haproxy[1]: ::1:33317 [06/Feb/2009:12:14:14.655] in a/b 10/0/30/69/+109 200 5 - - ---- 1/1/1/1/0 0/0 {} \"GET /a HTTP/1.1\"\n"),
+        (Format::W3c, b"#Software: Microsoft\n#Fields: date time c-ip cs-method cs-uri-stem cs-username time-taken\n2022-01-01 00:00:01 1.2.3.4 GET /a u 15\n"),
+        (Format::Text, b"https 2018-07-02T22:23:01.186641Z app/x 1.2.3.4:2817 10.0.0.1:80 0.000 0.001 0.000 200 200 34 366 \"GET https://h:443/a HTTP/1.1\" \"x\"\n"),
         (Format::Combined, b"h - \"\" [31/Dec/2111:23:59:60 -1130] \"POST * HTTP/1.1\" 200 5\n"),
     ];
     let mut random = Lcg(42);
     let (mut readable, mut unreadable) = (0, 0);
-    for round in 0..40_000 {
+    for round in 0..60_000 {
         let (format, seed) = seeds[round % seeds.len()];
         let mut text = seed.to_vec();
         for _ in 0..=random.below(6) {
@@ -143,7 +148,15 @@ fn no_input_panics_or_breaks_what_a_record_promises() {
         let about = [keys[0], keys[1], keys[2], keys[3], Identity::Attributes][random.below(5)];
         let lines = text.split(|byte| *byte == b'\n').count() as u64;
         let mut latest = 0;
-        for item in read(format, about, text.as_slice()) {
+        let mut wanted = Wanted::from(about);
+        if format.is_access_log() && random.below(3) == 0 {
+            let places =
+                ["duration=-1", "ip=4,duration=1+last-quoted:ns", "time=2,ip=4,request=13", "start=ts,ip=a.b.c.0"];
+            wanted.places = places[random.below(4)].parse().unwrap();
+            let field = ["-2", "last-quoted", "a.b.c", "3"][random.below(4)].parse().unwrap();
+            wanted.clients = Clients::new(Some(field), &["10.0.0.0/8".to_owned()]).unwrap();
+        }
+        for item in read(format, wanted, text.as_slice()) {
             let (line, reason) = match item {
                 Ok(Ok(record)) => {
                     assert!(

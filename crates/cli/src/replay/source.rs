@@ -20,10 +20,12 @@ type Item = io::Result<Result<Record, Unreadable>>;
 /// How records are read.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Reading {
-    /// The records' format. Default: detected from the beginning of the file.
+    /// The records' format.
+    ///
+    /// Default: detected from the beginning of the file.
     #[arg(long, value_enum, help_heading = "Records")]
     input: Option<Format>,
-    /// Where lines of an access log have what, such as time=ts,ip=client.address.
+    /// Where an access log has what, such as time=ts,ip=client.ip.
     ///
     /// Of time (of the line, at a request's end) or start, ip, user, method, path or request, and duration; what isn't
     /// given is found as --input says. A FIELD is a name in JSON (with dots into objects), a column's name, NAME in
@@ -32,15 +34,15 @@ pub(crate) struct Reading {
     /// of several is FIELD+FIELD.
     #[arg(long, value_name = "NAME=FIELD,...", help_heading = "Records")]
     fields: Option<Places>,
-    /// The field of an access log that has the client's address, as a proxy wrote it.
+    /// The field of an access log that has the client's address.
     ///
-    /// Such as x_forwarded_for in JSON, last-quoted for nginx's packaged format, or as in --fields. Of a list, the last
+    /// As a proxy or a balancer has written it, such as x_forwarded_for in JSON, last-quoted for nginx's packaged format, or as in --fields. Of a list, the last
     /// entry counts that isn't one of the --proxies; without those, the last, which the nearest proxy has written.
     #[arg(long, value_name = "FIELD", allow_hyphen_values = true, help_heading = "Records")]
     client_address: Option<Place>,
-    /// The proxies whose entries are trusted, as addresses or networks with commas.
+    /// Proxies whose entries in it are trusted, such as 10.0.0.0/8.
     ///
-    /// As with the middleware's ClientAddress::behind: a request that comes from none of them counts by its own address.
+    /// Addresses or networks, with commas between. As with the middleware's ClientAddress::behind: a request that comes from none of them counts by its own address.
     #[arg(long, value_name = "NETWORK,...", value_delimiter = ',', help_heading = "Records")]
     proxies: Vec<String>,
     /// Stop at the first line that can't be read.

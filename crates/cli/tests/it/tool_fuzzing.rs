@@ -114,7 +114,8 @@ fn arbitrary_bytes_end_a_replay_as_documented() {
         1 => Just(b"1,\"a".to_vec()),
         1 => Just(b"h - - [17/May/2015:10:05:03 +0000] \"-\" 408 0".to_vec()),
     ];
-    let format = proptest::sample::select(vec!["jsonl", "csv", "combined", "access-json"]);
+    let format = vec!["jsonl", "csv", "combined", "access-json", "haproxy", "w3c", "text"];
+    let format = proptest::sample::select(format);
     let cases = (proptest::collection::vec(line, 0..=12), format, any::<bool>());
     let config = Config { cases: 60, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&cases, |(written, format, strict)| {
