@@ -188,9 +188,16 @@ pub(crate) struct Wanted {
     pub(crate) tally: Arc<Tally>,
 }
 
+impl Wanted {
+    pub(crate) fn new(about: Identity, places: Places, clients: Clients) -> Self {
+        let tally = Arc::new(Tally::of(clients.field.as_ref()));
+        Self { about, places, clients, tally }
+    }
+}
+
 impl From<Identity> for Wanted {
     fn from(about: Identity) -> Self {
-        Self { about, places: Places::default(), clients: Clients::default(), tally: Arc::default() }
+        Self::new(about, Places::default(), Clients::default())
     }
 }
 

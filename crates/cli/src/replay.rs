@@ -1,6 +1,7 @@
 //! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
 
 mod by_rules;
+mod log_options;
 mod page;
 mod player;
 mod recording;

@@ -70,8 +70,9 @@ impl Access<'_> {
             (Identity::Key(KeyField::Ip), Some(address)) => (counted(address), Vec::new()),
             (Identity::Key(by), _) => (self.key(by)?, Vec::new()),
             (Identity::Attributes, address) => {
-                // A host's name is no address.
-                self.host = address.map(|address| address.to_string().into_bytes()).unwrap_or_default().into();
+                if let Some(address) = address {
+                    self.host = address.to_string().into_bytes().into();
+                }
                 (Vec::new(), self.attributes()?)
             }
         };

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::places::Place;
 use crate::messages;
 use crate::output::counted;
 
@@ -13,11 +14,17 @@ pub(crate) struct Tally {
     /// Requests without the field that has the client's address, and those with it.
     without_client: AtomicU64,
     with_client: AtomicU64,
+    /// The field that has the clients' addresses, if one was named.
+    client: Option<String>,
     /// Sentences about it.
     findings: Mutex<Vec<String>>,
 }
 
 impl Tally {
+    pub(super) fn of(client: Option<&Place>) -> Self {
+        Self { client: client.map(ToString::to_string), ..Self::default() }
+    }
+
     pub(super) fn passed_over(&self) {
         self.passed_over.fetch_add(1, Ordering::Relaxed);
     }
@@ -31,17 +38,17 @@ impl Tally {
         self.findings.lock().unwrap_or_else(|broken| broken.into_inner()).push(text);
     }
 
-    /// Reports all of it, once, of this source, whose clients' addresses are in this field; with a hint after the lines
-    /// that were passed over.
-    pub(crate) fn say(&self, source: &str, client: Option<&str>, hint: &str) {
+    /// Reports all of it, once, of this source, from which anything else was read or nothing.
+    pub(crate) fn say(&self, source: &str, any_read: bool) {
         if let count @ 1.. = self.passed_over.swap(0, Ordering::Relaxed) {
             let lines = counted(count, "line");
             let are = if count == 1 { "is no request" } else { "are no requests" };
+            let hint = if any_read { "" } else { "; without --input, its format is detected" };
             messages::note(format!("{source}: {lines} {are}; passed over{hint}"));
         }
         let (without, with) =
             (self.without_client.swap(0, Ordering::Relaxed), self.with_client.swap(0, Ordering::Relaxed));
-        if let (1.., Some(client)) = (without, client) {
+        if let (1.., Some(client)) = (without, &self.client) {
             let requests = counted(without, "request");
             let all = if with == 0 { "; none has it" } else { "" };
             let count = if without == 1 { "counts" } else { "count" };

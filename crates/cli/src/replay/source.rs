@@ -5,15 +5,14 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio::sync::{mpsc, oneshot};
 
+use super::log_options::{LogOptions, unknown};
 use super::unreadable::Warnings;
 use crate::messages;
-use crate::records::{
-    self, Clients, Format, Identity, KeyField, Looks, Place, Places, Record, Tally, Unreadable, Wanted,
-};
+use crate::records::{self, Format, Identity, KeyField, Looks, Record, Unreadable};
 
 type Item = io::Result<Result<Record, Unreadable>>;
 
@@ -25,26 +24,8 @@ pub(crate) struct Reading {
     /// Default: detected from the beginning of the file.
     #[arg(long, value_enum, help_heading = "Records")]
     input: Option<Format>,
-    /// Where an access log has what, such as time=ts,ip=client.ip.
-    ///
-    /// Of time (of the line, at a request's end) or start, ip, user, method, path or request, and duration; what isn't
-    /// given is found as --input says. A FIELD is a name in JSON (with dots into objects), a column's name, NAME in
-    /// NAME=VALUE, the position of a word from 1, or from the end from -1 (text in quotes or brackets is one word), or
-    /// last-quoted. A duration is a number with its unit, or takes the one given: duration=FIELD:s, ms, us or ns; the sum
-    /// of several is FIELD+FIELD.
-    #[arg(long, value_name = "NAME=FIELD,...", help_heading = "Records")]
-    fields: Option<Places>,
-    /// The field of an access log that has the client's address.
-    ///
-    /// As a proxy or a balancer has written it, such as x_forwarded_for in JSON, last-quoted for nginx's packaged format, or as in --fields. Of a list, the last
-    /// entry counts that isn't one of the --proxies; without those, the last, which the nearest proxy has written.
-    #[arg(long, value_name = "FIELD", allow_hyphen_values = true, help_heading = "Records")]
-    client_address: Option<Place>,
-    /// Proxies whose entries in it are trusted, such as 10.0.0.0/8.
-    ///
-    /// Addresses or networks, with commas between. As with the middleware's ClientAddress::behind: a request that comes from none of them counts by its own address.
-    #[arg(long, value_name = "NETWORK,...", value_delimiter = ',', help_heading = "Records")]
-    proxies: Vec<String>,
+    #[command(flatten)]
+    log: LogOptions,
     /// Stop at the first line that can't be read.
     #[arg(long, help_heading = "Records")]
     strict: bool,
@@ -74,23 +55,6 @@ impl Reading {
     /// The same for records by key; of an access log, by this field, or by the client's address.
     pub(crate) fn by_key<'p>(&self, path: &'p Path, by: Option<KeyField>) -> Source<'p> {
         Source { by, ..self.of(path, Identity::Key(by.unwrap_or(KeyField::Ip))) }
-    }
-
-    /// What records are read for.
-    fn wanted(&self, about: Identity) -> Result<Wanted> {
-        let clients = Clients::new(self.client_address.clone(), &self.proxies);
-        let clients = clients.map_err(|why| anyhow!("--{why}"))?;
-        Ok(Wanted { places: self.places(), clients, ..Wanted::from(about) })
-    }
-
-    fn places(&self) -> Places {
-        self.fields.clone().unwrap_or_default()
-    }
-
-    /// Reports lines that can't be read, and what else is to be said.
-    fn warnings(&self, source: &str, format: Format, looks: &Looks, tally: &Arc<Tally>) -> Warnings {
-        let client = self.client_address.as_ref().map(ToString::to_string);
-        Warnings::new(source, format, looks, self.strict).with(Arc::clone(tally), client)
     }
 }
 
@@ -134,16 +98,16 @@ impl Source<'_> {
     pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Format, Warnings)> {
         let file = self.text()?;
         let unsure = self.reading.input.is_none();
-        let (looks, file) = records::look(file, unsure, &self.reading.places()).with_context(|| self.shown())?;
+        let (looks, file) = records::look(file, unsure, &self.reading.log.places()).with_context(|| self.shown())?;
         let format = self.settled(&looks)?;
-        let wanted = self.reading.wanted(self.about)?;
-        let warnings = self.reading.warnings(&self.shown(), format, &looks, &wanted.tally);
+        let wanted = self.reading.log.wanted(self.about)?;
+        let warnings = Warnings::new(&self.shown(), format, &looks, self.reading.strict).with(&wanted.tally);
         Ok((records::read(format, wanted, file), format, warnings))
     }
 
     /// The same once more, of a [plain file](Self::is_plain_file).
     pub(crate) fn again(&self, format: Format) -> Result<impl Iterator<Item = Item> + use<>> {
-        Ok(records::read(format, self.reading.wanted(self.about)?, self.text()?))
+        Ok(records::read(format, self.reading.log.wanted(self.about)?, self.text()?))
     }
 
     fn text(&self) -> Result<impl BufRead + use<>> {
@@ -159,7 +123,7 @@ impl Source<'_> {
         let (tell_looks, looks) = oneshot::channel();
         let (tell_format, format) = oneshot::channel();
         let (sender, records) = mpsc::channel(1024);
-        let (wanted, unsure) = (self.reading.wanted(self.about)?, self.reading.input.is_none());
+        let (wanted, unsure) = (self.reading.log.wanted(self.about)?, self.reading.input.is_none());
         let tally = Arc::clone(&wanted.tally);
         std::thread::spawn(move || {
             let looked = records::decompressed(BufReader::new(io::stdin()));
@@ -184,7 +148,7 @@ impl Source<'_> {
         let format = self.settled(&looks)?;
         // If the reader has ended, it has sent the reason.
         let _ = tell_format.send(format);
-        let warnings = self.reading.warnings(&self.shown(), format, &looks, &tally);
+        let warnings = Warnings::new(&self.shown(), format, &looks, self.reading.strict).with(&tally);
         Ok((Stream { records, latest: 0 }, warnings))
     }
 
@@ -200,17 +164,7 @@ impl Source<'_> {
             (None, None, None) => Format::Jsonl,
             (None, None, Some(begins)) => bail!("{shown}: {}", unknown(looks.places.as_deref(), begins)),
         };
-        let has_fields = self.reading.fields.is_some();
-        let is_access_log = format.is_access_log() || (format == Format::Csv && self.reading.places().have_time());
-        let asked = match (self.by.is_some(), has_fields, self.reading.client_address.is_some()) {
-            (true, ..) => "--key",
-            (_, true, _) => "--fields",
-            (.., true) => "--client-address",
-            _ => return Ok(format),
-        };
-        if !is_access_log {
-            bail!("{shown}: expected an access log with {asked}, got {}, which has keys of its own", what(format));
-        }
+        self.reading.log.check(&shown, format, what(format), self.by.is_some())?;
         Ok(format)
     }
 
@@ -225,16 +179,4 @@ fn what(format: Format) -> &'static str {
         Format::Csv => "CSV",
         Format::Combined | Format::AccessJson | Format::Haproxy | Format::W3c | Format::Text => "an access log",
     }
-}
-
-/// How to read what has no known format.
-fn unknown(places: Option<&str>, begins: &str) -> String {
-    let (how, why) = match places {
-        Some(places) => (format!("--fields, such as --fields {places}"), ""),
-        None => (
-            "--fields time=FIELD,ip=FIELD,request=FIELD".to_owned(),
-            ", and in which nothing looks like both a time and an address: every request needs its time",
-        ),
-    };
-    format!("expected {how}, since it has no known format, got what begins with {begins}{why}")
 }

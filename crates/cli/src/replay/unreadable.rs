@@ -25,8 +25,6 @@ pub(crate) struct Warnings {
     /// What to give as --fields, if that can be seen.
     places: Option<String>,
     tally: Arc<Tally>,
-    /// The field that has the clients' addresses, if one was named.
-    client: Option<String>,
     strict: bool,
     /// Whether a line was read, so that the format is right.
     any_read: bool,
@@ -41,12 +39,12 @@ impl Warnings {
         let is_sure = looks.format == Some(format) || looks.begins.is_none();
         let looks = looks.format.filter(|looks| *looks != format);
         let (tally, held) = (Arc::default(), Vec::new());
-        Self { source, format, looks, is_sure, places, tally, client: None, strict, any_read: false, held, met: 0 }
+        Self { source, format, looks, is_sure, places, tally, strict, any_read: false, held, met: 0 }
     }
 
-    /// Says at the end what was noted here, of a log whose clients' addresses are in this field.
-    pub(crate) fn with(self, tally: Arc<Tally>, client: Option<String>) -> Self {
-        Self { tally, client, ..self }
+    /// Says at the end what was noted here.
+    pub(crate) fn with(self, tally: &Arc<Tally>) -> Self {
+        Self { tally: Arc::clone(tally), ..self }
     }
 
     pub(crate) fn read(&mut self) {
@@ -74,8 +72,7 @@ impl Warnings {
         if !self.held.is_empty() {
             return Err(self.nothing_read());
         }
-        let hint = if self.any_read { String::new() } else { self.hint() };
-        self.tally.say(&self.source, self.client.as_deref(), &hint);
+        self.tally.say(&self.source, self.any_read);
         Ok(())
     }
 

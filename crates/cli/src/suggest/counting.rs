@@ -1,8 +1,10 @@
 //! Whose requests count together, and by which key.
 
+use std::borrow::Cow;
+
 use anyhow::Result;
 use tollgate::Limit;
-use tollgate::rules::{Applies, Effect, RuleSet};
+use tollgate::rules::{Applies, Attributes, Effect, RuleSet};
 
 use crate::attributes;
 use crate::records::{Identity, KeyField, Record, counted};
@@ -75,17 +77,19 @@ impl Counting {
         match self {
             Self::Key => count(&Place::Anywhere, None, &record.key, cost).map(Ok),
             Self::Attribute { key, each } => {
-                let value = |name: &str| record.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value);
+                // An address as a rule by ip counts it.
+                let value = |name: &str| {
+                    let (_, value) = record.attributes.iter().find(|(own, _)| own == name)?;
+                    let address = if name == "ip" { Attributes::new().set(name, value).address() } else { None };
+                    Some(address.map_or(Cow::Borrowed(value), |address| Cow::Owned(counted(address))))
+                };
                 let Some(whom) = value(key) else { return Ok(Err(format!("no {key}"))) };
-                // As a rule by ip counts it.
-                let address = attributes::read(&record.attributes).address().filter(|_| key == "ip").map(counted);
-                let whom = address.as_ref().unwrap_or(whom);
                 let place = match each.as_deref().map(|each| value(each).ok_or(each)) {
                     None => Place::Anywhere,
-                    Some(Ok(value)) => Place::Value(value.clone()),
+                    Some(Ok(value)) => Place::Value(value.into_owned()),
                     Some(Err(each)) => return Ok(Err(format!("no {each}"))),
                 };
-                count(&place, None, whom, cost).map(Ok)
+                count(&place, None, &whom, cost).map(Ok)
             }
             Self::Rules(rules) => by_rules(rules, record, count),
         }

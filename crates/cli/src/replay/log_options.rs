@@ -1,0 +1,77 @@
+//! Options that say what the lines of an access log have where.
+
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+
+use crate::records::{Clients, Format, Identity, Place, Places, Wanted};
+
+/// Where an access log has what is read of it.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LogOptions {
+    /// Where an access log has what, such as time=ts,ip=client.ip.
+    ///
+    /// Of time (of the line, at a request's end) or start, ip, user, method, path or request, and duration; what isn't
+    /// given is found as --input says. A FIELD is a name in JSON (with dots into objects), a column's name, NAME in
+    /// NAME=VALUE, the position of a word from 1, or from the end from -1 (text in quotes or brackets is one word), or
+    /// last-quoted. A duration is a number with its unit, or takes the one given: duration=FIELD:s, ms, us or ns; the sum
+    /// of several is FIELD+FIELD.
+    #[arg(long, value_name = "NAME=FIELD,...", help_heading = "Records")]
+    fields: Option<Places>,
+    /// The field of an access log that has the client's address.
+    ///
+    /// As a proxy or a balancer has written it, such as x_forwarded_for in JSON, last-quoted for nginx's packaged format,
+    /// or as in --fields. Of a list, the last entry counts that isn't one of the --proxies; without those, the last, which
+    /// the nearest proxy has written.
+    #[arg(long, value_name = "FIELD", allow_hyphen_values = true, help_heading = "Records")]
+    client_address: Option<Place>,
+    /// Proxies whose entries in it are trusted, such as 10.0.0.0/8.
+    ///
+    /// Addresses or networks, with commas between. As with the middleware's ClientAddress::behind, a request that comes
+    /// from none of them counts by its own address.
+    #[arg(long, value_name = "NETWORK,...", value_delimiter = ',', help_heading = "Records")]
+    proxies: Vec<String>,
+}
+
+impl LogOptions {
+    /// What records are read for.
+    pub(super) fn wanted(&self, about: Identity) -> Result<Wanted> {
+        let clients = Clients::new(self.client_address.clone(), &self.proxies);
+        let clients = clients.map_err(|why| anyhow!("--{why}"))?;
+        Ok(Wanted::new(about, self.places(), clients))
+    }
+
+    pub(super) fn places(&self) -> Places {
+        self.fields.clone().unwrap_or_default()
+    }
+
+    /// Whether it is read as a log of requests, not of keys and costs.
+    fn is_access_log(&self, format: Format) -> bool {
+        format.is_access_log() || (format == Format::Csv && self.places().have_time())
+    }
+
+    /// Refuses what only an access log can be asked; `by` is whether a field to count by was.
+    pub(super) fn check(&self, shown: &str, format: Format, what: &str, by: bool) -> Result<()> {
+        let asked = match (by, &self.fields, &self.client_address) {
+            (true, ..) => "--key",
+            (_, Some(_), _) => "--fields",
+            (.., Some(_)) => "--client-address",
+            _ => return Ok(()),
+        };
+        if !self.is_access_log(format) {
+            bail!("{shown}: expected an access log with {asked}, got {what}, which has keys of its own");
+        }
+        Ok(())
+    }
+}
+
+/// How to read what has no known format and begins so, with the fields that can be seen in it.
+pub(super) fn unknown(places: Option<&str>, begins: &str) -> String {
+    let (how, why) = match places {
+        Some(places) => (format!("--fields, such as --fields {places}"), ""),
+        None => (
+            "--fields time=FIELD,ip=FIELD,request=FIELD".to_owned(),
+            ", and in which nothing looks like both a time and an address: every request needs its time",
+        ),
+    };
+    format!("expected {how}, since it has no known format, got what begins with {begins}{why}")
+}
