@@ -2,8 +2,6 @@
 
 use std::time::{Duration, SystemTime};
 
-use tokio::time::sleep;
-
 use super::ArchiveError;
 use super::checksum::sha256;
 use super::month::Month;
@@ -75,8 +73,7 @@ pub(super) async fn prepare(client: &Client) -> Result<i32, ArchiveError> {
 /// Keeps other archivers out until this connection ends. It does nothing else: a month is detached outside transactions.
 pub(super) async fn lock(postgres: &Postgres, client: &Client) -> Result<(), ArchiveError> {
     let pid = prepare(client).await?;
-    let locked = async { client.batch_execute(LOCK).await.map_err(PostgresError::from) };
-    let locked = postgres.naming_blockers(pid, locked).await;
+    let locked = postgres.naming_blockers(pid, client.batch_execute(LOCK)).await;
     locked.map_err(|error| if error.is_locked() { ArchiveError::busy(&error) } else { error.into() })
 }
 

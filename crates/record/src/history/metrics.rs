@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use crate::postgres::client::Transaction;
 use tokio_postgres::Statement;
 use tokio_postgres::types::ToSql;
 

@@ -32,6 +32,8 @@ enum Kind {
     Data,
     /// Somebody else has held a lock for too long.
     Locked,
+    /// What was to be created is there.
+    Exists,
     Refused,
 }
 
@@ -141,13 +143,19 @@ impl PostgresError {
             Kind::Denied => "denied",
             Kind::Locked => "locked",
             Kind::Schema => "schema",
-            Kind::Input | Kind::Data | Kind::Refused => "refused",
+            Kind::Input | Kind::Data | Kind::Exists | Kind::Refused => "refused",
         }
     }
 
     /// The data can't be stored, however often that is tried.
     pub(crate) fn is_data(&self) -> bool {
         self.kind == Kind::Data
+    }
+
+    /// What was to be created is there, or another transaction made it at the same moment, which an index of the server's
+    /// catalog then refuses.
+    pub(crate) fn is_made_already(&self) -> bool {
+        matches!(self.kind, Kind::Exists | Kind::Data)
     }
 
     /// Somebody else held a lock on what was to be read or written for too long.
@@ -198,6 +206,7 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
         ref state if ["08", "53", "57"].contains(&&state.code()[..2]) => Kind::Unreachable,
         ref state if ["21", "22", "23"].contains(&&state.code()[..2]) => Kind::Data,
         SqlState::LOCK_NOT_AVAILABLE => Kind::Locked,
+        SqlState::DUPLICATE_SCHEMA | SqlState::DUPLICATE_TABLE => Kind::Exists,
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,
         _ => Kind::Refused,
     };

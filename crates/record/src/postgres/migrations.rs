@@ -3,7 +3,6 @@
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
-use tokio_postgres::error::SqlState;
 
 use super::client::Transaction;
 use super::ownership::{self, Found};
@@ -160,12 +159,9 @@ pub(crate) async fn expect_this_version(transaction: &Transaction<'_>) -> Result
 
 /// Creates the schema or the table; whether somebody else hasn't done so meanwhile.
 async fn create(transaction: &Transaction<'_>, sql: &str) -> Result<bool, PostgresError> {
-    let made = transaction.batch_execute(sql).await;
-    let states = [SqlState::DUPLICATE_SCHEMA, SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION];
-    let is_made = |error: &tokio_postgres::Error| error.code().is_some_and(|state| states.contains(state));
-    match made {
-        Err(error) if is_made(&error) => Ok(false),
-        made => Ok(made.map(|()| true)?),
+    match transaction.batch_execute(sql).await {
+        Err(error) if error.is_made_already() => Ok(false),
+        made => made.map(|()| true),
     }
 }
 
