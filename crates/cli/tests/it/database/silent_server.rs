@@ -34,7 +34,7 @@ async fn a_command_whose_answer_is_missing_ends_with_one_line_that_says_what_may
         if line.contains(": the change may or may not have been made: ") {
             wait_until("the change is made", async || !server.run(blocked).await.is_empty()).await;
             server.run("DELETE FROM tollgate.user_quotas").await;
-            unknown = line;
+            unknown.clone_from(&line);
         } else {
             assert!(line.ends_with(": nothing was changed\n") || line.ends_with(": no connection in time\n"), "{line}");
             assert_eq!(server.run(blocked).await, Vec::<String>::new(), "{answered}: {line}");
