@@ -31,7 +31,7 @@ end
 
 -- Runs a limit's script: all see one time, and writes are held back. A command is noted while it is being called.
 local clock, held, calling
-local recorder = { error_reply = redis.error_reply }
+local recorder = { error_reply = redis.error_reply, acl_check_cmd = redis.acl_check_cmd }
 function recorder.call(command, ...)
   if command == 'TIME' and clock then return clock end
   local writes = command ~= 'GET' and (command == 'SET' or command == 'SETRANGE' or command == 'DEL'

@@ -31,7 +31,8 @@
 --
 -- Commands
 --   TIME, EXISTS, ZRANGE, ZCOUNT, ZSCORE; what takes or gives: ZADD, ZREM, ZREMRANGEBYSCORE, PEXPIRE, PEXPIREAT; reset,
---   and the last permit's release: DEL; inspect: PTTL
+--   and the last permit's release: DEL; inspect: PTTL. What takes or gives first asks (redis.acl_check_cmd) whether the
+--   caller may run those that come after its first write, and is refused before it if not.
 --
 -- Expiry
 --   Every write arms it for twice the ttl, or this reset if a block made it longer.
@@ -188,6 +189,18 @@ function decide(mode, overage, block_for)
     denials = denials + 1
   end
 
+  -- The first of these commands that this user may not run, or the server doesn't have. Asked before anything is
+  -- written: refused half-way, a call would take a permit for nobody, and leave it without an expiry.
+  local function refused(commands)
+    for _, command in ipairs(commands) do
+      local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
+      if not (known and may) then
+        local why = known and "NOPERM this user may not run the '%s' command" or "ERR unknown command '%s'"
+        return redis.error_reply(string.format(why, string.lower(command)))
+      end
+    end
+  end
+
   -- Lua passes some thousands of arguments at most.
   local function remove_all(list)
     for from = 1, #list, 1000 do redis.call('ZREM', key, unpack(list, from, math.min(from + 999, #list))) end
@@ -222,10 +235,18 @@ function decide(mode, overage, block_for)
       end
       for member in pairs(given) do remove[#remove + 1] = member end
     end
+    local trims = gap == 0 and (settles or rebased or not exists)
+    if redis.acl_check_cmd then
+      local needs = { server_time and 'PEXPIREAT' or 'PEXPIRE' }
+      if give > 0 then needs[2] = 'ZADD' end
+      if #remove > 0 then needs[#needs + 1] = 'ZREM' end
+      if trims then needs[#needs + 1] = 'ZREMRANGEBYSCORE' end
+      local refusal = refused(needs)
+      if refusal then return refusal end
+    end
     -- If Redis is out of memory, a call that only gives back still succeeds if it removes first.
     if give > 0 then remove_all(remove) end
     for from = 1, #add, 1000 do redis.call('ZADD', key, unpack(add, from, math.min(from + 999, #add))) end
-    -- Comes before anything else can be refused, so that no permit is left without an expiry.
     local keep = math.max(2 * ttl, reset_after)
     if server_time then
       redis.call('PEXPIREAT', key, string.format('%d', (now_us + keep + -(now_us + keep) % 1000) / 1000))
@@ -234,9 +255,7 @@ function decide(mode, overage, block_for)
       redis.call('PEXPIRE', key, string.format('%d', math.max(3600000, (keep + -keep % 1000) / 1000)))
     end
     if give == 0 then remove_all(remove) end
-    if gap == 0 and (settles or rebased or not exists) then
-      redis.call('ZREMRANGEBYSCORE', key, '1', string.format('%d', passed))
-    end
+    if trims then redis.call('ZREMRANGEBYSCORE', key, '1', string.format('%d', passed)) end
   end
 
   local answer = { allowed and 1 or 0, limit, remaining, retry_after, reset_after }

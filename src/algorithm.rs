@@ -19,7 +19,9 @@ pub enum Algorithm {
     /// `rate` units in each day, week, month or year of the calendar. Also written `fixed-window` in the text form;
     /// built with [`Limit::calendar`](crate::Limit::calendar).
     CalendarWindow,
-    /// The previous window's count weighted by its overlap, plus the current window's.
+    /// The previous window's count weighted by its overlap, plus the current window's. The weighted count is rounded
+    /// down, so a unit more than `rate` may be admitted around the start of a window: at a rate of 1, two within a
+    /// moment. Small limits are exact by [`SlidingLog`](Self::SlidingLog).
     SlidingWindow,
     /// Exactly `rate` units in any `period`, by remembering each request.
     SlidingLog,
@@ -179,11 +181,7 @@ static ROWS: [Row; 7] = [
     Row {
         algorithm: Algorithm::Concurrency,
         name: "concurrency",
-        script: Script::algorithm_in_steps(
-            "concurrency",
-            include_str!("../lua/concurrency.lua"),
-            &["pexpire", "pexpireat", "zrem", "zremrangebyscore"],
-        ),
+        script: Script::algorithm("concurrency", include_str!("../lua/concurrency.lua")),
         options: &[Setting::Ttl, Setting::Shards],
         fit: numbers::fit_permits,
         most_counted: numbers::most_of_permits,
@@ -344,7 +342,7 @@ mod tests {
 
     use super::*;
 
-    /// A limit that keeps its name may become one of another algorithm, whose script then finds the state of the first.
+    /// Keys name the algorithm; other programs that call the scripts may still mix them up, and then take nothing.
     #[test]
     fn no_two_states_have_a_layout_in_common() {
         let mut layouts = Vec::new();

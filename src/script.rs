@@ -13,8 +13,6 @@ const ACROSS_SLOTS: &str = include_str!("../lua/across_slots.lua");
 pub struct Script {
     name: &'static str,
     source: Source,
-    /// Commands that it runs after charging.
-    after_charging: &'static [&'static str],
     text: OnceLock<String>,
     digest: OnceLock<String>,
     across_slots: OnceLock<Box<Script>>,
@@ -43,41 +41,21 @@ impl Script {
     pub const CONTRACT: u32 = 1;
 
     pub(crate) const fn algorithm(name: &'static str, file: &'static str) -> Self {
-        Self::algorithm_in_steps(name, file, &[])
-    }
-
-    /// The same for a script that runs these commands after charging: if one of them is refused, the units are taken.
-    pub(crate) const fn algorithm_in_steps(
-        name: &'static str,
-        file: &'static str,
-        after_charging: &'static [&'static str],
-    ) -> Self {
-        Self::new(name, Source::Algorithm(file), after_charging)
+        Self::new(name, Source::Algorithm(file))
     }
 
     pub(crate) const fn composed(name: &'static str, compose: fn() -> String, remembers: Remembers) -> Self {
-        Self::new(name, Source::Composed(compose, remembers), &[])
+        Self::new(name, Source::Composed(compose, remembers))
     }
 
-    const fn new(name: &'static str, source: Source, after_charging: &'static [&'static str]) -> Self {
-        Self {
-            name,
-            source,
-            after_charging,
-            text: OnceLock::new(),
-            digest: OnceLock::new(),
-            across_slots: OnceLock::new(),
-        }
+    const fn new(name: &'static str, source: Source) -> Self {
+        Self { name, source, text: OnceLock::new(), digest: OnceLock::new(), across_slots: OnceLock::new() }
     }
 
     /// The form of an algorithm's script that decides, packed, on keys of several slots of a cluster's node: of the same
     /// name, with a text and a digest of its own.
     pub(crate) fn across_slots(&'static self) -> &'static Self {
-        self.across_slots.get_or_init(|| Box::new(Self::new(self.name, Source::AcrossSlots(self), self.after_charging)))
-    }
-
-    pub(crate) fn runs_after_charging(&self, command: &str) -> bool {
-        self.after_charging.contains(&command)
+        self.across_slots.get_or_init(|| Box::new(Self::new(self.name, Source::AcrossSlots(self))))
     }
 
     /// The file's name in `lua/`, without its ending.

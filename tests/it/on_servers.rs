@@ -12,6 +12,7 @@ mod contention;
 mod corrupted_state;
 mod differential;
 mod faults;
+mod half_way;
 mod key_spelling;
 mod late_refunds;
 mod laws;

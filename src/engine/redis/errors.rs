@@ -133,12 +133,8 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     let begun = error.detail().is_some_and(|detail| detail.contains(" script: ") || detail.contains(" command: "));
     // A script reads all it needs, and finds what it can't read, before it writes.
     let writing = matches!(kind, Kind::Permission | Kind::Unsupported | Kind::Refused);
-    let charged = |called: Called| {
-        // Every script asks for the time first.
-        let command = command();
-        let after_charging = |command: &String| called.script.runs_after_charging(command);
-        command.as_deref() != Some("time") && (called.writes_several || command.as_ref().is_some_and(after_charging))
-    };
+    // Every script asks for the time first. One that writes a single key takes nothing before all else has succeeded.
+    let charged = |called: Called| called.writes_several && command().as_deref() != Some("time");
     if begun && writing && !is_first_write && called.is_some_and(charged) { told.half_way() } else { told }
 }
 

@@ -227,20 +227,6 @@ fn limiter(url: &str) -> Limiter {
     Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
 }
 
-/// A permit is taken before what has expired is removed.
-#[tokio::test]
-async fn a_permit_that_was_taken_before_a_command_was_refused_may_be_charged_and_expires() {
-    let server = Server::start();
-    let admin = limiter(&server.url());
-    let rule = rule("concurrency 2 ttl 1h");
-    let some = limiter(&server.user("some", "+@all -zremrangebyscore ~*")).on_error(OnError::Open).expect("a policy");
-    let error = some.acquire(&rule, Request::new("key").id("mine")).await.expect_err("refused");
-    assert!(error.is_permission() && error.charged() == Charged::Unknown, "{error:?}");
-    let state = admin.inspect(&rule, "key").await.expect("a state").remove(0);
-    assert_eq!(state.decision.remaining, 1);
-    assert!(state.expires_after.is_some(), "{state:?}");
-}
-
 #[tokio::test]
 async fn a_missing_right_to_wait_for_replicas_is_an_error_under_every_policy() {
     let server = Server::start();
