@@ -164,7 +164,7 @@ impl Decision {
         self.limits.first()?.quota.rule()
     }
 
-    /// When it was made, by this machine's clock or, if the caller gave the time, by that.
+    /// When it was made, by this machine's clock or, if the caller gave a time or a clock, by that.
     pub(crate) fn decided_at(&self) -> SystemTime {
         self.decided_at
     }
@@ -178,7 +178,7 @@ impl Decision {
     pub(crate) fn recalled(&self, since: Duration) -> Self {
         let mut again = self.clone();
         again.by = By::DenialCache;
-        again.decided_at = wall_clock::now();
+        again.decided_at += since;
         again.retry_after = again.retry_after.less(since);
         again.reset_after = again.reset_after.saturating_sub(since);
         for limit in again.limits.0.iter_mut() {
@@ -191,7 +191,13 @@ impl Decision {
     }
 
     /// An allowed call that took units held in this process.
-    pub(crate) fn leased(quota: &Arc<Quota>, remaining: u64, granted: u64, reset_after: Duration) -> Self {
+    pub(crate) fn leased(
+        quota: &Arc<Quota>,
+        remaining: u64,
+        granted: u64,
+        reset_after: Duration,
+        at: SystemTime,
+    ) -> Self {
         let limit = LimitDecision {
             quota: Arc::clone(quota),
             allowed: true,
@@ -202,7 +208,7 @@ impl Decision {
             blocked: false,
             overage: None,
         };
-        Self::of_one(limit, granted, By::Lease, wall_clock::now())
+        Self::of_one(limit, granted, By::Lease, at)
     }
 
     /// Allowed without knowing the state, while Redis is unreachable.

@@ -8,7 +8,7 @@ pub(crate) mod redis;
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
@@ -202,6 +202,15 @@ impl Engine {
             Self::Redis(_) | Self::Cluster(_) => By::Redis,
             #[cfg(feature = "embedded")]
             Self::Embedded(_) => By::Embedded,
+        }
+    }
+
+    /// The time by the clock that the caller gave it, if any.
+    pub(crate) fn given_time(&self) -> Option<SystemTime> {
+        match self {
+            Self::Redis(_) | Self::Cluster(_) => None,
+            #[cfg(feature = "embedded")]
+            Self::Embedded(embedded) => embedded.given_time(),
         }
     }
 }

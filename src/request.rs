@@ -6,7 +6,6 @@ use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::{By, Decision};
 use crate::error::{Charged, Error, Kind};
 use crate::rule::Rule;
-use crate::wall_clock;
 
 /// The last microsecond since the epoch at which a decision can be made: the year 2112.
 const LAST_TIME: u64 = 1 << 52;
@@ -102,8 +101,8 @@ pub(crate) struct Earlier {
 
 impl Earlier {
     /// The option that limits a refund at this time to what is still owed.
-    pub(crate) fn owed_at(&self, time: Option<SystemTime>) -> String {
-        let now_us = microseconds(time.unwrap_or_else(wall_clock::now)).unwrap_or_default();
+    pub(crate) fn owed_at(&self, time: SystemTime) -> String {
+        let now_us = microseconds(time).unwrap_or_default();
         format!("+taken={},{}", now_us.saturating_sub(self.taken_us), self.reset_us)
     }
 }
@@ -201,8 +200,8 @@ impl<'a> Request<'a> {
     /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
     ///
     /// A refund gives back no more than was granted, so nothing for a call that was denied; and no more than is still
-    /// owed: what has refilled or left its window since then is gone. It reckons from the two answers' times on this
-    /// machine, so to within a round trip, and doesn't know what was given back since: two refunds after one decision
+    /// owed: what has refilled or left its window since then is gone. It reckons from the two calls' times on this
+    /// machine, so to within a round trip, or by the clock given to an embedded engine; and doesn't know what was given back since: two refunds after one decision
     /// give back its units twice. [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know, in
     /// Redis, and give back once.
     ///

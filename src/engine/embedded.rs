@@ -29,6 +29,7 @@ use keyspace::{Argument, Keyspace, Outcome};
 #[derive(Clone)]
 pub struct Embedded {
     shared: Arc<Lock<Interpreter>>,
+    clock: Clock,
 }
 
 /// The embedded engine's clock. Clones share it.
@@ -73,8 +74,8 @@ impl Embedded {
     /// An engine without any state, with this clock.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
-        let interpreter = Interpreter::new(clock).expect("a new interpreter takes a few functions");
-        Self { shared: Arc::new(Lock::new(interpreter)) }
+        let interpreter = Interpreter::new(clock.clone()).expect("a new interpreter takes a few functions");
+        Self { shared: Arc::new(Lock::new(interpreter)), clock }
     }
 
     /// The same on the system's time, forgetting keys beyond this many.
@@ -116,6 +117,12 @@ impl Embedded {
     fn records(&self, call: PackedCall<'_>) -> Result<Records, Error> {
         let mut interpreter = self.shared.lock();
         call.read(&interpreter.run_packed(call)?, None)
+    }
+
+    /// The time by a clock that was set.
+    pub(crate) fn given_time(&self) -> Option<SystemTime> {
+        let manual = self.clock.manual.as_ref()?;
+        Some(UNIX_EPOCH + Duration::from_micros(manual.load(Ordering::Relaxed)))
     }
 
     pub(crate) fn size(&self) -> u64 {

@@ -14,6 +14,7 @@ use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
 use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, Target};
+use crate::wall_clock;
 
 impl Limiter {
     /// Decides by whatever the rule and the request need: a denial that this process remembers, script calls, or the
@@ -105,7 +106,8 @@ impl Limiter {
         if operation == Operation::Penalty {
             granted = targets.iter().map(|target| target.limit.most_counted()).fold(granted, u64::min);
         }
-        Decision::of(limits, granted, self.engine.by(), decided_at(request.plain(), reply)).ok_or_else(garbled)
+        let at = self.decided_at(request.plain(), reply);
+        Decision::of(limits, granted, self.engine.by(), at).ok_or_else(garbled)
     }
 
     /// The decision in a reply to an ask.
@@ -119,15 +121,21 @@ impl Limiter {
         let notes = reply.appended.first_chunk().copied().unwrap_or_default();
         let limit = LimitDecision::new(&target.scoped.quota, reply.decision, notes, false).ok_or_else(garbled)?;
         let granted = if limit.allowed { request.units(rule) } else { 0 };
-        Ok(Decision::of_one(limit, granted, self.engine.by(), decided_at(request, reply)))
+        Ok(Decision::of_one(limit, granted, self.engine.by(), self.decided_at(request, reply)))
+    }
+
+    /// When this reply was made, by the clock that [`Self::now`] goes by.
+    pub(super) fn decided_at(&self, request: &PlainRequest<'_>, reply: &Reply) -> SystemTime {
+        request.time().or_else(|| self.engine.given_time()).unwrap_or(reply.at)
+    }
+
+    /// The time of a call that doesn't give one: by the clock given to the engine, or this machine's.
+    pub(super) fn now(&self) -> SystemTime {
+        self.engine.given_time().unwrap_or_else(wall_clock::now)
     }
 }
 
 /// A well-formed reply that no script gives.
 pub(super) fn garbled() -> Error {
     Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
-}
-
-pub(super) fn decided_at(request: &PlainRequest<'_>, reply: &Reply) -> SystemTime {
-    request.time().unwrap_or(reply.at)
 }

@@ -260,7 +260,8 @@ impl Shared {
         {
             runtime.spawn(Arc::clone(self).refill(1, turn));
         }
-        let decision = Decision::leased(&self.rule.scoped_limits()[0].quota, left, cost, reset_after);
+        let decision =
+            Decision::leased(&self.rule.scoped_limits()[0].quota, left, cost, reset_after, self.limiter.now());
         counted(&self.rule, Ok(&decision));
         Some(decision)
     }

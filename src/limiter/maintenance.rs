@@ -5,7 +5,6 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 
 use super::Limiter;
-use super::decide::decided_at;
 use crate::call::Mode;
 use crate::decision::{Decision, LimitDecision};
 use crate::denial_cache::DenialCache;
@@ -128,7 +127,7 @@ impl Limiter {
             let reply =
                 self.run(rule, input.script, std::slice::from_ref(&input), None, &request, Mode::Inspect).await?;
             let names = scoped.limit.algorithm().state_fields();
-            let (by, at) = (self.engine.by(), decided_at(request.plain(), &reply));
+            let (by, at) = (self.engine.by(), self.decided_at(request.plain(), &reply));
             let read = match reply.appended.as_slice() {
                 [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
                     let notes = [*blocked_us, *overage];

@@ -72,9 +72,11 @@ impl Limiter {
     ) -> Result<Reply, Error> {
         let (cost, now_us) = (request.units(rule), request.now_us()?);
         let options = match request.earlier() {
-            Some(earlier) if mode == Mode::Call(Operation::Refund) => {
-                Cow::Owned(format!("{}{}", rule.options(), earlier.owed_at(request.time())))
-            }
+            Some(earlier) if mode == Mode::Call(Operation::Refund) => Cow::Owned(format!(
+                "{}{}",
+                rule.options(),
+                earlier.owed_at(request.time().unwrap_or_else(|| self.now()))
+            )),
             _ => Cow::Borrowed(rule.options()),
         };
         let within_us =

@@ -1,16 +1,16 @@
 //! Units given back late: never more than is still owed, so the rule's bound holds whatever comes in between.
 
-use std::time::Duration;
+use std::num::NonZeroU32;
+use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::{Algorithm, Embedded, Limiter, Redis, Request, Rule};
+use tollgate::{Algorithm, By, Clock, Embedded, Limiter, Redis, Request, Rule};
 use tollgate_testing::effort::cases;
-use tollgate_testing::engines::micros;
-use tollgate_testing::engines::time;
+use tollgate_testing::engines::{micros, time};
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::{assert_of_every_algorithm, rule};
+use tollgate_testing::rules::{SIX, assert_of_every_algorithm, rule};
 
 /// Ten sleepers each reserve 100 units; Redis is unreachable, they are dropped, and their cancellations arrive one by
 /// one, between the calls of others. All of it may have at most the capacity and what refills.
@@ -133,4 +133,43 @@ fn however_late_a_cancellation_comes_the_key_has_no_more_than_without_its_call()
         Ok(())
     });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Wherever that clock stands beside the machine's.
+#[tokio::test]
+async fn a_refund_after_a_decision_goes_by_the_clock_that_the_engine_was_given() {
+    let mut seen = 0;
+    for begin in [1_000_000_000, 4_000_000_000].map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds)) {
+        for (text, later) in SIX.into_iter().flat_map(|text| [0, 3, 4, 9, 12, 90_000].map(|later| (text, later))) {
+            let (rule, clock, later) = (rule(text), Clock::set_to(begin), Duration::from_secs(later));
+            let given = Limiter::new(Embedded::with_clock(clock.clone()));
+            let first = given.acquire(&rule, Request::new("key").cost(3)).await.expect("a decision");
+            given.acquire(&rule, Request::new("key").cost(2)).await.expect("a decision");
+            clock.advance(later);
+            let before = given.peek(&rule, "key").await.expect("a decision").remaining;
+            let after = given.refund(&rule, Request::new("key").cost(3).after(&first)).await.expect("an answer");
+
+            let told = Limiter::new(Embedded::new());
+            let at = Request::new("key").at(begin);
+            let first = told.acquire(&rule, at.cost(3)).await.expect("a decision");
+            told.acquire(&rule, at.cost(2)).await.expect("a decision");
+            let request = at.at(begin + later).cost(3).after(&first);
+            let expected = told.refund(&rule, request).await.expect("an answer");
+            assert_eq!(after.remaining, expected.remaining, "{text}, {later:?} later");
+            assert!(after.retry_at() == Some(begin + later), "{text}: {:?}", after.retry_at());
+            seen += u64::from(after.remaining < 5 && after.remaining < before + 3);
+        }
+        let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(begin)));
+        let hot = rule("token-bucket 1000/1d");
+        let lease = limiter.lease(&hot, "hot", NonZeroU32::MIN).expect("a lease");
+        let mut decision = lease.acquire(1).await.expect("a decision");
+        while decision.by != By::Lease {
+            decision = lease.acquire(1).await.expect("a decision");
+        }
+        lease.give_back().await.expect("an answer");
+        let before = limiter.peek(&hot, "hot").await.expect("a decision").remaining;
+        let after = limiter.refund(&hot, Request::new("hot").after(&decision)).await.expect("an answer");
+        assert_eq!(after.remaining, before + 1, "{begin:?}");
+    }
+    assert!(seen >= 4, "{seen} refunds of units that had come back in part");
 }
