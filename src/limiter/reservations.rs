@@ -7,6 +7,9 @@
 //! proceed one by one as the limit refills, in the order of their turns, and none earlier than if those that left had
 //! never been there. What other processes' callers have reserved in between isn't known here: it would only let one
 //! proceed still earlier.
+//!
+//! Of several limits, each has turns of its own, since one may refill a thousand times as fast as another. A caller
+//! proceeds when the last of its turns has come.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -15,12 +18,14 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
 use super::sharded::ShardChoice;
 use crate::algorithm::Algorithm;
+use crate::decision::{Decision, LimitDecision, RetryAfter};
 use crate::error::Error;
 use crate::limit::Limit;
 use crate::lock::Lock;
@@ -68,8 +73,11 @@ struct Waiting {
 struct Member {
     reserved_at: Instant,
     units: u64,
-    turn: Instant,
+    /// In each limit of the rule.
+    turns: Turns,
 }
+
+type Turns = SmallVec<[Instant; 2]>;
 
 /// A place among those that wait.
 pub(super) struct Place {
@@ -86,16 +94,19 @@ impl Limiter {
         &self,
         rule: &Rule,
         request: &Request<'_>,
-        wait: Duration,
-        may_look: bool,
+        reserved: &Decision,
     ) -> Result<(), Error> {
         let reserved_at = Instant::now();
-        let turn = reserved_at + wait;
+        let wait = |wait: RetryAfter| reserved_at + wait.duration().unwrap_or_default().min(LONGEST_WAIT);
+        let (turn, turns) = (wait(reserved.retry_after), reserved.limits.iter().map(|limit| wait(limit.retry_after)));
+        let turns: Turns = turns.collect();
+        // What was reserved in this process, for want of Redis, isn't owed there.
+        let may_look = reserved.error.is_none() && turns.len() == rule.limits().len();
         let Some(name) = self.queue_name(rule, request).filter(|_| may_look) else {
             return runtime::sleep_until(turn).await;
         };
         let mut place = self.background.reservations.find(name, rule);
-        place.join(Member { reserved_at, units: request.units(rule), turn });
+        place.join(Member { reserved_at, units: request.units(rule), turns });
         let mut pause = FIRST_LOOK;
         let mut next = reserved_at + pause;
         loop {
@@ -169,7 +180,7 @@ impl Place {
     }
 
     fn turn(&self) -> Option<Instant> {
-        self.queue.waiting().members.get(&self.number?).map(|member| member.turn)
+        self.queue.waiting().members.get(&self.number?).map(Member::turn)
     }
 }
 
@@ -215,12 +226,19 @@ impl Queue {
             let owed = request.cost(0).jitter(0).within(Duration::ZERO);
             // What something else answers for Redis says nothing of its state, nor does a block.
             if let Ok(now) = limiter.decide(&self.rule, owed, Operation::Peek).uncounted().await
-                && let (true, None, Some(wait)) = (now.allowed, &now.error, now.retry_after.duration())
+                && now.allowed
+                && now.error.is_none()
             {
-                self.waiting().pay(&self.rule, asked_at, Instant::now() + wait, now.remaining);
+                self.waiting().pay(&self.rule, asked_at, Instant::now(), &now.limits);
                 self.moved_up.notify_waiters();
             }
         }
+    }
+}
+
+impl Member {
+    fn turn(&self) -> Instant {
+        self.turns.iter().copied().max().unwrap_or(self.reserved_at)
     }
 }
 
@@ -228,26 +246,36 @@ impl Waiting {
     /// Takes this one out. If it has given up, those behind it move up, whenever Redis learns of it; says whether any has.
     fn leave(&mut self, number: u64, rule: &Rule) -> bool {
         let Some(left) = self.members.remove(&number) else { return false };
-        let sooner = refills(rule, left.units, 0);
-        if left.turn <= Instant::now() || sooner.is_zero() {
-            return false;
-        }
-        let place = order(rule, number, &left);
+        let (place, now) = (order(rule, number, &left), Instant::now());
         let behind = self.members.iter_mut().filter(|(other, member)| order(rule, **other, member) > place);
-        let moved = behind.map(|(_, member)| member.turn = member.turn.checked_sub(sooner).unwrap_or(member.turn));
-        moved.count() > 0
+        let mut any = false;
+        for (_, member) in behind {
+            for ((limit, turn), left_turn) in rule.limits().zip(&mut member.turns).zip(&left.turns) {
+                let sooner = refills(limit, left.units, 0);
+                // What its turn had come for is refilled, or will be found by a look.
+                if *left_turn > now && !sooner.is_zero() {
+                    *turn = turn.checked_sub(sooner).unwrap_or(*turn);
+                    any = true;
+                }
+            }
+        }
+        any
     }
 
-    /// Moves up those that had reserved when this was asked: what was owed then is paid at this time, when so many units
-    /// remain of a window.
-    fn pay(&mut self, rule: &Rule, asked_at: Instant, paid_at: Instant, remaining: u64) {
+    /// Moves up those that had reserved when this was asked: what was owed then to each limit is paid after the wait that
+    /// it answers, counted from this time, when so many units remain of a window.
+    fn pay(&mut self, rule: &Rule, asked_at: Instant, answered_at: Instant, limits: &[LimitDecision]) {
         self.looked_at = Some(asked_at);
         let mut paid: Vec<_> = self.members.iter_mut().filter(|(_, member)| member.reserved_at <= asked_at).collect();
         paid.sort_unstable_by_key(|(number, member)| order(rule, **number, member));
         let mut behind = 0_u64;
         for (_, member) in paid.into_iter().rev() {
-            let turn = paid_at.checked_sub(refills(rule, behind, remaining)).unwrap_or(asked_at);
-            member.turn = member.turn.min(turn);
+            for ((limit, now), turn) in rule.limits().zip(limits).zip(&mut member.turns) {
+                let Some(wait) = now.retry_after.duration() else { continue };
+                let paid_at = answered_at + wait.min(LONGEST_WAIT);
+                let sooner = refills(limit, behind, now.remaining);
+                *turn = (*turn).min(paid_at.checked_sub(sooner).unwrap_or(asked_at));
+            }
             behind = behind.saturating_add(member.units);
         }
     }
@@ -256,26 +284,23 @@ impl Waiting {
 /// In which order members are served. In a fixed window the turns of many are one time, which each has heard of at
 /// another moment, so that only the order in which they came tells them apart.
 fn order(rule: &Rule, number: u64, member: &Member) -> (Option<Instant>, u64) {
-    let has_windows = rule.limits().any(|limit| limit.algorithm() == Algorithm::FixedWindow);
-    ((!has_windows).then_some(member.turn), number)
+    let of_buckets = rule.limits().zip(&member.turns).filter(|(limit, _)| limit.algorithm() != Algorithm::FixedWindow);
+    (of_buckets.map(|(_, turn)| *turn).max(), number)
 }
 
-/// How long this rule took at least to refill so many units that were owed, if so many remain.
-fn refills(rule: &Rule, units: u64, remaining: u64) -> Duration {
-    let of = |limit: &Limit| {
-        let (period, units, rate) = (limit.period().as_nanos(), u128::from(units), u128::from(limit.rate()));
-        let nanos = match limit.algorithm() {
-            // All at once as each window began.
-            Algorithm::FixedWindow => ((units + u128::from(remaining)) / rate).saturating_mul(period),
-            Algorithm::TokenBucket | Algorithm::Gcra => units.saturating_mul(period) / rate,
-            // They owe nothing.
-            Algorithm::CalendarWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Concurrency => {
-                return LONGEST_WAIT;
-            }
-        };
-        u64::try_from(nanos).map_or(LONGEST_WAIT, Duration::from_nanos)
+/// How long this limit took at least to refill so many units that were owed, if so many remain.
+fn refills(limit: &Limit, units: u64, remaining: u64) -> Duration {
+    let (period, units, rate) = (limit.period().as_nanos(), u128::from(units), u128::from(limit.rate()));
+    let nanos = match limit.algorithm() {
+        // All at once as each window began.
+        Algorithm::FixedWindow => ((units + u128::from(remaining)) / rate).saturating_mul(period),
+        Algorithm::TokenBucket | Algorithm::Gcra => units.saturating_mul(period) / rate,
+        // They owe nothing.
+        Algorithm::CalendarWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Concurrency => {
+            return LONGEST_WAIT;
+        }
     };
-    rule.limits().map(of).min().unwrap_or_default()
+    u64::try_from(nanos).map_or(LONGEST_WAIT, Duration::from_nanos)
 }
 
 struct Looking<'a>(&'a Queue);

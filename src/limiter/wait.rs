@@ -121,8 +121,7 @@ impl Limiter {
         };
         if !wait.is_zero() {
             reservation.due = Instant::now() + wait;
-            // What was reserved in this process isn't owed in Redis.
-            let waited = self.until_turn(rule, &asked, wait, decision.error.is_none()).await;
+            let waited = self.until_turn(rule, &asked, &decision).await;
             waited.map_err(Error::after_charging)?;
             decision.waited();
             if blocks == Blocks::Respected

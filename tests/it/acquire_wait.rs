@@ -1,5 +1,7 @@
 //! `acquire_wait`: callers wait in order, not beyond their bound, and are charged nothing once they give up.
 
+mod two_limits;
+
 use std::time::Duration;
 
 use futures_util::future::join_all;
