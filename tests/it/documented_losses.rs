@@ -96,3 +96,32 @@ proptest! {
         }
     }
 }
+
+/// As the guide has it where the algorithm is chosen.
+#[tokio::test]
+async fn a_sliding_window_admits_a_unit_more_around_a_boundary_and_a_log_none() {
+    let page = tollgate_testing::repository::read("src/guide/algorithms.md");
+    let limiter = Limiter::new(Embedded::new());
+    for (text, admits) in [
+        ("sliding-window 1/10s", 2),
+        ("sliding-window 5/1m", 6),
+        ("sliding-window 1000/1h", 1001),
+        ("sliding-log 1/10s", 1),
+        ("sliding-log 5/1m", 5),
+        ("sliding-log 1000/1h", 1000),
+    ] {
+        let rule = tollgate_testing::rules::rule(text);
+        let period = rule.limits().next().expect("a limit").period();
+        let boundary = UNIX_EPOCH + period * 1000;
+        let mut admitted = 0;
+        for at in [boundary - Duration::from_millis(1), boundary + Duration::from_micros(1)] {
+            while limiter.acquire(&rule, Request::new("key").at(at)).await.expect("a decision").allowed {
+                admitted += 1;
+            }
+        }
+        assert_eq!(admitted, admits, "{text}");
+    }
+    assert!(
+        page.contains("`sliding-window 5/1m`\nallows 6 within") && page.contains("`sliding-window 1/10s` allows a")
+    );
+}

@@ -37,7 +37,9 @@ How a RULE is written:
     token-bucket 10/1s max-debt 50         reservations may owe up to 50 units
     fixed-window 100/1h                    100 from each full hour on
     fixed-window 250/day tz Europe/Zurich  each day there (UTC without tz)
-    sliding-window 1000/1h                 a sliding estimate, in little memory
+    sliding-window 1000/1h                 a sliding estimate, in little memory:
+                                           sometimes 1001, so for small limits
+                                           take sliding-log
     sliding-log 5/10s                      exactly 5 in any 10 seconds
     concurrency 8 ttl 30s                  8 held at once, each for 30 seconds
     gcra 100000/1s shards 8                too hot for one node: in eight keys
