@@ -3,7 +3,8 @@
 //! A key is data: any bytes. Letters, digits and `-_.@:/+=,~|` stand for themselves. Everything else, including braces
 //! and `%`, is written `%XX`. What grows longer than 128 bytes is replaced by `#` and its SHA-256. Names of rules and
 //! limits contain neither `:` nor `/`, so the encoding is injective: the tag ends at the first `}`, the rule begins
-//! after the last `:`, and no key can open a tag of its own.
+//! after the last `:`, and no key can open a tag of its own. `<limit>` is an algorithm and its period, `gcra-1m`, or
+//! the limit's name and its algorithm, `per-user/gcra`: states of other algorithms can't be read.
 //!
 //! Each shard of a limit has its own tag, and so its own slot: `{<tag>%s<number>}`, which no key can produce, since a
 //! key's own `%` is followed by two of `0-9a-f`. The same holds for `%h` and the 32 digits of a hash, which stand for

@@ -203,7 +203,8 @@ impl Limit {
         Duration::from_micros(self.exact.longest_reset)
     }
 
-    /// The same limit under a name, which keeps its state even when its period changes.
+    /// The same limit under a name, which keeps its state even when its period changes. Its algorithm is part of its
+    /// keys: of another one it is a new limit, which starts unused.
     ///
     /// # Errors
     ///
@@ -219,8 +220,16 @@ impl Limit {
         self.name.as_deref()
     }
 
-    /// Identifies this limit in a key: its name, otherwise algorithm and period, so that the state is found even after
-    /// its numbers change.
+    /// Identifies this limit in a key, so that its state is found even after its numbers change: its name and algorithm,
+    /// whose states others can't read; without a name, algorithm and period.
+    pub(crate) fn end_of_key(&self) -> String {
+        match &self.name {
+            Some(name) => format!("{name}/{}", self.algorithm),
+            None => self.label(),
+        }
+    }
+
+    /// Identifies this limit among those of its rule: its name, otherwise algorithm and period.
     pub(crate) fn label(&self) -> String {
         match &self.name {
             Some(name) => name.clone(),

@@ -62,7 +62,7 @@ pub(crate) struct ScopedLimit {
     pub(crate) limit: Limit,
     /// The part of a request that it counts by; its key if none.
     pub(crate) by: Option<String>,
-    /// `<rule>/<limit>`, the end of each key; without a rule's name, `/<limit>`.
+    /// `<rule>/<limit>`, the end of each key; without the rule's name, `/<limit>`.
     pub(crate) suffix: String,
     pub(crate) quota: Arc<Quota>,
 }
@@ -124,8 +124,8 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// A limit with the same name or, if unnamed, the same algorithm and period as another: they would share their
-    /// state. A sharded limit beside another, since each shard has its own slot. A limit that could never admit the
+    /// A limit with the same name or, if unnamed, the same algorithm and period as another: answers couldn't tell them
+    /// apart. A sharded limit beside another, since each shard has its own slot. A limit that could never admit the
     /// rule's [cost](Self::cost).
     pub fn and(self, limit: Limit) -> Result<Self, RuleError> {
         self.with(limit, None)
@@ -369,12 +369,12 @@ impl Rule {
     }
 
     fn with(mut self, limit: Limit, by: Option<String>) -> Result<Self, RuleError> {
-        let scoped = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by);
-        if self.limits.iter().any(|other| other.suffix == scoped.suffix) {
-            let (label, why) = (scoped.limit.label(), "the two would share their state; name one");
+        let label = limit.label();
+        if self.limits().any(|other| other.label() == label) {
+            let why = "nothing would tell the two apart, so name one";
             return Err(self.error(&format!("expected limits of different names, got {label} twice: {why}")));
         }
-        self.limits.push(scoped);
+        self.limits.push(ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by));
         self.checked()
     }
 
@@ -422,7 +422,7 @@ fn written(time: Duration) -> Period {
 
 impl ScopedLimit {
     fn new(rule: &str, limit: Limit, by: Option<String>) -> Self {
-        let suffix = format!("{rule}/{}", limit.label());
+        let suffix = format!("{rule}/{}", limit.end_of_key());
         let quota = Arc::new(Quota::of(rule, &limit));
         Self { limit, by, suffix, quota }
     }

@@ -2,6 +2,7 @@
 //! never a skip.
 
 mod acquire_wait;
+mod another_algorithm;
 mod batch_order;
 mod denial_cache;
 mod documented_losses;

@@ -132,7 +132,7 @@ fn limits_may_count_different_keys_of_one_tag() {
         keys,
         [
             "tollgate:{acme}:anna:api/fixed-window-1d",
-            "tollgate:{acme}:api/org",
+            "tollgate:{acme}:api/org/fixed-window",
             "tollgate:{acme}:ben:api/fixed-window-1d"
         ]
     );

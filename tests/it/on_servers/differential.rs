@@ -189,19 +189,6 @@ fn a_long_log_cut_short_cannot_be_read_either() {
     }
 }
 
-#[test]
-fn the_embedded_engine_does_not_read_another_algorithms_state_either() {
-    let engine = Engine::embedded();
-    for rule in SIX {
-        for other in SIX.into_iter().filter(|other| *other != rule) {
-            // Under one name they share a key.
-            let subject = engine.subject(limit(other));
-            subject.acquire(1, 1 << 50);
-            assert_unreadable(&engine, &subject.changed(limit(rule)), &format!("{rule} on the state of {other}"));
-        }
-    }
-}
-
 fn assert_unreadable(engine: &Engine, subject: &Subject<'_>, what: &str) {
     let mut redis = engine.server.as_ref().map(|_| behind(engine));
     let mut bytes = || redis.as_mut().map(|redis| stored_at(redis, &name(subject)));
@@ -282,7 +269,7 @@ fn behind(engine: &Engine) -> Connection {
 }
 
 fn name(subject: &Subject<'_>) -> String {
-    format!("tollgate:{{{}}}:test/limit", subject.key)
+    format!("tollgate:{{{}}}:test/limit/{}", subject.key, subject.limit().algorithm())
 }
 
 /// The key's bytes, type and expiry.

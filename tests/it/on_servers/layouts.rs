@@ -93,6 +93,10 @@ impl<'a> Caller<'a> {
         let redis = engine.server.as_ref().expect("a server").connection();
         let counts_denials = case["counts_denials"] == true;
         let mut rule = rule(case["rule"].as_str().expect("a rule")).count_denials(counts_denials);
+        if let Some(name) = case["named"].as_str() {
+            let limit = rule.limits().next().expect("a limit").clone().named(name).expect("a name");
+            rule = Rule::new(rule.name().expect("a name"), limit).expect("a rule").count_denials(counts_denials);
+        }
         if case["tag"].is_string() {
             rule = rule.tagged(case["tag"].as_str().expect("a part"));
         }

@@ -132,6 +132,9 @@ mod tests {
             assert_eq!(limits, ["api/gcra-1s", "api/fixed-window-1d"]);
             assert!(names.iter().all(|name| name.key == shown(key.as_bytes()) && name.shard.is_none()), "{names:?}");
         }
+        let named = "gcra 10/1s".parse::<tollgate::Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
+        let names = read(&limiter, &Rule::new("api", named).expect("a rule"), "user:42");
+        assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:42", "api/orgs/gcra"));
         let sharded = read(&limiter, &rule("gcra 100/1s shards 12"), "user:42%s1");
         let shards: Vec<_> = sharded.iter().map(|name| name.shard).collect();
         assert_eq!(shards, (0..12).map(Some).collect::<Vec<_>>());

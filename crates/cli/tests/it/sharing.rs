@@ -111,10 +111,17 @@ fn the_pages_examples_of_a_limits_name_are_those_of_rules() {
     }
     let named = "gcra 1/1s".parse::<Limit>().expect("a limit").named("per-user").expect("a name");
     let named = Rule::new("api", named).expect("a rule");
-    assert_eq!(limiter.keys(&named, "user:42").expect("keys"), ["tollgate:{user:42}:api/per-user"]);
+    assert_eq!(limiter.keys(&named, "user:42").expect("keys"), ["tollgate:{user:42}:api/per-user/gcra"]);
+    let named = "fixed-window 100/month".parse::<Limit>().expect("a limit").named("per-user").expect("a name");
+    let named = Rule::new("api", named).expect("a rule");
+    assert_eq!(limiter.keys(&named, "user:42").expect("keys"), ["tollgate:{user:42}:api/per-user/calendar-window"]);
     let shards = limiter.keys(&rule("gcra 100/1s shards 8"), "user:42").expect("keys");
     assert_eq!(shards[3], "tollgate:{user:42%s3}:api/gcra-1s");
-    assert!(page.contains("`per-user`") && page.contains("`user:42%s3`"));
+    assert!(
+        page.contains("`per-user/gcra`")
+            && page.contains("`per-user/calendar-window`")
+            && page.contains("`user:42%s3`")
+    );
 }
 
 #[test]

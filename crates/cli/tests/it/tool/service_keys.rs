@@ -37,7 +37,7 @@ async fn a_services_keys_are_reached_by_its_rule_as_json_its_prefix_and_its_part
     let output = tollgate(&[&["inspect", &json, "user:42"], &there[..]].concat());
     let [user, org] = lines(&output).try_into().expect("a line for each limit");
     assert_eq!((&user["redis_key"], &user["remaining"]), (&json!("shop:{acme}:user:42:api/gcra-1d"), &json!(7)));
-    assert_eq!((&org["redis_key"], &org["remaining"]), (&json!("shop:{acme}:api/orgs"), &json!(997)));
+    assert_eq!((&org["redis_key"], &org["remaining"]), (&json!("shop:{acme}:api/orgs/fixed-window"), &json!(997)));
     assert_eq!((&user["key"], &org["key"], &org["rule"]), (&json!("user:42"), &json!("acme"), &json!("api")));
 
     let output = tollgate(&[&["probe", &json, "user:42", "--cost", "8"], &there[..]].concat());
