@@ -249,7 +249,11 @@ impl AcquiringAll<'_> {
         self.begin().await;
         match self {
             Self::Queued(many) => many.next().await,
-            Self::Answered(answers) => answers.next(),
+            Self::Answered(answers) => {
+                let answer = answers.next()?;
+                tokio::task::consume_budget().await;
+                Some(answer)
+            }
             Self::Asked(_) => None,
         }
     }

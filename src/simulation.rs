@@ -11,6 +11,7 @@
 //! ledger     what was really taken
 //! oracle     what must hold of it all
 //! dropped    waits, leases, permits and costs that are given back in and after an outage
+//! impatient  callers with less time than a round trip takes, in and after an outage
 //! ```
 //!
 //! `tests/simulate.sh` runs any number of seeds. TOLLGATE_SIMULATE_TRACE=1 prints everything that happens.
@@ -19,6 +20,7 @@ mod callers;
 mod chance;
 mod dropped;
 mod faults;
+mod impatient;
 mod ledger;
 mod medium;
 mod network;
@@ -58,14 +60,14 @@ pub(crate) fn network() -> Option<Arc<Network>> {
 /// Seeds that every test run tries, in each of its parts.
 const SEEDS: u64 = 50;
 
-/// A part of the seeds: every fourth, from this one on.
-fn seeds(part: u64, run: fn(u64) -> Run) {
+/// A part of the seeds: one of so many, from this one on.
+fn seeds(part: usize, of: usize, run: fn(u64) -> Run) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
     let from = number("TOLLGATE_SIMULATE_FROM").unwrap_or(1);
     let count = number("TOLLGATE_SIMULATE_SEEDS").unwrap_or(4 * SEEDS);
     let (mut calls, mut failed, mut slowest) = (0, 0, (0, 0));
     let mut broken = Vec::new();
-    for seed in (from..from + count).skip(part as usize).step_by(4) {
+    for seed in (from..from + count).skip(part).step_by(of) {
         let Run { verdict, shown, .. } = run(seed);
         (calls, failed) = (calls + verdict.calls, failed + verdict.failed);
         slowest = slowest.max((verdict.recovered, seed));
@@ -79,37 +81,42 @@ fn seeds(part: u64, run: fn(u64) -> Run) {
         return;
     }
     println!("{calls} calls, {failed} of them failed; the last {recovered} ms after all was well (seed {seed})");
-    assert!(broken.is_empty(), "{} of {} seeds broke: {broken:?}", broken.len(), count.div_ceil(4));
+    assert!(broken.is_empty(), "{} of {} seeds broke: {broken:?}", broken.len(), count.div_ceil(of as u64));
 }
 
 #[test]
 fn seeds_1() {
-    seeds(0, run);
+    seeds(0, 4, run);
 }
 
 #[test]
 fn seeds_2() {
-    seeds(1, run);
+    seeds(1, 4, run);
 }
 
 #[test]
 fn seeds_3() {
-    seeds(2, run);
+    seeds(2, 4, run);
 }
 
 #[test]
 fn seeds_4() {
-    seeds(3, run);
+    seeds(3, 4, run);
 }
 
 #[test]
 fn seeds_dropped_1() {
-    seeds(0, dropped::run);
+    seeds(0, 4, dropped::run);
 }
 
 #[test]
 fn seeds_dropped_2() {
-    seeds(2, dropped::run);
+    seeds(2, 4, dropped::run);
+}
+
+#[test]
+fn seeds_impatient() {
+    seeds(1, 20, impatient::run);
 }
 
 /// Otherwise a failed seed could not be investigated.
@@ -118,7 +125,7 @@ fn a_seed_repeats_its_run_to_the_byte() {
     // As the nightly run does, more of them.
     let seeds = if std::env::var_os("TOLLGATE_SIMULATE_SEEDS").is_some() { 40 } else { 12 };
     for seed in 1..=seeds {
-        for run in [run, dropped::run] {
+        for run in [run, dropped::run, impatient::run] {
             let [first, second] = [run(seed), run(seed)];
             assert_eq!(first.digest, second.digest, "seed {seed}");
             assert!(first.digest.1 > 100, "seed {seed}: {:?}", first.digest);

@@ -26,8 +26,18 @@ impl Limiter {
         operation: Operation,
     ) -> BoxFuture<'a, Result<Decision, Error>> {
         Box::pin(async move {
-            let changing = self.changing(rule, &request, operation)?;
-            let decided = match self.recall(rule, &request, operation)? {
+            let recalled = self.changing(rule, &request, operation).and_then(|changing| {
+                let recalled = self.recall(rule, &request, operation)?;
+                Ok((changing, recalled))
+            });
+            let (changing, recalled) = match recalled {
+                Ok(recalled) => recalled,
+                Err(misuse) => {
+                    tokio::task::consume_budget().await;
+                    return Err(misuse);
+                }
+            };
+            let decided = match recalled {
                 Recalled::Denial(denial) => {
                     // It is there at once, and the caller may ask again at once: others must have their turn.
                     tokio::task::consume_budget().await;

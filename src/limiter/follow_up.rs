@@ -24,6 +24,8 @@ impl Limiter {
                         answer => return answer,
                     }
                 }
+                // It is there at once, and the caller may ask again at once: others must have their turn.
+                tokio::task::consume_budget().await;
                 Ok(Decision::by_policy(rule.capacity(), 0))
             }
             #[cfg(feature = "embedded")]

@@ -183,6 +183,8 @@ impl Lease {
     ///
     /// The same as [`Limiter::acquire`].
     pub async fn acquire(&self, cost: u64) -> Result<Decision, Error> {
+        // Whoever takes what is held here again and again lets others have their turn.
+        tokio::task::consume_budget().await;
         let shared = &self.shared;
         let begun = Instant::now();
         if let Some(decision) = shared.spend(cost, begun) {

@@ -66,6 +66,7 @@ impl Limiter {
         for (keyspace, size) in keyspaces.iter().zip(sizes) {
             let mut from = 0;
             loop {
+                tokio::task::consume_budget().await;
                 let changing = self.denials.as_ref().map(DenialCache::changing_any);
                 let Swept { next, looked_at, removed } = keyspace.sweep(from, &which, self.deadline).await?;
                 if let Some(changing) = changing {

@@ -9,7 +9,7 @@ use super::run::left_of;
 use super::{Limiter, counted};
 use crate::batch::Ask;
 use crate::call::Reply;
-use crate::decision::Decision;
+use crate::decision::{By, Decision};
 use crate::denial_cache::Sighting;
 use crate::engine::AcquiringAll;
 use crate::engine::deadline::Deadline;
@@ -20,6 +20,8 @@ use crate::rule::Rule;
 
 /// How many requests are prepared before the first of them are sent.
 const STEP: usize = 4096;
+/// How many of them this process decides at once, before others have their turn.
+const STEP_HERE: usize = 128;
 
 /// How one of many requests is decided.
 enum Plan {
@@ -71,9 +73,10 @@ impl Limiter {
     ) -> Vec<Result<Decision, Error>> {
         let began = Instant::now();
         let requests: Vec<Request<'a>> = requests.into_iter().map(Into::into).collect();
+        let step = if self.engine.by() == By::Redis { STEP } else { STEP_HERE };
         let mut ways = Vec::with_capacity(requests.len());
-        let mut steps = Vec::with_capacity(requests.len().div_ceil(STEP));
-        for step in requests.chunks(STEP) {
+        let mut steps = Vec::with_capacity(requests.len().div_ceil(step));
+        for step in requests.chunks(step) {
             if !steps.is_empty() {
                 // Lets what is already prepared be sent while the rest is being prepared.
                 tokio::task::yield_now().await;
@@ -129,9 +132,14 @@ impl Limiter {
                     decisions.extend(alone.next());
                     continue;
                 }
-                Plan::Recalled(denial) => Ok(*denial),
+                Plan::Recalled(denial) => {
+                    // As a call by itself, which the caller may also make again and again.
+                    tokio::task::consume_budget().await;
+                    Ok(*denial)
+                }
                 Plan::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
                 Plan::Refused(error) => {
+                    tokio::task::consume_budget().await;
                     counted(rule, Err(&error));
                     decisions.push(Err(error));
                     continue;

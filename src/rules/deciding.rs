@@ -144,7 +144,11 @@ impl Limiter {
                 let (decision, permit) = answer?;
                 (Some(decision), permit)
             }
-            _ => (None, None),
+            _ => {
+                // It is there at once, and the caller may ask again at once: others must have their turn.
+                tokio::task::consume_budget().await;
+                (None, None)
+            }
         };
         let (allowed, reason) = match &applies.effect {
             Effect::Allow if applies.rule.is_none() => (true, Reason::NoRule),

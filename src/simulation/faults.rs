@@ -93,7 +93,7 @@ pub(super) struct Expected {
 pub(super) const RECONNECTED: Duration = Duration::from_secs(1);
 /// The breaker's, with their jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(125);
-const LONGEST_PAUSE: Duration = Duration::from_millis(2500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(625);
 
 const BOTH: &[Direction] = &[ToServer, ToClient];
 

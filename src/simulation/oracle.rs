@@ -13,7 +13,7 @@ use crate::Charged;
 /// How late an answer may be.
 const GRAIN: Duration = Duration::from_millis(3);
 /// How soon after the last fault every call succeeds, whatever the fault was.
-pub(super) const RECOVERY: Duration = Duration::from_millis(3500);
+pub(super) const RECOVERY: Duration = Duration::from_millis(2500);
 /// A deadline long enough for an answer if nothing is wrong.
 pub(super) const ENOUGH: Duration = Duration::from_millis(100);
 

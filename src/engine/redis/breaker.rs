@@ -15,7 +15,11 @@ use crate::telemetry;
 const FAILURES: u32 = 5;
 /// How long it is open at first.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// With an attempt to connect that was just begun in vain about a second: so soon after its return a server is used
+/// again.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A probe that takes longer than this keeps no other call from probing: its future may no longer be polled.
+const LONGEST_PROBE: Duration = Duration::from_secs(2);
 /// After each failed probe, twice as long; longer by up to a quarter, so that processes don't all probe at once.
 const PAUSES: Backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, 25);
 
@@ -71,7 +75,7 @@ struct Open {
 impl CircuitBreaker {
     /// Admits a call, or says why not.
     pub(super) fn enter(self: &Arc<Self>) -> Result<Admission, Error> {
-        if !self.troubled.load(Ordering::Relaxed) {
+        if !self.is_troubled() {
             return Ok(Admission { probes: None });
         }
         let mut state = self.state();
@@ -80,8 +84,7 @@ impl CircuitBreaker {
         if now < open.until {
             return Err(open.unsent.clone().with_wait(open.until - now));
         }
-        // A call whose future is no longer polled must not keep all others from probing.
-        if state.probing.is_some_and(|(_, since)| now < since + LONGEST_PAUSE) {
+        if state.probing.is_some_and(|(_, since)| now < since + LONGEST_PROBE) {
             return Err(open.probed.clone());
         }
         state.probes += 1;
@@ -91,7 +94,7 @@ impl CircuitBreaker {
 
     /// The same check for an admitted call, before it connects.
     pub(super) fn check(&self) -> Result<(), Error> {
-        if !self.troubled.load(Ordering::Relaxed) {
+        if !self.is_troubled() {
             return Ok(());
         }
         let (state, now) = (self.state(), Instant::now());
@@ -101,9 +104,23 @@ impl CircuitBreaker {
         }
     }
 
+    /// Whether the next answer changes anything: calls have failed, or it is open.
+    pub(super) fn is_troubled(&self) -> bool {
+        self.troubled.load(Ordering::Relaxed)
+    }
+
+    /// There is a new connection: the next call may probe over it at once.
+    pub(super) fn connected(&self) {
+        if self.is_troubled()
+            && let Some(open) = &mut self.state().open
+        {
+            open.until = open.until.min(Instant::now());
+        }
+    }
+
     /// Redis answered.
     pub(super) fn answered(&self) {
-        if self.troubled.load(Ordering::Relaxed) {
+        if self.is_troubled() {
             let before = {
                 let mut state = self.state();
                 self.troubled.store(false, Ordering::Relaxed);
@@ -287,6 +304,19 @@ mod tests {
         assert!(matches!(breaker.current(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
         drop(breaker.enter().expect("one may look"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_connection_ends_the_pause_but_only_an_answer_closes_it() {
+        let breaker = Arc::new(CircuitBreaker::default());
+        fail(&breaker, FAILURES);
+        breaker.enter().unwrap_err();
+        breaker.connected();
+        let looks = breaker.enter().expect("one may look");
+        assert!(breaker.enter().is_err() && breaker.current() == Breaker::Probing);
+        drop(looks);
+        fail(&breaker, 1);
+        assert!(matches!(breaker.current(), Breaker::Open(pause) if pause >= FIRST_PAUSE * 2));
     }
 
     #[tokio::test(start_paused = true)]

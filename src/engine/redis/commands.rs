@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, Pipeline, RedisError, Value};
 
 use super::Redis;
+use super::connection::Connection;
 use super::errors::from_answer;
 use crate::engine::deadline::Deadline;
 use crate::error::Error;
@@ -32,9 +33,13 @@ impl Redis {
         let answer = runtime::timeout_at(Deadline::after(deadline).at, async {
             let connection = self.connection(per_runtime).await?;
             sent = true;
-            let answers = connection.pipeline(commands, commands.len()).await;
-            let answers = answers.map_err(|error| per_runtime.interpret(&error, connection.number))?;
-            let answers: Vec<_> = answers.into_iter().map(Value::extract_error).collect();
+            let answers = if per_runtime.breaker.is_troubled() {
+                let commands = commands.clone();
+                let send = |connection| async move { (send(&connection, &commands).await, None) };
+                per_runtime.send_in_task(&connection, 1, send).await.0
+            } else {
+                send(&connection, commands).await
+            };
             let answers = match answers.first() {
                 Some(Err(error)) if answers.iter().all(Result::is_err) => {
                     Err(per_runtime.interpret(error, connection.number))
@@ -45,5 +50,13 @@ impl Redis {
             answers
         });
         answer.await.unwrap_or_else(|| Err(Error::deadline(deadline, sent)))
+    }
+}
+
+/// All answers; the error alone if there are none.
+async fn send(connection: &Connection, commands: &Pipeline) -> Vec<Result<Value, RedisError>> {
+    match connection.pipeline(commands, commands.len()).await {
+        Ok(answers) => answers.into_iter().map(Value::extract_error).collect(),
+        Err(error) => vec![Err(error)],
     }
 }

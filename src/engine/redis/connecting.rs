@@ -22,6 +22,8 @@ use crate::runtime;
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 /// After this long Redis counts as away, though the attempt goes on.
 const SLOW_CONNECT: Duration = Duration::from_secs(1);
+/// How long after an attempt another one starts beside it.
+const AGAIN: Duration = Duration::from_millis(500);
 
 impl Redis {
     pub(super) async fn connection(&self, per_runtime: &Arc<PerRuntime>) -> Result<Connection, Error> {
@@ -55,7 +57,10 @@ impl Redis {
         let connect = per_runtime.runtime.clone().spawn(async move {
             let made = this.make_at_last(&per_runtime).await;
             match &made {
-                Ok(connection) => per_runtime.set_connection(connection.clone()),
+                Ok(connection) => {
+                    per_runtime.set_connection(connection.clone());
+                    per_runtime.breaker.connected();
+                }
                 Err(error) => per_runtime.report_failure(error),
             }
             drop(attempt);
@@ -70,15 +75,16 @@ impl Redis {
         })
     }
 
-    /// The first of several attempts to succeed. Another starts for each second that the others take: one attempt may
-    /// never be answered, and the next at once.
+    /// The first of several attempts to succeed. Another starts for each half a second that the others take: one attempt
+    /// may never be answered, and the next at once.
     async fn make_at_last(&self, per_runtime: &PerRuntime) -> Result<Connection, Error> {
         let late = |after| Error::deadline(after, false).at_connecting();
         let (began, mut failed) = (Instant::now(), None);
+        let mut next = began + AGAIN;
         let mut attempts = FuturesUnordered::new();
         attempts.push(self.make());
         loop {
-            match tokio::time::timeout(SLOW_CONNECT, attempts.next()).await {
+            match tokio::time::timeout_at(next, attempts.next()).await {
                 Ok(Some(Ok(connection))) => return Ok(connection),
                 // A refusal will be repeated.
                 Ok(Some(Err(error))) if attempts.is_empty() || !error.goes_to_policy() => return Err(error),
@@ -92,8 +98,11 @@ impl Redis {
                     });
                 }
                 Err(_) => {
-                    // Callers from now on needn't wait for it.
-                    per_runtime.report_away(&late(SLOW_CONNECT));
+                    if began.elapsed() >= SLOW_CONNECT {
+                        // Callers from now on needn't wait for it.
+                        per_runtime.report_away(&late(SLOW_CONNECT));
+                    }
+                    next += AGAIN;
                     attempts.push(self.make());
                 }
             }

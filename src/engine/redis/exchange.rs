@@ -142,8 +142,14 @@ impl Redis {
         for eval in [Eval::ByDigest, Eval::ByText] {
             let written = connection.written();
             let confirm = options.confirm_by.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
-            let commands = asked.iter().map(|at| calls[*at].command(eval)).collect();
-            let (answers, lacking) = send(connection, commands, options.asking, confirm).await;
+            let (count, asking) = (asked.len(), options.asking);
+            let commands: Vec<_> = asked.iter().map(|at| calls[*at].command(eval)).collect();
+            let (answers, lacking) = if per_runtime.breaker.is_troubled() {
+                let send = |connection| async move { send(&connection, commands, asking, confirm).await };
+                per_runtime.send_in_task(connection, count, send).await
+            } else {
+                send(connection, commands, asking, confirm).await
+            };
             let lost = answers.iter().find_map(|answer| answer.as_ref().err().filter(|error| error.is_io_error()));
             if let Some(error) = lost
                 && connection.wrote_nothing_since(written)

@@ -6,16 +6,17 @@
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Redis;
 use super::breaker::{Breaker, CircuitBreaker};
-use super::connection::Connection;
+use super::connection::{Connection, lost};
 use super::errors::{Called, from_answer, from_call};
+use super::pipeline::Answers;
 use super::queue::Queue;
 use crate::error::Error;
 use crate::runtime;
@@ -128,6 +129,40 @@ impl PerRuntime {
             Some(error) if error.is_outage() => self.report_failure(error),
             _ => self.breaker.answered(),
         }
+    }
+
+    /// Sends this over the connection in a task of its own, while earlier calls have failed: the answer counts even if its
+    /// caller has given up by then. Else callers with deadlines below a round trip would keep the breaker open for all,
+    /// since they are most of those that probe.
+    pub(super) async fn send_in_task<F>(
+        self: &Arc<Self>,
+        connection: &Connection,
+        count: usize,
+        send: impl FnOnce(Connection) -> F,
+    ) -> Answers
+    where
+        F: Future<Output = Answers> + Send + 'static,
+    {
+        let (tell, told) = oneshot::channel();
+        let (this, number, sending) = (Arc::clone(self), connection.number, send(connection.clone()));
+        self.runtime.spawn(async move {
+            if let Err((answers, _)) = tell.send(sending.await) {
+                this.report_unheard(&answers, number);
+            }
+        });
+        // If the runtime has ended, so has the connection.
+        told.await.unwrap_or_else(|_| ((0..count).map(|_| Err(lost())).collect(), None))
+    }
+
+    fn report_unheard(&self, answers: &[Result<Value, RedisError>], number: u64) {
+        let (mut answered, mut failed) = (false, None);
+        for answer in answers {
+            match answer.as_ref().map_err(|error| self.interpret(error, number)) {
+                Err(error) if error.is_outage() => failed = Some(error),
+                _ => answered = true,
+            }
+        }
+        self.report_outcome(failed.filter(|_| !answered).as_ref());
     }
 
     /// An attempt failed, on behalf of all callers that share it.

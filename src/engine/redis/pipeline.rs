@@ -75,14 +75,16 @@ impl Confirm {
     }
 }
 
-/// Sends all of these in one pipeline, each after an ASKING of its own if needed: it applies to one command. Returns
-/// their answers, and the error if too few replicas confirmed what they wrote.
+/// The answers to commands that were sent together, and the error if too few replicas confirmed what they wrote.
+pub(super) type Answers = (Vec<Result<Value, RedisError>>, Option<Error>);
+
+/// Sends all of these in one pipeline, each after an ASKING of its own if needed: it applies to one command.
 pub(super) async fn send(
     connection: &Connection,
     commands: Vec<Cmd>,
     asking: Asking,
     confirm: Option<Confirm>,
-) -> (Vec<Result<Value, RedisError>>, Option<Error>) {
+) -> Answers {
     let count = commands.len();
     if let ([only], Asking::No, None) = (commands.as_slice(), asking, confirm) {
         return (vec![connection.command(only).await], None);
