@@ -102,6 +102,19 @@ impl Engine {
         }
     }
 
+    /// The first server of its address that isn't on this machine, as `host:port`. None if all are, as one at a Unix
+    /// socket or at `localhost` is, and for the embedded engine. Other names aren't resolved, and count as another
+    /// machine; so does a pool, which doesn't reveal its address.
+    #[must_use]
+    pub fn remote_address(&self) -> Option<String> {
+        match self {
+            Self::Redis(redis) => redis.remote_address(),
+            Self::Cluster(cluster) => cluster.remote_address(),
+            #[cfg(feature = "embedded")]
+            Self::Embedded(_) => None,
+        }
+    }
+
     /// Runs the script and ends by the deadline.
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         match self {

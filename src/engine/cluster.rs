@@ -163,6 +163,10 @@ impl Cluster {
         self.topology.refreshes()
     }
 
+    pub(super) fn remote_address(&self) -> Option<String> {
+        self.topology.seeds().iter().find_map(address::Endpoint::remote)
+    }
+
     pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
         let slot = slot_of_all(call)?;
         self.ask(NodeCall::Call(call), slot, Deadline::after(deadline)).await

@@ -18,6 +18,7 @@ pub(super) mod redirect;
 mod sentinel;
 mod shown_address;
 mod silence;
+mod spelling;
 mod sweep;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
@@ -82,8 +83,10 @@ impl fmt::Debug for Shared {
 }
 
 impl Redis {
-    /// The Redis at `redis://[user:password@]host[:port][/db]` or `unix:///path/of.sock`, optionally with
-    /// `?protocol=resp3`. At `redis-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]`, the primary
+    /// The Redis at `redis://[user:password@]host[:port][/db]`, optionally with `?protocol=resp3`, or at
+    /// `unix:///path/of.sock`, optionally with `?user=...&pass=...&db=...&protocol=resp3`. In a user or password, `@`,
+    /// `:`, `/`, `?`, `#`, `%` and space are percent-encoded. `valkey://` is the same as `redis://`, and `redis+unix://`
+    /// and `valkey+unix://` as `unix://`. At `redis-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]`, the primary
     /// of this name, found through its Sentinels; one of them suffices, if it is up. Connects later.
     ///
     /// User and password are the primary's; the Sentinels' own are `?sentinel-user=...&sentinel-password=...`. The
@@ -95,7 +98,8 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// An address that can't be read, or one that ends in `#insecure`: certificates are always checked.
+    /// An address that can't be read, or has anything but the above, such as another option; the error doesn't show the
+    /// password. One that ends in `#insecure`: certificates are always checked.
     pub fn open(url: &str) -> Result<Self, Error> {
         if address::is_of_sentinels(url) {
             return Self::watched(address::sentinels(url)?);
@@ -221,6 +225,14 @@ impl Redis {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.shared.address
+    }
+
+    pub(super) fn remote_address(&self) -> Option<String> {
+        match &self.shared.connector {
+            Connector::Address(endpoint) => endpoint.remote(),
+            Connector::Pool(_) => Some(self.shared.address.clone()),
+            Connector::Sentinels(sentinels) => sentinels.remote_address(),
+        }
     }
 
     /// The breaker's state. Each runtime has its own connection and so its own breaker; if any of them isn't closed, this

@@ -124,7 +124,7 @@ impl Load {
         let subject = self.denials.applied(self.subject()?)?.follow_policy(self.policy)?;
         let cost = self.cost.unwrap_or(subject.cost);
         let subject = subject.at_cost(cost)?;
-        if let Some(address) = self.options.remote().filter(|_| !self.remote) {
+        if let Some(address) = self.options.remote()?.filter(|_| !self.remote) {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
             bail!("url: {expected}, got {address}");
         }

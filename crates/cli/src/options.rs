@@ -3,7 +3,6 @@
 mod failure;
 pub(crate) mod tls;
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
@@ -20,7 +19,8 @@ pub(crate) struct Options {
     /// The Redis that decides, such as redis://127.0.0.1:6379.
     ///
     /// Also unix:///run/redis.sock, redis-sentinel://host:26379,host:26379/primary and
-    /// redis-cluster://host:7000,host:7001. Without one, probe, replay and load use the embedded engine; the other
+    /// redis-cluster://host:7000,host:7001; with user and password redis://user:password@host, in which @ : / ? # and
+    /// space are percent-encoded. Without one, probe, replay and load use the embedded engine; the other
     /// commands need a Redis.
     #[arg(long, short, env = "TOLLGATE_URL", hide_env_values = true, help_heading = "Redis")]
     url: Option<String>,
@@ -50,15 +50,9 @@ impl Options {
         self.deadline
     }
 
-    /// The address's host if it isn't this machine, with its port and without a password.
-    pub(crate) fn remote(&self) -> Option<String> {
-        let (scheme, rest) = self.url()?.split_once("://")?;
-        if scheme == "unix" {
-            return None;
-        }
-        let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
-        hosts.split(',').find(|host| !is_this_machine(without_port(host))).map(str::to_owned)
+    /// Where the Redis is if that isn't this machine.
+    pub(crate) fn remote(&self) -> Result<Option<String>> {
+        Ok(self.redis()?.and_then(|engine| engine.remote_address()))
     }
 
     /// The engine that decides, unless another does in its place.
@@ -110,19 +104,6 @@ pub(crate) fn no_redis(to: &str) -> anyhow::Error {
     anyhow!("url: {expected}, got none")
 }
 
-fn without_port(host: &str) -> &str {
-    match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or(rest, |(host, _)| host),
-        None => host.split_once(':').map_or(host, |(host, _)| host),
-    }
-}
-
-/// Goes by the name alone: names aren't resolved.
-fn is_this_machine(host: &str) -> bool {
-    let address = host.parse::<IpAddr>().map(|address| address.to_canonical());
-    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
-}
-
 /// A duration such as `200ms` or `1m30s`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     // A day has 24 hours, as in a rule.
@@ -159,43 +140,4 @@ pub(crate) fn from_zero(text: &str) -> Result<usize, String> {
 pub(crate) fn from_one<N: TryFrom<u64>, const MOST: u64>(text: &str) -> Result<N, String> {
     let number = text.parse().ok().filter(|number| (1..=MOST).contains(number)).map(N::try_from);
     number.and_then(Result::ok).ok_or_else(|| format!("expected a whole number from 1 to {MOST}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_of_this_machine_if_it_says_so() {
-        let remote = |url: &str| {
-            let (url, tls, deadline) = (Some(url.into()), TlsFiles::default(), Duration::ZERO);
-            let options = Options { url, tls, deadline, output: Output { format: None } };
-            options.remote().unwrap_or_default()
-        };
-        for url in [
-            "",
-            "redis://localhost",
-            "redis://LOCALHOST:7000/1",
-            "redis://:s3cret@127.0.0.1:6379",
-            "redis://127.8.9.1",
-            "redis://[::1]:6379",
-            "redis://[::ffff:127.0.0.1]",
-            "rediss://localhost:6380",
-            "unix:///run/redis.sock",
-            "redis-cluster://u:s3cret@127.0.0.1:7000,localhost:7001,[::1]:7002",
-            "redis-sentinel://localhost,127.0.0.1:26380/main/1",
-        ] {
-            assert_eq!(remote(url), "", "{url}");
-        }
-        for (url, address) in [
-            ("redis://user:s3cret@redis.example.com/0", "redis.example.com"),
-            ("redis://localhost.example.com", "localhost.example.com"),
-            ("redis://10.0.0.1:7000", "10.0.0.1:7000"),
-            ("rediss://10.0.0.1:7000", "10.0.0.1:7000"),
-            ("redis-cluster://127.0.0.1:7000,10.0.0.2:7000", "10.0.0.2:7000"),
-            ("redis-sentinel://u:s3cret@sentinel.example.com:26379/main", "sentinel.example.com:26379"),
-        ] {
-            assert_eq!(remote(url), address);
-        }
-    }
 }

@@ -100,6 +100,10 @@ impl Topology {
         })
     }
 
+    pub(super) fn seeds(&self) -> &[Endpoint] {
+        &self.seeds
+    }
+
     pub(super) async fn primaries(self: &Arc<Self>) -> Result<Vec<Redis>, Error> {
         self.at_last(Map::primaries).await
     }

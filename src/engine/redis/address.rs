@@ -1,12 +1,14 @@
 //! Addresses, read and shown.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
 
 use super::shown_address::without_password;
+use super::spelling::{ENCODE, flaw, has_a_raw_password};
 #[cfg(feature = "tls")]
 use super::tls::{self, Tls};
 use crate::error::{Error, Kind};
@@ -83,6 +85,19 @@ impl Endpoint {
         }
     }
 
+    /// Where it is, unless that is this machine. Goes by the name alone: names aren't resolved.
+    pub(crate) fn remote(&self) -> Option<String> {
+        let (host, port) = match self.info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => (host, port),
+            _ => return None,
+        };
+        let address = host.parse::<IpAddr>().map(|address| address.to_canonical());
+        let is_here = host.trim_end_matches('.').eq_ignore_ascii_case("localhost")
+            || address.is_ok_and(|address| address.is_loopback());
+        let shown = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        (!is_here).then_some(shown)
+    }
+
     #[cfg(feature = "tls")]
     fn is_by_tls(&self) -> bool {
         matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
@@ -127,6 +142,9 @@ pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
                         (redis-sentinel://..., redis-cluster://... for more than one)";
         Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
     };
+    if let Some(flaw) = flaw(url) {
+        return Err(malformed(&flaw));
+    }
     let why = lacking(url, cfg!(feature = "tls"));
     let info = url.into_connection_info().map_err(|error| match error.detail() {
         None => malformed(why).caused_by(error),
@@ -207,7 +225,7 @@ impl<'a> Parts<'a> {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (user, hosts) = authority.rsplit_once('@').map_or((None, authority), |(user, hosts)| (Some(user), hosts));
         // With a user for each host, all hosts but the last would be read as part of the user.
-        let clear = !query.contains('#') && !path.contains('#') && !user.is_some_and(|user| user.contains('@'));
+        let clear = !query.contains('#') && !path.contains('#') && !has_a_raw_password(url);
         let known =
             query.split('&').all(|pair| pair.is_empty() || options.contains(&pair.split('=').next().unwrap_or(pair)));
         (clear && known).then_some(Self { tls, user, hosts, path, query })
@@ -229,7 +247,7 @@ impl<'a> Parts<'a> {
 }
 
 fn unusable(url: &str, expected: &str) -> Error {
-    let why = lacking(url, cfg!(feature = "tls"));
+    let why = if has_a_raw_password(url) { ENCODE } else { lacking(url, cfg!(feature = "tls")) };
     Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
 }
 
@@ -255,7 +273,7 @@ mod tests {
     #[test]
     fn what_is_wrong_with_an_address_is_the_source_unless_it_repeats_a_part() {
         for (url, why) in [
-            ("redis://localhost/x", Some("Invalid database number - InvalidClientConfig")),
+            ("redis://0.0.0.0", Some("Cannot connect to a wildcard address (0.0.0.0 or ::) - InvalidClientConfig")),
             ("redis://localhost:1?protocol=hunter2", None),
         ] {
             let error = Redis::open(url).unwrap_err();

@@ -84,6 +84,10 @@ impl Sentinels {
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.watched.name).query_async(&mut opened.connection).await
     }
 
+    pub(super) fn remote_address(&self) -> Option<String> {
+        self.watched.sentinels.iter().find_map(Endpoint::remote)
+    }
+
     pub(super) fn themselves(&self) -> (&str, Vec<Client>) {
         let clients = self.watched.sentinels.iter().filter_map(|sentinel| sentinel.client().ok());
         (&self.watched.name, clients.collect())

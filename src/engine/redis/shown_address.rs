@@ -1,10 +1,13 @@
 //! Addresses as messages show them.
 
+use super::spelling::has_a_raw_password;
+
 /// An address's scheme, hosts and ports, as far as they can't be part of a password.
 pub(super) fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let (secret, shown) = match authority.rsplit_once('@') {
+        _ if has_a_raw_password(url) => ("", "***"),
         Some((_, hosts)) => ("***@", hosts),
         // A password may extend further than it seems.
         None if rest.contains('@') => ("", "***"),

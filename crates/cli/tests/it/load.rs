@@ -231,7 +231,7 @@ fn a_redis_elsewhere_is_refused_unless_it_is_asked_for() {
     assert_eq!(code(&output), 2);
     assert_eq!(
         stderr(&output),
-        "error: url: expected a Redis on this machine (or --remote, to load another), got redis.invalid\n"
+        "error: url: expected a Redis on this machine (or --remote, to load another), got redis.invalid:6379\n"
     );
     let output = tollgate(&["load", "gcra 5/1s", "--url", "redis://:s3cret@redis.invalid", "--remote"]);
     assert_eq!(code(&output), 2);
