@@ -1,16 +1,55 @@
-//! Chance: jitter and names, from the random keys of the standard library's hash maps.
+//! Chance: jitter and names, from the random keys of the standard library's hash maps. A forked process inherits these
+//! keys, and all that is counted, so each process has a salt of its own.
 
+use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::Read;
+use std::process;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+/// What this process draws that no other does: not the one that it was forked from, nor others forked from that.
+static PROCESS: Salt = Salt::new();
+
+struct Salt {
+    /// The process it was drawn in; 0 in none.
+    of: AtomicU32,
+    drawn: AtomicU64,
+}
 
 pub(crate) fn random() -> u64 {
     #[cfg(all(test, feature = "embedded"))]
     if let Some(drawn) = seeded::draw() {
         return drawn;
     }
-    RandomState::new().build_hasher().finish()
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u64(PROCESS.of_process(process::id()));
+    hasher.finish()
+}
+
+impl Salt {
+    const fn new() -> Self {
+        Self { of: AtomicU32::new(0), drawn: AtomicU64::new(0) }
+    }
+
+    /// The salt of the process with this id, which calls this; another one once the id has changed.
+    fn of_process(&self, id: u32) -> u64 {
+        if self.of.load(Ordering::Acquire) == id {
+            return self.drawn.load(Ordering::Relaxed);
+        }
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u32(id);
+        // Two processes may have the same id one after the other. Without this file there is no fork, as on Windows.
+        let mut bytes = [0; 8];
+        if File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).is_ok() {
+            hasher.write(&bytes);
+        }
+        let drawn = hasher.finish();
+        // Two threads may draw at once: either's will do.
+        self.drawn.store(drawn, Ordering::Relaxed);
+        self.of.store(id, Ordering::Release);
+        drawn
+    }
 }
 
 /// The wait and, by chance, up to so many hundredths of it more.
@@ -27,8 +66,7 @@ pub(crate) fn unique_id(what: &str) -> String {
         return format!("{what}-{drawn:016x}{:016x}-0", random());
     }
     static CALLS: AtomicU64 = AtomicU64::new(0);
-    static PROCESS: OnceLock<u64> = OnceLock::new();
-    let process = PROCESS.get_or_init(random);
+    let process = PROCESS.of_process(process::id());
     format!("{what}-{process:016x}{:016x}-{}", random(), CALLS.fetch_add(1, Ordering::Relaxed))
 }
 
@@ -65,6 +103,22 @@ pub(crate) mod seeded {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As after a fork, which leaves everything as it was but the process id.
+    #[test]
+    fn another_process_draws_by_another_salt() {
+        let salt = Salt::new();
+        let parents = salt.of_process(1);
+        let inherits =
+            || Salt { of: salt.of.load(Ordering::Relaxed).into(), drawn: salt.drawn.load(Ordering::Relaxed).into() };
+        let (child, same_id) = (inherits(), inherits());
+        assert_eq!((salt.of_process(1), child.of_process(1)), (parents, parents));
+        let drawn = [parents, child.of_process(2), same_id.of_process(2), salt.of_process(3), salt.of_process(1)];
+        for (at, one) in drawn.iter().enumerate() {
+            assert!(drawn[..at].iter().all(|other| other != one), "{drawn:x?}");
+        }
+        assert_eq!(child.of_process(2), drawn[1]);
+    }
 
     #[test]
     fn jitter_makes_a_wait_longer_by_its_part_at_most_and_not_always_the_same() {

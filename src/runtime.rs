@@ -3,7 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::OnceLock;
+use std::process;
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -137,9 +138,10 @@ fn has_ended(runtime: &Handle) -> bool {
 }
 
 /// A runtime of the library's own, with a thread that drives it until the process ends. It is started for the first work
-/// that no runtime of the caller's is left to do. None if no thread can be started.
+/// that no runtime of the caller's is left to do; anew in a forked process, which has no thread but the one that forked.
+/// None if no thread can be started.
 pub(crate) fn own() -> Option<Handle> {
-    static OWN: OnceLock<Option<Handle>> = OnceLock::new();
+    static OWN: Mutex<Option<(u32, Option<Handle>)>> = Mutex::new(None);
     let start = || {
         let runtime = Builder::new_current_thread().enable_all().build().ok()?;
         let handle = runtime.handle().clone();
@@ -147,7 +149,11 @@ pub(crate) fn own() -> Option<Handle> {
         thread::Builder::new().name("tollgate".into()).spawn(drive).ok()?;
         Some(handle)
     };
-    OWN.get_or_init(start).clone()
+    let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*own {
+        Some((of, handle)) if *of == process::id() => handle.clone(),
+        _ => own.insert((process::id(), start())).1.clone(),
+    }
 }
 
 /// Runs this on a runtime; if that ends first, again on the library's own.

@@ -5,6 +5,8 @@ mod abandoned_calls;
 mod broken_connections;
 mod cluster_redirects;
 mod failover_losses;
+#[cfg(unix)]
+mod forks;
 mod refusals;
 mod replaced_server;
 mod runtimes;
