@@ -20,4 +20,5 @@ mod supply;
 mod telemetry;
 mod tidy;
 mod tls_settings;
+mod turns;
 mod two_versions;

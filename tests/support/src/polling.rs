@@ -54,6 +54,16 @@ pub async fn is_pending<F: Future>(mut future: Pin<&mut F>) -> bool {
 
 /// How often another future of the same task has its turn while this is done 10,000 times.
 pub async fn turns_of_others(ask: impl AsyncFn()) -> u64 {
+    turns_while(async || {
+        for _ in 0..10_000 {
+            ask().await;
+        }
+    })
+    .await
+}
+
+/// How often another future of the same task has its turn while this is done.
+pub async fn turns_while(asks: impl AsyncFn()) -> u64 {
     let turns = std::cell::Cell::new(0);
     let others = async {
         loop {
@@ -61,8 +71,30 @@ pub async fn turns_of_others(ask: impl AsyncFn()) -> u64 {
             tokio::task::yield_now().await;
         }
     };
+    let both = async {
+        tokio::select! {
+            biased;
+            () = asks() => {}
+            () = others => {}
+        }
+    };
+    tokio::task::LocalSet::new().run_until(both).await;
+    turns.get()
+}
+
+/// The most of these calls in a row, of a thousand, without a turn of another future of the same task.
+pub async fn most_in_a_row(ask: impl AsyncFn()) -> u64 {
+    let (row, most) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    let others = async {
+        loop {
+            row.set(0);
+            tokio::task::yield_now().await;
+        }
+    };
     let asks = async {
-        for _ in 0..10_000 {
+        for _ in 0..1000 {
+            row.set(row.get() + 1);
+            most.set(most.get().max(row.get()));
             ask().await;
         }
     };
@@ -74,5 +106,5 @@ pub async fn turns_of_others(ask: impl AsyncFn()) -> u64 {
         }
     };
     tokio::task::LocalSet::new().run_until(both).await;
-    turns.get()
+    most.get()
 }
