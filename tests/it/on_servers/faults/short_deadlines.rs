@@ -204,3 +204,45 @@ async fn a_call_whose_deadline_has_passed_is_not_sent() {
     assert_eq!(limiter.peek(&rule, "user:0").await.expect("a decision").remaining, 1000);
     assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 1000);
 }
+
+/// A hundred callers of a millisecond probe all the time, and none waits for its answer.
+#[tokio::test]
+async fn callers_below_a_round_trip_keep_nobody_from_a_redis_that_is_back() {
+    let mut server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    proxy.delay(Duration::from_millis(5));
+    let redis = redis(&proxy.url());
+    let limiter = Limiter::new(redis.clone());
+    let rule = rule("gcra 1000000/1d", OnError::Closed);
+    answered_again(&limiter, &rule, "key").await;
+    let over = Arc::new(AtomicBool::new(false));
+    let mut hasty = JoinSet::new();
+    for caller in 0..100 {
+        let (limiter, rule, over) = (limiter.clone(), rule.clone(), Arc::clone(&over));
+        hasty.spawn(async move {
+            let key = format!("hasty {caller}");
+            while !over.load(Ordering::Relaxed) {
+                let _ = limiter.acquire(&rule, Request::new(&key).deadline(Duration::from_millis(1))).await;
+                tokio::time::sleep(Duration::from_millis(4)).await;
+            }
+        });
+    }
+    server.stop();
+    let patient = async || {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        limiter.acquire(&rule, Request::new("patient").deadline(Duration::from_secs(5))).await
+    };
+    for _ in 0..3 {
+        patient().await.expect_err("stopped");
+    }
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    // One would do, on a machine that stands still for no second.
+    let mut answers = Vec::new();
+    while answers.len() < 4 && !answers.last().is_some_and(Result::is_ok) {
+        answers.push(patient().await);
+    }
+    assert!(answers.last().is_some_and(Result::is_ok), "{answers:?}");
+    over.store(true, Ordering::Relaxed);
+    hasty.join_all().await;
+}
