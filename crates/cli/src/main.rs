@@ -54,6 +54,7 @@ mod over_time;
 mod page;
 mod probe;
 mod records;
+mod refusal;
 mod replay;
 mod reset;
 mod rule_arguments;

@@ -142,7 +142,7 @@ impl Redis {
                 (connection, Some(wire))
             }
         };
-        check_version(&mut connection, address).await?;
+        check_version(&mut connection, address, wire.as_deref()).await?;
         Ok((connection, wire))
     }
 
@@ -158,13 +158,21 @@ impl Redis {
 }
 
 /// Redis 7.0 introduced EVALSHA_RO and error codes from scripts. If the user may not ask, the version isn't known.
-async fn check_version(connection: &mut MultiplexedConnection, address: &str) -> Result<(), Error> {
+async fn check_version(
+    connection: &mut MultiplexedConnection,
+    address: &str,
+    wire: Option<&Wire>,
+) -> Result<(), Error> {
     let answer = redis::cmd("HELLO").query_async::<std::collections::HashMap<String, Value>>(connection).await;
     let too_old = |version: &str| {
         let expected = "expected Redis 7.0 or newer, or Valkey 7.2 or newer";
         Error::new(Kind::Unsupported, format!("redis version: {expected}, got {version}"))
     };
+    let refusal = wire.and_then(Wire::refusal);
     match answer {
+        Err(error) if refusal.is_some() || error.to_string().contains("max number of clients") => {
+            Err(from_connecting(&refusal.unwrap_or(error), address))
+        }
         Ok(server) => {
             let text = |name| match server.get(name) {
                 Some(Value::BulkString(text)) => Some(String::from_utf8_lossy(text)),

@@ -61,7 +61,8 @@ impl Sentinels {
         let primary = self.watched.primary.elsewhere(&host, port);
         let opened = async {
             let mut opened = transport::open(&primary).await?;
-            let role: Value = cmd("ROLE").query_async(&mut opened.connection).await?;
+            let role = cmd("ROLE").query_async(&mut opened.connection).await;
+            let role: Value = role.map_err(|error| opened.wire.refusal().unwrap_or(error))?;
             Ok((opened, role))
         };
         let (opened, role) = opened.await.map_err(|error: RedisError| match error.kind() {
@@ -81,7 +82,9 @@ impl Sentinels {
     async fn ask(&self, sentinel: &Endpoint) -> Result<Option<(String, u16)>, RedisError> {
         let mut opened = transport::open(sentinel).await?;
         let mut question = cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.watched.name).query_async(&mut opened.connection).await
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.watched.name);
+        let named = question.query_async(&mut opened.connection).await;
+        named.map_err(|error| opened.wire.refusal().unwrap_or(error))
     }
 
     pub(super) fn remote_address(&self) -> Option<String> {

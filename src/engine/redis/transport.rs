@@ -12,13 +12,16 @@ use futures_util::future::select_ok;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
-use redis::{AsyncConnectionConfig, ConnectionAddr, RedisError};
+use redis::{AsyncConnectionConfig, ConnectionAddr, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 
 use super::address::Endpoint;
 use crate::lock::Lock;
+
+/// How much of a first line is kept.
+const LONGEST_LINE: usize = 128;
 
 /// A connection, and what is known about its bytes.
 pub(super) struct Opened {
@@ -36,6 +39,8 @@ pub(super) struct Wire {
 #[derive(Debug, Default)]
 struct Traffic {
     written: u64,
+    /// What was read first, up to the end of its line.
+    said: Vec<u8>,
     /// Whether no more is written.
     closed: bool,
 }
@@ -43,6 +48,10 @@ struct Traffic {
 /// A stream that counts the bytes written.
 struct Counted {
     stream: Box<dyn Stream>,
+    /// Whether the first line has been read.
+    heard: bool,
+    /// Why nothing can be written, until the first line is read.
+    failed: Option<io::Error>,
     traffic: Arc<Lock<Traffic>>,
 }
 
@@ -57,14 +66,24 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     // Each decision's deadline bounds how long a connection may take.
     let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     let settings = endpoint.info().redis_settings();
-    let (connection, driver) = MultiplexedConnection::new_with_config(settings, stream, patient).await?;
+    let opened = MultiplexedConnection::new_with_config(settings, stream, patient).await;
+    let (connection, driver) = opened.map_err(|error| refusal(&traffic).unwrap_or(error))?;
     let driver = tokio::spawn(driver).abort_handle();
     Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }) })
 }
 
+/// What a server says before it is asked anything: it has too many clients, and closes the connection. redis-rs has only
+/// the end of the connection, unless the refusal comes late enough to be read as an answer.
+fn refusal(traffic: &Lock<Traffic>) -> Option<RedisError> {
+    let traffic = traffic.lock();
+    let refuses = traffic.said.starts_with(b"-ERR max number of clients") && traffic.said.ends_with(b"\r\n");
+    refuses.then(|| redis::parse_redis_value(&traffic.said).and_then(Value::extract_error).err()).flatten()
+}
+
 /// Counts what the system accepts: below TLS, which may have written a part of what it failed to write.
 async fn connect(endpoint: &Endpoint, traffic: &Arc<Lock<Traffic>>) -> io::Result<Box<dyn Stream>> {
-    let counted = |stream: Box<dyn Stream>| Counted { stream, traffic: Arc::clone(traffic) };
+    let counted =
+        |stream: Box<dyn Stream>| Counted { stream, heard: false, failed: None, traffic: Arc::clone(traffic) };
     #[cfg(all(test, feature = "embedded"))]
     if let Some(network) = crate::simulation::network() {
         return Ok(Box::new(counted(Box::new(network.connect(endpoint.host(), endpoint.port()).await?))));
@@ -108,6 +127,11 @@ impl Wire {
         self.traffic.lock().written
     }
 
+    /// What the server said as it refused the connection, if it did.
+    pub(super) fn refusal(&self) -> Option<RedisError> {
+        refusal(&self.traffic)
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.traffic.lock().closed
     }
@@ -126,30 +150,55 @@ impl Drop for Wire {
 }
 
 impl Counted {
-    /// Writes unless closed, and counts.
+    fn read(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut *self.stream).poll_read(cx, buffer))?;
+        if !self.heard {
+            let said = &mut self.traffic.lock().said;
+            said.extend(&buffer.filled()[before..]);
+            let end = said.iter().position(|byte| *byte == b'\n');
+            said.truncate(end.map_or(LONGEST_LINE, |end| end + 1));
+            self.heard = end.is_some() || said.len() == LONGEST_LINE;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes unless closed, and counts. Where that fails, nobody reads on, and a server that refuses a connection has said
+    /// why before it closed it: so the first line is read before the error is returned.
     fn write(
         &mut self,
-        write: impl FnOnce(Pin<&mut dyn Stream>) -> Poll<io::Result<usize>>,
+        cx: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut dyn Stream>, &mut Context<'_>) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
-        let mut traffic = self.traffic.lock();
-        if traffic.closed {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        if self.failed.is_none() {
+            let mut traffic = self.traffic.lock();
+            if traffic.closed {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            match ready!(write(Pin::new(&mut *self.stream), cx)) {
+                Ok(count) => {
+                    traffic.written += count as u64;
+                    return Poll::Ready(Ok(count));
+                }
+                Err(error) if self.heard => return Poll::Ready(Err(error)),
+                Err(error) => self.failed = Some(error),
+            }
         }
-        let count = ready!(write(Pin::new(&mut *self.stream)))?;
-        traffic.written += count as u64;
-        Poll::Ready(Ok(count))
+        let mut said = [0; LONGEST_LINE];
+        let _ = ready!(self.read(cx, &mut ReadBuf::new(&mut said)));
+        Poll::Ready(Err(self.failed.take().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into())))
     }
 }
 
 impl AsyncRead for Counted {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.stream).poll_read(cx, buffer)
+        self.read(cx, buffer)
     }
 }
 
 impl AsyncWrite for Counted {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.write(|stream| stream.poll_write(cx, bytes))
+        self.write(cx, |stream, cx| stream.poll_write(cx, bytes))
     }
 
     fn poll_write_vectored(
@@ -157,7 +206,7 @@ impl AsyncWrite for Counted {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.write(|stream| stream.poll_write_vectored(cx, bytes))
+        self.write(cx, |stream, cx| stream.poll_write_vectored(cx, bytes))
     }
 
     fn is_write_vectored(&self) -> bool {

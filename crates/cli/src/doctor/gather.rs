@@ -16,6 +16,7 @@ use super::commands;
 use super::facts::{Clock, Facts, Known, Latency, Missing, Refusal, Trial, Why};
 use crate::info::Fields;
 use crate::output::micros;
+use crate::refusal;
 use crate::rule_arguments::{from_lines, own_prefix};
 
 /// Settings that affect decisions.
@@ -151,7 +152,18 @@ impl Asked {
         let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let connecting = client.get_multiplexed_async_connection_with_config(&patient);
         let connection = tokio::time::timeout(deadline, connecting).await.map_err(|_| late(deadline))?;
-        let connection = connection.map_err(|error| told(&error))?;
+        let connection = match connection {
+            Ok(mut connection) => {
+                // A server that has too many clients may have been noticed only now.
+                let ping = tokio::time::timeout(deadline, connection.req_packed_command(&cmd("PING"))).await;
+                ping.map_err(|_| late(deadline))?.map(|_| connection)
+            }
+            Err(error) => Err(error),
+        };
+        let connection = match connection {
+            Ok(connection) => connection,
+            Err(error) => return Err(refusal::explained(client, &error, told).await),
+        };
         Ok(Self { connection, deadline, until: Instant::now() + LONGEST_EXAMINATION })
     }
 

@@ -6,6 +6,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tollgate::redis::{AsyncConnectionConfig, Client, Pipeline, PushInfo, RedisError, Value};
 
+use crate::refusal;
+
 #[derive(Debug)]
 pub(super) struct Connection {
     inner: MultiplexedConnection,
@@ -34,7 +36,10 @@ impl Connection {
         let connecting = client.get_multiplexed_async_connection_with_config(&patient);
         let connection = tokio::time::timeout(deadline, connecting).await;
         let connection = connection.map_err(|_| Failure::late(deadline))?;
-        Ok(Self { inner: connection.map_err(|error| Failure::Lost(told(&error)))?, deadline })
+        match connection {
+            Ok(inner) => Ok(Self { inner, deadline }),
+            Err(error) => Err(Failure::Lost(refusal::explained(client, &error, told).await)),
+        }
     }
 
     /// The reply to each command; a refused one doesn't stop the others.

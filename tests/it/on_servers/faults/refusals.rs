@@ -132,6 +132,14 @@ async fn a_server_with_too_many_clients_is_unreachable_and_gets_few_attempts_to_
         let decision = acquire(&limiter, &open, "key").await.expect("open");
         assert!(decision.error.is_some_and(|error| error.is_unreachable()));
     }
+    // In the server's own words, until the breaker answers, and then with the breaker's.
+    for url in [server.tcp_url(), server.url()] {
+        let closed = rule("gcra 5/1d", OnError::Closed);
+        let error =
+            acquire(&Limiter::new(self::redis(&url)).deadline(PATIENCE), &closed, "key").await.expect_err("full");
+        let said = error.to_string();
+        assert!(error.is_unreachable() && said.ends_with(": ERR max number of clients reached"), "{said}");
+    }
     let info: String = cmd("INFO").arg("stats").query(&mut occupied).expect("statistics");
     let rejected = info.lines().find_map(|line| line.strip_prefix("rejected_connections:")).expect("a count");
     assert!(rejected.parse::<u64>().expect("a number") < 50, "{rejected} attempts to connect");
