@@ -1,17 +1,25 @@
 //! Sets of rules: the cost of finding a request's rule as rules grow in number, and the memory of a rule. Redis isn't
 //! called.
 
+use std::fmt::Write;
+use std::fs;
 use std::hint::black_box;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use tollgate::rules::{Action, Attributes, Definition, RuleSet};
+use tollgate::rules::{Action, Attributes, Definition, RuleSet, WatchedRules};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::{Random, process};
 
 const RULES: [usize; 4] = [10, 1_000, 10_000, 100_000];
 const REQUESTS: usize = 4096;
+
+/// Rules of the file that is reloaded, and how often.
+const RELOADED: usize = 50_000;
+const RELOADS: u32 = 8;
 
 /// A request's attributes, as a service would know them.
 struct Known {
@@ -90,6 +98,7 @@ fn main() {
     let options = Options::read();
     let mut targets = Targets::default();
     println!("## Rules\n");
+    reloads(&mut targets);
     println!("Finding a request's rule, its limits and key, in microseconds, with five known attributes; building the");
     println!("set from definitions; and its memory, including the definitions.\n");
     println!("{}", header(&["rules", "a request", "one whose path is encoded", "building, ms", "bytes a rule"]));
@@ -122,4 +131,87 @@ fn found(rules: &RuleSet, requests: &[Known], slice: Duration) -> f64 {
         count += 1;
     }
     (process::processor_time() - before).as_secs_f64() * 1e6 / f64::from(count) / requests.len() as f64
+}
+
+/// The file that the definitions are in, of an edition that its last rule says.
+fn file(edition: u32) -> String {
+    let mut text = String::new();
+    for number in 0..RELOADED {
+        let Definition { name, priority, conditions, limits, .. } = definition(number, RELOADED);
+        let conditions: Vec<_> =
+            conditions.iter().map(|(name, values)| format!("{name} = {:?}", values.0[0])).collect();
+        let conditions = conditions.join(", ");
+        let _ = write!(text, "[[rule]]\nname = \"{name}\"\npriority = {priority}\nmatch = {{ {conditions} }}\n");
+        let _ = match limits.first() {
+            Some(limit) => write!(text, "key = \"user\"\nlimits = [\"{}\"]\n", limit.limit),
+            None => write!(text, "action = \"block\"\n"),
+        };
+        if number + 1 == RELOADED {
+            let _ = writeln!(text, "message = \"{edition}\"");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// A file of many rules that is replaced while requests are decided by it. It is the first thing that the process
+/// does, so that its memory is that of the rules.
+fn reloads(targets: &mut Targets) {
+    let directory = std::env::temp_dir().join(format!("tollgate-bench-rules-{}", std::process::id()));
+    fs::create_dir_all(&directory).expect("a directory");
+    let (path, next) = (directory.join("rules.toml"), directory.join("next.toml"));
+    fs::write(&path, file(0)).expect("a file");
+    let before = process::resident_bytes();
+    let (began, used) = (Instant::now(), process::processor_time());
+    let rules = WatchedRules::open(&path).expect("rules");
+    let (opened, used) = (began.elapsed(), process::processor_time() - used);
+    let of_rules = |bytes: u64| bytes.saturating_sub(before) as f64;
+    let (bytes, over) = (of_rules(process::resident_bytes()) / RELOADED as f64, AtomicBool::new(false));
+    let (mut taken, mut most) = (Vec::new(), 0.0_f64);
+    let requests = requests(RELOADED);
+    let longest = thread::scope(|scope| {
+        let deciding = scope.spawn(|| {
+            let (mut longest, mut requests) = (Duration::ZERO, requests.iter().cycle());
+            while !over.load(Ordering::Relaxed) {
+                let began = process::thread_time();
+                let current = rules.current();
+                black_box(current.applies(&requests.next().expect("requests").attributes()).expect("a rule"));
+                drop(current);
+                longest = longest.max(process::thread_time() - began);
+                thread::sleep(Duration::from_micros(50));
+            }
+            longest
+        });
+        for edition in 1..=RELOADS {
+            fs::write(&next, file(edition)).expect("a file");
+            fs::rename(&next, &path).expect("renamed");
+            let (began, edition) = (Instant::now(), edition.to_string());
+            while rules.current().definitions()[RELOADED - 1].message.as_deref() != Some(&edition) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            taken.push(began.elapsed().as_secs_f64());
+            most = most.max(of_rules(process::resident_bytes()) / 1e6);
+        }
+        over.store(true, Ordering::Relaxed);
+        deciding.join().expect("decisions")
+    });
+    let _ = fs::remove_dir_all(&directory);
+    let in_force = median(taken);
+    println!(
+        "A file of {RELOADED} rules, read once, and renamed into its place {RELOADS} times while requests are decided:\n"
+    );
+    println!("| {RELOADED} rules | |\n| --- | --- |");
+    let rows = [
+        ("read, s", opened.as_secs_f64()),
+        ("read, s of processor time", used.as_secs_f64()),
+        ("a rule, KB", bytes / 1e3),
+        ("renamed until in force, s", in_force),
+        ("most memory while reloading, MB", most),
+        ("longest processor time of a request, ms", longest.as_secs_f64() * 1e3),
+    ];
+    rows.iter().for_each(|(what, value)| println!("{}", row([(*what).to_owned(), short(*value)])));
+    println!();
+    targets.at_most("50,000 rules: renamed until in force, s", 1.0, in_force);
+    targets.at_most("50,000 rules: a rule, KB", 4.0, bytes / 1e3).wanted(3.0);
+    targets.at_most("50,000 rules: longest processor time of a request, ms", 5.0, longest.as_secs_f64() * 1e3);
 }
