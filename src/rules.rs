@@ -71,6 +71,7 @@ use crate::rule::Rule;
 use compiled::{Compiled, CompiledAction};
 use error::{Field, MOST_FAULTS};
 use index::{Index, Lookup};
+use throttle::Limits;
 
 pub use crate::rule::fields::Policy;
 pub use account::{Account, UserBlock, UserLimits};
@@ -369,13 +370,14 @@ impl RuleSet {
         let mut wrong: Vec<(usize, (Field, String))> = Vec::new();
         let mut names = HashMap::new();
         let mut rules: Vec<(usize, Compiled)> = Vec::with_capacity(definitions.len());
+        let mut limits = Limits::default();
         for (at, definition) in definitions.iter().enumerate() {
             if names.insert(definition.name.as_str(), at).is_some() {
                 let why = format!("name: expected a name of its own, got {:?} again", definition.name);
                 wrong.push((at, (Field::named("name"), why)));
                 continue;
             }
-            match Compiled::new(definition, reading) {
+            match Compiled::new(definition, reading, &mut limits) {
                 Ok(rule) => rules.push((at, rule)),
                 Err(fault) => wrong.push((at, fault)),
             }
@@ -383,7 +385,7 @@ impl RuleSet {
         // Stable: among equals, the first.
         rules.sort_by_key(|(at, _)| std::cmp::Reverse(definitions[*at].priority));
         let (places, rules): (Vec<_>, Vec<_>) = rules.into_iter().unzip();
-        let (index, found_by) = Index::new(rules.iter().map(|rule| rule.conditions.as_slice()));
+        let (index, found_by) = Index::new(rules.iter().map(|rule| &*rule.conditions));
         let check = |(rule, found_by): (&Compiled, Option<usize>)| Check {
             found_by: found_by.and_then(|at| u8::try_from(at).ok()),
             more: rule.conditions.len() > usize::from(found_by.is_some()) || rule.may_skip(),
@@ -403,9 +405,7 @@ impl RuleSet {
             }
         }
         let located = |(at, (field, why)): (usize, (Field, String))| {
-            let name = &definitions[at].name;
-            let message = if why.starts_with(&format!("rule {name}: ")) { why } else { format!("rule {name}: {why}") };
-            file::located(locate, at, &field, message)
+            file::located(locate, at, &field, file::of_rule(&definitions[at].name, &why))
         };
         if wrong.is_empty() {
             let doubted = definitions.iter().enumerate();

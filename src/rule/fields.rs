@@ -102,7 +102,7 @@ impl RuleFields {
     /// The rule of a table of its own.
     pub(super) fn rule(mut self) -> Result<Rule, RuleError> {
         let limits = std::mem::take(&mut self.limits);
-        self.build(limits.into_iter().map(Ok)).map_err(|Refusal { field, why, .. }| {
+        self.build(limits.into_iter().map(Ok), str::parse).map_err(|Refusal { field, why, .. }| {
             let subject = self.name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
             RuleError::new(match why {
                 Why::NoLimits => format!("{subject}: expected at least one limit, got none"),
@@ -118,15 +118,17 @@ impl RuleFields {
     pub(crate) fn build<E: From<Refusal>>(
         &self,
         limits: impl IntoIterator<Item = Result<LimitFields, E>>,
+        mut read: impl FnMut(&str) -> Result<Limit, RuleError>,
     ) -> Result<Rule, E> {
         let mut rule = self.without_limits().map_err(|error| Refusal::of("name", &error))?;
         for (item, limit) in limits.into_iter().enumerate() {
-            let more = limit?.added_to(rule);
+            let more = limit?.added_to(rule, &mut read);
             rule = more.map_err(|error| Refusal { item: Some(item), ..Refusal::of("limits", &error) })?;
         }
         if rule.limits.is_empty() {
             return Err(Refusal { field: "limits", item: None, why: Why::NoLimits }.into());
         }
+        rule.limits.shrink_to_fit();
         Ok(self.with_limits(rule)?)
     }
 
@@ -208,8 +210,8 @@ impl LimitFields {
         Self { name: limit.name().map(str::to_owned), limit: limit.to_string(), key: by.clone() }
     }
 
-    fn added_to(self, rule: Rule) -> Result<Rule, RuleError> {
-        let mut limit: Limit = self.limit.parse()?;
+    fn added_to(self, rule: Rule, read: &mut impl FnMut(&str) -> Result<Limit, RuleError>) -> Result<Rule, RuleError> {
+        let mut limit = read(&self.limit)?;
         if let Some(name) = self.name {
             limit = limit.named(&name)?;
         }

@@ -10,17 +10,21 @@ use super::condition::Condition;
 use super::definition::{Action, Cost, Definition, Reading};
 use super::error::Field;
 use super::names::GLOBAL;
-use super::throttle::{Refusal, Throttle};
+use super::throttle::{Limits, Refusal, Throttle};
 use crate::rule::fields::time;
 
 /// Names that no rule can have, since tollgate itself counts by them, under the same keys: limits of single users and of
 /// API keys, and look-ups of keys.
 const RESERVED: [&str; 3] = [USER_LIMITS, KEY_LIMITS, "api-key-look-ups"];
 
+/// The statuses of denials that aren't about the rate.
+const FORBIDDEN: NonZeroU16 = NonZeroU16::new(403).unwrap();
+const BAD_REQUEST: NonZeroU16 = NonZeroU16::new(400).unwrap();
+
 #[derive(Debug)]
 pub(super) struct Compiled {
     pub(super) name: Arc<str>,
-    pub(super) conditions: Vec<Condition>,
+    pub(super) conditions: Box<[Condition]>,
     pub(super) shadow: bool,
     pub(super) action: CompiledAction,
     pub(super) response: Response,
@@ -50,7 +54,7 @@ pub(super) enum CompiledAction {
 }
 
 impl Compiled {
-    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Refusal> {
+    pub(super) fn new(definition: &Definition, reading: Reading, limits: &mut Limits) -> Result<Self, Refusal> {
         let name =
             crate::key::checked_name(&definition.name).map_err(|error| (Field::named("name"), error.to_string()))?;
         if RESERVED.contains(&name) {
@@ -59,23 +63,28 @@ impl Compiled {
         }
         let conditions = definition.conditions.iter().map(|(attribute, values)| {
             let at = Field::named("match").entry(attribute);
-            if attribute.is_empty() || attribute == GLOBAL {
-                return Err((at, format!("expected the name of an attribute, got {attribute:?}")));
+            let odd = |character: char| character.is_whitespace() || character.is_control();
+            if attribute.is_empty() || attribute == GLOBAL || attribute.contains(odd) {
+                return Err((at, format!("match: expected the name of an attribute, got {attribute:?}")));
             }
             Condition::new(attribute, &values.0, reading)
                 .map_err(|(index, why)| (at.item(index), format!("{attribute}: {why}")))
         });
-        let conditions = conditions.collect::<Result<_, _>>()?;
+        let conditions = conditions.collect::<Result<Box<[_]>, _>>()?;
         let action = match definition.action {
-            Action::Throttle => CompiledAction::Throttle(Box::new(Throttle::new(definition, reading)?)),
+            Action::Throttle => CompiledAction::Throttle(Box::new(Throttle::new(definition, reading, limits)?)),
             other => {
                 only_for_limits(definition)?;
                 if other == Action::Block { CompiledAction::Block } else { CompiledAction::Allow }
             }
         };
         let response = Response::new(definition, 429)?;
-        let response_if_blocked = Response::new(definition, 403)?;
-        let response_if_missing = Response::new(definition, 400)?;
+        let otherwise = |default| {
+            let status = if definition.status.is_some() { response.status } else { default };
+            Response { status, ..response.clone() }
+        };
+        let response_if_blocked = otherwise(FORBIDDEN);
+        let response_if_missing = otherwise(BAD_REQUEST);
         let shadow = definition.shadow.unwrap_or_default();
         Ok(Self { name: name.into(), conditions, shadow, action, response, response_if_blocked, response_if_missing })
     }

@@ -60,13 +60,13 @@ impl Condition {
     }
 
     /// Each value, as other rules may share it.
-    pub(super) fn each_value(&self, mut each: impl FnMut(String)) {
+    pub(super) fn each_value(&self, mut each: impl FnMut(&str)) {
         match &self.values {
             Values::Present => {}
-            Values::Paths(patterns) => patterns.iter().for_each(|pattern| each(pattern.to_string())),
-            Values::Nets(nets) => nets.iter().for_each(|net| each(net.to_string())),
+            Values::Paths(patterns) => patterns.iter().for_each(|pattern| each(&pattern.to_string())),
+            Values::Nets(nets) => nets.iter().for_each(|net| each(&net.to_string())),
             Values::Texts(values) => {
-                values.iter().for_each(|value| each(String::from_utf8_lossy(value).into_owned()));
+                values.iter().for_each(|value| each(&String::from_utf8_lossy(value)));
             }
         }
     }
@@ -116,7 +116,7 @@ impl Condition {
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut values = Vec::new();
-        self.each_value(|value| values.push(value));
+        self.each_value(|value| values.push(value.to_owned()));
         match values.as_slice() {
             [] => write!(f, "any {}", self.attribute),
             [one] => write!(f, "{} {one}", self.attribute),

@@ -7,6 +7,7 @@ use super::definition::{Defaults, Definition, Document, Reading};
 use super::error::{Field, MOST_FAULTS};
 use super::snapshot::{Seen, Snapshot, including};
 use super::text::{Positions, Said, Source, bad_variable, with_variables};
+use super::throttle::Limits;
 use super::{Fault, RuleSet, RuleSetError};
 use crate::telemetry;
 
@@ -30,7 +31,14 @@ const TRIES: u32 = 10;
 
 /// The set in a file.
 pub(super) fn read(path: &Path) -> Result<RuleSet, RuleSetError> {
-    compiled(&read_at_rest(path))
+    let rules = compiled(&read_at_rest(path))?;
+    warn(&rules);
+    Ok(rules)
+}
+
+/// Reports what is doubtful in a set that is put in force.
+pub(super) fn warn(rules: &RuleSet) {
+    rules.warnings().iter().for_each(|warning| telemetry::doubtful_rule(warning));
 }
 
 /// The files as they were at one moment, if they stop changing for long enough.
@@ -53,15 +61,12 @@ pub(super) fn compiled(snapshot: &Snapshot) -> Result<RuleSet, RuleSetError> {
         Some(main) if rules.is_empty() => {
             Err(Fault::new("expected at least one [[rule]], got none").in_file(&main.path, None).into())
         }
-        _ => {
-            rules.warnings().iter().for_each(|warning| telemetry::doubtful_rule(warning));
-            Ok(rules)
-        }
+        _ => Ok(rules),
     }
 }
 
 pub(super) fn parse(text: &str) -> Result<RuleSet, RuleSetError> {
-    let source = Source { path: PathBuf::from("rules"), text: text.to_owned() };
+    let source = Source::new(PathBuf::from("rules"), text.to_owned());
     of_sources(&including(source, Path::new(""), &mut Seen::default())?)
 }
 
@@ -90,8 +95,7 @@ fn of_sources(sources: &[Source]) -> Result<RuleSet, RuleSetError> {
         if source == 0 {
             settings = read;
         } else if let Some(setting) = read.setting() {
-            let why =
-                format!("expected [[rule]] alone in an included file, got {setting}: it belongs into the main one");
+            let why = format!("expected [[rule]] alone in an included file, got {setting}: it belongs in the main one");
             faults.push(Fault::new(why).in_file(&file.path, None));
         }
     }
@@ -150,8 +154,21 @@ fn of_rules(
 fn bad_default(defaults: &Defaults) -> Option<(&'static str, String)> {
     let mut rule = Definition::new("defaults");
     (rule.key, rule.limits) = ("global".into(), vec!["gcra 1000000/1s".into()]);
-    let (field, why) = Compiled::new(&rule.or(defaults), Reading::default()).err()?;
+    let (field, why) = Compiled::new(&rule.or(defaults), Reading::default(), &mut Limits::default()).err()?;
     Some((field.name, format!("defaults: {why}")))
+}
+
+/// What is wrong with the rule of this name.
+pub(super) fn of_rule(name: &str, why: &str) -> String {
+    let subject = if name.is_empty() { "rule".to_owned() } else { format!("rule {name}") };
+    if why.starts_with(&format!("{subject}: ")) && !name.is_empty() {
+        return why.to_owned();
+    }
+    // A limit's text may be a whole rule's elsewhere.
+    match why.strip_prefix("rule: ") {
+        Some(why) => format!("{subject}: limits: {why}"),
+        None => format!("{subject}: {why}"),
+    }
 }
 
 /// A rule's fault, with its location if known.

@@ -1,7 +1,9 @@
 //! Finds the rules that may apply to a request without checking each: every rule is in one list, for the one of its
 //! conditions that the fewest rules share.
 
-use hashbrown::HashMap;
+use std::hash::BuildHasher;
+
+use hashbrown::{DefaultHashBuilder, Equivalent, HashMap};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 use smallvec::SmallVec;
@@ -43,16 +45,29 @@ pub(super) struct Index {
 #[derive(Debug)]
 struct PathTree {
     nodes: Vec<Node>,
+    /// The node below a node, by a literal segment. One map for all: most nodes have at most one below.
+    literals: HashMap<(u32, Text), u32>,
 }
 
 #[derive(Debug, Default)]
 struct Node {
-    literals: HashMap<Text, u32>,
+    /// Whether `literals` has one below it.
+    has_literals: bool,
     any: Option<u32>,
     /// Rules whose pattern ends here.
     here: Places,
     /// Rules whose pattern matches any rest, or none.
     rest: Places,
+}
+
+/// A node's number and a literal segment below it.
+#[derive(Hash)]
+struct Edge<'e>(u32, &'e [u8]);
+
+impl Equivalent<(u32, Text)> for Edge<'_> {
+    fn equivalent(&self, (node, literal): &(u32, Text)) -> bool {
+        self.0 == *node && self.1 == literal.as_slice()
+    }
 }
 
 /// What a lookup is by: a request's values, or the first values in a rule's conditions.
@@ -70,10 +85,12 @@ enum Texts<'a, 'r> {
 impl Index {
     /// From each rule's conditions, in the rules' order. Also returns the condition by which each is found.
     pub(super) fn new<'c>(rules: impl Iterator<Item = &'c [Condition]> + Clone) -> (Self, Vec<Option<usize>>) {
-        let mut shared: HashMap<(&str, String), usize> = HashMap::new();
+        // By hashes: that two values count as one only matters if most do.
+        let (mut shared, hasher) = (HashMap::<u64, u32>::new(), DefaultHashBuilder::default());
+        let hash = |condition: &Condition, value: &str| hasher.hash_one((condition.attribute(), value));
         for conditions in rules.clone() {
             for condition in conditions {
-                condition.each_value(|value| *shared.entry((condition.attribute(), value)).or_default() += 1);
+                condition.each_value(|value| *shared.entry(hash(condition, value)).or_default() += 1);
             }
         }
         let (mut index, mut found_by) = (Self::default(), Vec::new());
@@ -81,7 +98,7 @@ impl Index {
             // A condition on several values puts the rule in the list of each.
             let cost = |(_, condition): &(usize, &Condition)| {
                 let mut cost = 0;
-                condition.each_value(|value| cost += shared.get(&(condition.attribute(), value)).unwrap_or(&0));
+                condition.each_value(|value| cost += shared.get(&hash(condition, value)).unwrap_or(&0));
                 cost
             };
             let lookup = conditions.iter().enumerate().filter(|(_, condition)| condition.can_be_looked_up());
@@ -208,37 +225,37 @@ fn add(list: &mut Places, place: u32) {
 
 impl Default for PathTree {
     fn default() -> Self {
-        Self { nodes: vec![Node::default()] }
+        Self { nodes: vec![Node::default()], literals: HashMap::new() }
     }
 }
 
 impl PathTree {
     fn insert<'p>(&mut self, segments: impl Iterator<Item = Segment<'p>>, place: u32) {
-        let mut at = 0;
+        let mut at = 0_u32;
         for segment in segments {
             let next = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
-            let node = &mut self.nodes[at];
+            let node = &mut self.nodes[at as usize];
             let found = match segment {
-                Segment::Literal(literal) => match node.literals.get(literal.as_bytes()) {
-                    Some(found) => *found,
-                    None => *node.literals.entry(literal.as_bytes().into()).or_insert(next),
-                },
+                Segment::Literal(literal) => {
+                    node.has_literals = true;
+                    *self.literals.entry((at, literal.as_bytes().into())).or_insert(next)
+                }
                 Segment::Any => *node.any.get_or_insert(next),
                 Segment::Rest => return add(&mut node.rest, place),
             };
             if found == next {
                 self.nodes.push(Node::default());
             }
-            at = found as usize;
+            at = found;
         }
-        add(&mut self.nodes[at].here, place);
+        add(&mut self.nodes[at as usize].here, place);
     }
 
     fn lists<'i>(&'i self, path: &[Segment<'_>], lists: &mut Lists<'i>) {
         let mut open: SmallVec<[(u32, usize); 8]> = SmallVec::new();
         open.push((0, 0));
-        while let Some((node, depth)) = open.pop() {
-            let node = &self.nodes[node as usize];
+        while let Some((at, depth)) = open.pop() {
+            let node = &self.nodes[at as usize];
             if !node.rest.is_empty() {
                 lists.push(&node.rest);
             }
@@ -254,7 +271,8 @@ impl PathTree {
                 open.push((any, depth + 1));
             }
             if let Segment::Literal(literal) = segment
-                && let Some(found) = node.literals.get(literal.as_bytes())
+                && node.has_literals
+                && let Some(found) = self.literals.get(&Edge(at, literal.as_bytes()))
             {
                 open.push((*found, depth + 1));
             }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -20,6 +20,9 @@ const GRAIN: Duration = Duration::from_secs(2);
 pub(super) struct Snapshot {
     pub(super) sources: Result<Vec<Source>, RuleSetError>,
     seen: Seen,
+    /// The set's file, which can be read again once another has taken its name. None where an open file can't be
+    /// replaced.
+    main: Option<File>,
 }
 
 /// The metadata of files and directories when they were read; none if one couldn't be read.
@@ -33,21 +36,40 @@ struct Stamp {
     /// When its content, its name or its owner changed; always the same if the system doesn't know.
     changed: SystemTime,
     length: u64,
-    /// Identifies the file, whatever links lead to it.
-    which: u64,
+    /// Identifies the file, whatever links lead to it: its file system, and its number in that.
+    which: (u64, u64),
 }
 
 impl Snapshot {
     pub(super) fn of(path: &Path) -> Self {
-        let mut seen = Seen::default();
-        let sources = sources(path, &mut seen);
-        Self { sources, seen }
+        let (mut seen, mut main) = (Seen::default(), None);
+        let sources = sources(path, &mut seen, &mut main);
+        Self { sources, seen, main: main.filter(|_| cfg!(unix)) }
     }
 
     /// Whether no file was replaced or written while others were read; otherwise the snapshot may be a mixture that
     /// never existed.
     pub(super) fn is_of_one_moment(&self) -> bool {
         self.seen.is_unchanged()
+    }
+
+    /// Whether this is a single file that nobody has written since it was read, whatever has its name by now. Compares
+    /// the content: two writes at nearly the same time leave the same timestamps.
+    pub(super) fn is_a_file_that_stayed_the_same(&self) -> bool {
+        let (Ok([source]), Some(main)) = (self.sources.as_deref(), &self.main) else { return false };
+        let (mut main, mut text) = (main, String::new());
+        let read = main.rewind().and_then(|()| main.take(LONGEST_FILE + 1).read_to_string(&mut text));
+        read.is_ok() && text == source.text
+    }
+
+    /// Whether a file of this snapshot is the beginning of the same file in a later one: what was read of it was not
+    /// all.
+    pub(super) fn is_continued_in(&self, later: &Self) -> bool {
+        let (Ok(sources), Ok(later)) = (&self.sources, &later.sources) else { return false };
+        sources.iter().any(|source| {
+            let mut same = later.iter().filter(|later| later.path == source.path);
+            same.any(|later| later.text.len() > source.text.len() && later.text.starts_with(&source.text))
+        })
     }
 
     /// Identifies these contents, or the error that prevented reading them.
@@ -103,17 +125,19 @@ impl From<&Metadata> for Stamp {
                 let since = Duration::new(u64::try_from(seconds).unwrap_or_default(), nanoseconds);
                 SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(modified)
             };
-            (metadata.ino(), time(metadata.ctime(), metadata.ctime_nsec()))
+            ((metadata.dev(), metadata.ino()), time(metadata.ctime(), metadata.ctime_nsec()))
         };
         #[cfg(not(unix))]
-        let (which, changed) = (0, modified);
+        let (which, changed) = ((0, 0), modified);
         Self { modified, changed, length: metadata.len(), which }
     }
 }
 
-/// The file and those that it includes.
-fn sources(path: &Path, seen: &mut Seen) -> Result<Vec<Source>, RuleSetError> {
-    let main = Source { path: path.to_owned(), text: text_of(path, seen)? };
+/// The file, which is left open, and those that it includes.
+fn sources(path: &Path, seen: &mut Seen, opened: &mut Option<File>) -> Result<Vec<Source>, RuleSetError> {
+    let (file, text) = text_of(path, seen)?;
+    *opened = Some(file);
+    let main = Source::new(path.to_owned(), text);
     including(main, path.parent().unwrap_or(Path::new("")), seen)
 }
 
@@ -122,14 +146,17 @@ pub(super) fn including(main: Source, directory: &Path, seen: &mut Seen) -> Resu
     let include = main.include()?;
     let mut known = HashSet::from([canonical(&main.path)]);
     let mut sources = vec![main];
-    for pattern in include {
-        let mut files = included(directory, &pattern, seen).map_err(|why| sources[0].fault_of_include(why))?;
+    for (entry, pattern) in include.iter().enumerate() {
+        let fault = |why: &str| sources[0].fault_of_include(entry, why);
+        let mut files = included(directory, pattern, seen).map_err(|why| fault(&why))?;
         // A pattern may match its own file, and files already included.
         files.retain(|path| known.insert(canonical(path)));
-        for path in files {
-            let text = text_of(&path, seen)?;
-            sources.push(Source { path, text });
-        }
+        let texts = files.into_iter().map(|path| match text_of(&path, seen) {
+            Ok((_, text)) => Ok(Source::new(path, text)),
+            Err(error) => Err(fault(&error.to_string())),
+        });
+        let more: Vec<_> = texts.collect::<Result<_, _>>()?;
+        sources.extend(more);
     }
     Ok(sources)
 }
@@ -140,7 +167,7 @@ fn canonical(path: &Path) -> PathBuf {
 }
 
 /// A file's text. Refuses anything but a regular file, which might have no end.
-fn text_of(path: &Path, seen: &mut Seen) -> Result<String, Fault> {
+fn text_of(path: &Path, seen: &mut Seen) -> Result<(File, String), Fault> {
     let fault = |why: String| Fault::new(why).in_file(path, None);
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => fault("expected UTF-8, got bytes that aren't".into()),
@@ -158,11 +185,11 @@ fn text_of(path: &Path, seen: &mut Seen) -> Result<String, Fault> {
         return Err(fault(format!("expected a file of rules, got {got}")));
     }
     let mut text = String::new();
-    file.take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(unreadable)?;
+    (&file).take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(unreadable)?;
     if text.len() as u64 > LONGEST_FILE {
         return Err(fault(format!("expected a file of at most {} MiB, got a longer one", LONGEST_FILE >> 20)));
     }
-    Ok(text)
+    Ok((file, text))
 }
 
 /// Opens a file without waiting for a pipe's writer.

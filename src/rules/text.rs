@@ -1,25 +1,30 @@
 //! The text of a rules file, as TOML: its content, and where each value is.
 
+mod cut;
+
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, Deserializer};
+use toml::de::{DeFloat, DeTable, DeValue, Deserializer};
 
+use self::cut::Cut;
 use super::definition::{Definition, Document};
 use super::error::{Fault, Field, MOST_FAULTS, Step};
 use crate::rule::Rule;
 
 /// One file that was read.
-#[derive(Hash)]
 pub(super) struct Source {
     pub(super) path: PathBuf,
     pub(super) text: String,
+    /// Where its rules are. None if that can't be told before all of it is read.
+    cut: Option<Cut>,
 }
 
 /// A file's content.
@@ -40,23 +45,55 @@ const LONGEST_NAME: usize = 64;
 /// Line and column, from 1; columns in characters.
 type Position = (usize, usize);
 
+impl Hash for Source {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.path, &self.text).hash(state);
+    }
+}
+
 impl Source {
+    pub(super) fn new(path: PathBuf, text: String) -> Self {
+        let cut = Cut::of(&text);
+        Self { path, text, cut }
+    }
+
     /// Its content, as far as it is TOML.
     pub(super) fn read(&self) -> Result<Said, Fault> {
+        self.read_by_rule().map_or_else(|| self.read_whole(), Ok)
+    }
+
+    /// The same, one rule after the other: the tables of a whole file take ten times the memory of its rules. None if
+    /// anything is wrong, which only the whole can say.
+    fn read_by_rule(&self) -> Option<Said> {
+        let Cut { settings, rules } = self.cut.as_ref()?;
+        let document = |text| Document::deserialize(Deserializer::from(text)).ok();
+        let settings = document(table_of(settings).ok().filter(|settings| !settings.get_ref().contains_key("rule"))?)?;
+        let mut definitions = Vec::with_capacity(rules.len());
+        for (at, rule) in rules.iter().enumerate() {
+            let mut one = document(table_of(self.text.get(rule.clone())?).ok()?)?;
+            let mut definition = one.rules.pop().filter(|_| one.rules.is_empty())?;
+            definition.limits.shrink_to_fit();
+            definitions.push((at, definition));
+        }
+        Some(Said { settings, rules: definitions, faults: Vec::new() })
+    }
+
+    fn read_whole(&self) -> Result<Said, Fault> {
         let lines = Lines::of(&self.text);
         let mut table = self.table()?;
         let rules = table.get_mut().remove("rule");
         let mut faults = Vec::new();
         let settings = Document::deserialize(Deserializer::from(table.clone())).unwrap_or_else(|error| {
             let name = error.span().and_then(|span| name_of_span(table.get_ref(), &span));
-            faults.push(self.fault(&lines, in_words(None, name, error.message()), error.span()));
+            faults.push(self.fault(&lines, self.in_words(None, name, &error), error.span()));
             Document::default()
         });
         let rules = match rules.map(|rules| (rules.span(), rules.into_inner())) {
             None => Vec::new(),
             Some((_, DeValue::Array(rules))) => rules.into_iter().collect(),
             Some((span, other)) => {
-                let why = format!("expected rules that begin with [[rule]] each, got rule as {}", kind(&other));
+                let got = if other.is_table() { "a table" } else { self.text.get(span.clone()).unwrap_or_default() };
+                let why = format!("expected rules that begin with [[rule]] each, got rule as {got}");
                 faults.push(self.fault(&lines, why, Some(span)));
                 Vec::new()
             }
@@ -78,21 +115,30 @@ impl Source {
             let name = table.and_then(|table| table.get("name")?.get_ref().as_str());
             let subject = name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
             let field = error.span().and_then(|span| name_of_span(table?, &span));
-            self.fault(lines, in_words(Some(subject), field, error.message()), error.span())
+            self.fault(lines, self.in_words(Some(subject), field, &error), error.span())
         })
     }
 
     /// The files that it includes, as written.
     pub(super) fn include(&self) -> Result<Vec<String>, Fault> {
+        if let Some(cut) = &self.cut
+            && let Ok(mut settings) = table_of(&cut.settings)
+        {
+            let include = settings.get_mut().remove("include");
+            if let Ok(include) = include.map_or(Ok(Vec::new()), |include| Vec::deserialize(include.into_deserializer()))
+            {
+                return Ok(include);
+            }
+        }
         let Some(include) = self.table()?.get_mut().remove("include") else { return Ok(Vec::new()) };
         Vec::deserialize(include.into_deserializer()).map_err(|error| {
-            let why = in_words(Some("include".into()), None, error.message());
+            let why = self.in_words(Some("include".into()), None, &error);
             self.fault(&Lines::of(&self.text), why, error.span())
         })
     }
 
     fn table(&self) -> Result<Spanned<DeTable<'_>>, Fault> {
-        DeTable::parse(&self.text).map_err(|error| {
+        table_of(&self.text).map_err(|error| {
             let again = || error.span().and_then(|span| self.text.get(span)).unwrap_or_default();
             let why = match error.message() {
                 "duplicate key" => format!("expected each name once, got {} again", again()),
@@ -102,14 +148,56 @@ impl Source {
         })
     }
 
-    /// A fault of `include`.
-    pub(super) fn fault_of_include(&self, why: String) -> Fault {
-        let span = self.table().ok().and_then(|table| Some(table.get_ref().get("include")?.span()));
+    /// A fault of one of the entries of `include`.
+    pub(super) fn fault_of_include(&self, entry: usize, why: &str) -> Fault {
+        let span = self.table().ok().and_then(|table| {
+            let include = table.get_ref().get("include")?;
+            let entry = include.get_ref().as_array().and_then(|entries| entries.get(entry));
+            Some(entry.unwrap_or(include).span())
+        });
         self.fault(&Lines::of(&self.text), format!("include: {why}"), span)
+    }
+
+    /// A deserializer's message, in the terms of the file's author.
+    fn in_words(&self, rule: Option<String>, field: Option<String>, error: &toml::de::Error) -> String {
+        let written = error.span().and_then(|span| self.text.get(span)).unwrap_or_default();
+        in_words(rule, field, error.message(), written)
     }
 
     fn fault(&self, lines: &Lines<'_>, why: String, span: Option<Range<usize>>) -> Fault {
         Fault::new(why).in_file(&self.path, span.map(|span| lines.position(span.start)))
+    }
+}
+
+/// TOML, with numbers with a fraction, which no field takes, in place of what no field takes either, but a deserializer
+/// might: a date, as a table with a name of the parser's own, and a list in place of a table, as its values in order.
+fn table_of(text: &str) -> Result<Spanned<DeTable<'_>>, toml::de::Error> {
+    let mut table = DeTable::parse(text)?;
+    for (name, value) in table.get_mut().iter_mut() {
+        let value = value.get_mut();
+        without_dates(value);
+        match value {
+            DeValue::Array(_) if name.get_ref() == "defaults" => *value = refused(),
+            DeValue::Array(rules) if name.get_ref() == "rule" => {
+                let lists = rules.iter_mut().map(Spanned::get_mut).filter(|rule| rule.is_array());
+                lists.for_each(|list| *list = refused());
+            }
+            _ => {}
+        }
+    }
+    Ok(table)
+}
+
+fn refused() -> DeValue<'static> {
+    DeValue::Float(DeFloat::default())
+}
+
+fn without_dates(value: &mut DeValue<'_>) {
+    match value {
+        DeValue::Datetime(_) => *value = refused(),
+        DeValue::Array(values) => values.iter_mut().for_each(|value| without_dates(value.get_mut())),
+        DeValue::Table(table) => table.iter_mut().for_each(|(_, value)| without_dates(value.get_mut())),
+        _ => {}
     }
 }
 
@@ -125,15 +213,8 @@ fn name_of_span(table: &DeTable<'_>, span: &Range<usize>) -> Option<String> {
     })
 }
 
-fn kind(value: &DeValue<'_>) -> &'static str {
-    match value {
-        DeValue::Table(_) => "a table",
-        _ => value.type_str(),
-    }
-}
-
-/// A deserializer's message, in the terms of the file's author.
-fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> String {
+/// The same, of a value that is written like this.
+fn in_words(rule: Option<String>, field: Option<String>, message: &str, written: &str) -> String {
     let mut words = String::new();
     // For an unknown field, the message already names it.
     for subject in rule.into_iter().chain(field.filter(|_| !message.starts_with("unknown field"))) {
@@ -143,7 +224,7 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> Strin
     let (what, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));
     let kinds = ["invalid type: ", "invalid value: ", "invalid length "];
     if let Some(got) = kinds.iter().find_map(|kind| what.strip_prefix(kind)) {
-        let _ = write!(words, "expected {}, got {}", expected_in_words(expected), got_in_words(got));
+        let _ = write!(words, "expected {}, got {}", expected_in_words(expected), got_in_words(got, written));
     } else if let Some(name) = what.strip_prefix("missing field ") {
         let _ = write!(words, "expected a {}, got none", name.trim_matches('`'));
     } else if let Some(got) = ["unknown field ", "unknown variant "].iter().find_map(|kind| what.strip_prefix(kind)) {
@@ -154,8 +235,13 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> Strin
             None => format!("one of {}", known.join(", ")),
         };
         let _ = write!(words, "expected {expected}, got {got:?}");
-    } else if message == "wanted string or table" {
-        words.push_str("expected a string, got something else");
+    } else if message == "wanted string or table" || message.starts_with("wanted exactly 1 element") {
+        let got = match written.chars().next() {
+            Some('[') => "a list",
+            Some('{') | None => "a table",
+            Some(_) => written,
+        };
+        let _ = write!(words, "expected a string, got {got}");
     } else {
         words.push_str(message.strip_prefix("on-change: ").unwrap_or(message));
     }
@@ -165,6 +251,8 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str) -> Strin
 fn expected_in_words(expected: &str) -> &str {
     match expected {
         "i64" => "a whole number",
+        // Only the least cost is this large.
+        "u64" => "a whole number of units, from 0",
         // Only prefix lengths and statuses are this small.
         "u8" => "a whole number from 1 to 128",
         "u16" => "a whole number from 400 to 599",
@@ -177,12 +265,14 @@ fn expected_in_words(expected: &str) -> &str {
     }
 }
 
-fn got_in_words(got: &str) -> &str {
+fn got_in_words<'g>(got: &'g str, written: &'g str) -> &'g str {
     match got {
         "map" => "a table",
         "sequence" => "a list",
         _ => match got.strip_prefix("string ") {
             Some(text) => text,
+            // As it is written, which may be a date.
+            None if got.starts_with("floating point ") && !written.is_empty() => written,
             // integer `1`
             None => got.split('`').nth(1).unwrap_or(got),
         },
@@ -277,7 +367,7 @@ impl<'s> Positions<'s> {
 
     fn parsed(&self, source: usize) -> Option<&Parsed<'s>> {
         let (source, parsed) = self.files.get(source)?;
-        let parse = || Some(Parsed { table: DeTable::parse(&source.text).ok()?, lines: Lines::of(&source.text) });
+        let parse = || Some(Parsed { table: table_of(&source.text).ok()?, lines: Lines::of(&source.text) });
         parsed.get_or_init(parse).as_ref()
     }
 }

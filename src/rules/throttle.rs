@@ -12,12 +12,16 @@ use super::error::Field;
 use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, PATH, TIER, USER};
 use crate::algorithm::numbers::EXACT;
 use crate::error::{Error, Kind};
+use crate::limit::Limit;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::rule::fields::{self, LimitFields, Why};
 
 /// What is wrong, and where in the definition.
 pub(super) type Refusal = (Field, String);
+
+/// The limits of a set's rules by their text. Most rules of a large set have one of a few, and then share its arguments.
+pub(super) type Limits = std::collections::HashMap<String, Limit>;
 
 /// The attributes of a key.
 type Names = SmallVec<[Name; 1]>;
@@ -81,7 +85,7 @@ impl Deref for ChargedBy<'_> {
 }
 
 impl Throttle {
-    pub(super) fn new(definition: &Definition, reading: Reading) -> Result<Self, Refusal> {
+    pub(super) fn new(definition: &Definition, reading: Reading, limits: &mut Limits) -> Result<Self, Refusal> {
         let key = names("key", &definition.key.0)?;
         let Some(key) = key else {
             let why = "key: expected what it counts by, such as \"user\", \"ip\" or \"global\", got none";
@@ -93,7 +97,7 @@ impl Throttle {
             return Err((Field::named("ipv6_prefix"), why));
         }
         let mut parts: Vec<(String, Names)> = Vec::new();
-        let rule = rule(definition, &definition.limits, &mut parts)?;
+        let rule = rule(definition, &definition.limits, &mut parts, limits)?;
         if let Some(tag) = rule.tag()
             && !parts.iter().any(|(name, _)| name == tag)
         {
@@ -109,6 +113,10 @@ impl Throttle {
                 let why = format!("cost: expected a number without quotes, or the name of an attribute, got {name:?}");
                 return Err((Field::named("cost"), why));
             }
+            Cost::Attribute(name) if !is_plain(name) => {
+                let why = "cost: expected units, or the name of an attribute: letters, digits, -, _ or .";
+                return Err((Field::named("cost"), format!("{why}, got {name:?}")));
+            }
             Cost::Attribute(name) => Some(names::name(name)),
         };
         let min_cost = min_cost(definition, &rule)?;
@@ -119,11 +127,11 @@ impl Throttle {
         let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
         let overrides = HashMap::new();
         let mut throttle = Self { rule, key, parts, cost, min_cost, ipv6_prefix, skips, yields, overrides };
-        throttle.override_keys(definition, reading)?;
+        throttle.override_keys(definition, reading, limits)?;
         Ok(throttle)
     }
 
-    fn override_keys(&mut self, definition: &Definition, reading: Reading) -> Result<(), Refusal> {
+    fn override_keys(&mut self, definition: &Definition, reading: Reading, known: &mut Limits) -> Result<(), Refusal> {
         for (key, text) in &definition.overrides {
             let at = Field::named("overrides").entry(key);
             let instead = match text.as_str() {
@@ -131,7 +139,7 @@ impl Throttle {
                 "allow" => Override::Allow,
                 text => {
                     let lines: Vec<LimitDefinition> = text.split(',').map(|line| line.trim().into()).collect();
-                    let rule = rule(definition, &lines, &mut Vec::new()).map_err(|(_, why)| {
+                    let rule = rule(definition, &lines, &mut Vec::new(), known).map_err(|(_, why)| {
                         let why = match text.contains(' ') {
                             true => why.trim_start_matches(&format!("rule {}: ", definition.name)).to_owned(),
                             false => format!("expected limits, \"block\" or \"allow\", got {text:?}"),
@@ -349,6 +357,7 @@ fn rule(
     definition: &Definition,
     limits: &[LimitDefinition],
     parts: &mut Vec<(String, Names)>,
+    known: &mut Limits,
 ) -> Result<Rule, Refusal> {
     let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key })| {
         let at = || Field::named("limits").item(index);
@@ -365,7 +374,11 @@ fn rule(
         });
         Ok(LimitFields { name: name.clone(), limit: limit.clone(), key: part })
     });
-    let rule = definition.fields().build(limits)?;
+    let read = |text: &str| match known.get(text) {
+        Some(limit) => Ok(limit.clone()),
+        None => text.parse().inspect(|limit: &Limit| drop(known.insert(text.to_owned(), limit.clone()))),
+    };
+    let rule = definition.fields().build(limits, read)?;
     // A trial has no effect: a block would outlast it, and deny once the rule is switched on.
     Ok(if definition.shadow.unwrap_or_default() { rule.without_block() } else { rule })
 }
@@ -400,6 +413,12 @@ fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Refusal> {
     }
 }
 
+/// Whether rules may count by an attribute of this name.
+fn is_plain(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !name.is_empty() && name.bytes().all(plain)
+}
+
 /// A key's attributes: an empty list for `global`, and none if the field is empty.
 fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Refusal> {
     match names {
@@ -407,8 +426,7 @@ fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Refusal
         [global] if global == GLOBAL => Ok(Some(Names::new())),
         names => {
             for (at, name) in names.iter().enumerate() {
-                let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-                if name.is_empty() || name == GLOBAL || !name.bytes().all(plain) {
+                if name == GLOBAL || !is_plain(name) {
                     let why = format!("{field}: expected names of attributes, or \"global\" alone, got {name:?}");
                     return Err((Field::named(field), why));
                 }

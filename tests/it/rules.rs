@@ -4,6 +4,7 @@ mod bypasses;
 mod decisions;
 mod files;
 mod matching;
+mod mistakes;
 mod reload;
 
 use tollgate::rules::{Attributes, RuleSet};

@@ -32,7 +32,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
     for (text, expected) in [
         (String::new(), "rules.toml: expected at least one [[rule]], got none"),
         ("[[rule]\n".into(), "rules.toml:1:8: "),
-        ("rule = 1\n".into(), "rules.toml:1:8: expected rules that begin with [[rule]] each, got rule as integer"),
+        ("rule = 1\n".into(), "rules.toml:1:8: expected rules that begin with [[rule]] each, got rule as 1"),
         (
             "[[rules]]\nname = \"a\"\n".into(),
             "rules.toml:1:3: expected a known name (did you mean rule?), got \"rules\"",
@@ -93,7 +93,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             with("on_change = \"x\""),
             "rules.toml:5:13: rule a: on_change: expected keep-used, as-is or reset, got \"x\"",
         ),
-        (with("action = 1"), "rules.toml:5:10: rule a: action: expected a string, got something else"),
+        (with("action = 1"), "rules.toml:5:10: rule a: action: expected a string, got 1"),
         (with("name = \"b\""), "rules.toml:5:1: expected each name once, got name again"),
         ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: rule: expected a name, got none"),
         (GOOD.replace("\"a\"", "\"a b\""), "rules.toml:2:8: rule a b: name: expected 1 to 64 letters, digits"),
@@ -217,11 +217,29 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             format!("include = [\"more/*.tml\"]\n{GOOD}"),
-            "rules.toml:1:11: include: expected a file, or *.toml at the end for all of a directory, got \"more/*.tml\"",
+            "rules.toml:1:12: include: expected a file, or *.toml at the end for all of a directory, got \"more/*.tml\"",
         ),
         (
             format!("include = [\"more.toml\"]\n{GOOD}"),
-            "more.toml: expected a file of rules that can be read, got: No such file",
+            "rules.toml:1:12: include: more.toml: expected a file of rules that can be read, got: No such file",
+        ),
+        (
+            format!("include = [\n  \"rules.toml\",\n  \"none/*.toml\",\n]\n{GOOD}"),
+            "rules.toml:3:3: include: expected a directory that can be read, got \"none/*.toml\": No such file",
+        ),
+        (with("min_cost = -1"), "rules.toml:5:12: rule a: min_cost: expected a whole number of units, from 0, got -1"),
+        (with("message = 1979-05-27"), "rules.toml:5:11: rule a: message: expected a string, got 1979-05-27"),
+        (
+            with("match = 1979-05-27T07:32:00Z"),
+            "rules.toml:5:9: rule a: match: expected a table, got 1979-05-27T07:32:00Z",
+        ),
+        (
+            with("cost = \"a b\\n\""),
+            "rules.toml:5:8: rule a: cost: expected units, or the name of an attribute: letters, digits, -, _ or ., got \"a b\\n\"",
+        ),
+        (
+            with("match = { \"a b\\n\" = \"x\" }"),
+            "rules.toml:5:21: rule a: match: expected the name of an attribute, got \"a b\\n\"",
         ),
     ] {
         let message = told(&text);
