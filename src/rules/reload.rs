@@ -4,9 +4,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
@@ -15,9 +15,12 @@ use super::{RuleSet, RuleSetError, file};
 use crate::lock::Lock;
 use crate::telemetry;
 
-/// How often the file is checked. A change is taken once it looks the same twice, so within twice this interval plus
-/// the time to read it.
+/// How often the file is checked, and for how long it must not have been written before it is taken.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// How long that is waited for. After that, what was read between two writes is taken, if it is a set of rules.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// The least time between two such writes. One save may be several writes; they follow each other faster.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The current rules of a file: a change is taken within a second, as a whole or not at all.
 ///
@@ -38,7 +41,8 @@ const INTERVAL: Duration = Duration::from_millis(200);
 ///
 /// A separate thread checks the file and its includes five times a second. So it follows files that are written in
 /// place, replaced by editors, reached through symlinks (as Kubernetes mounts a ConfigMap), or on a network, where
-/// events would be missed. A file that can't be used changes nothing: the last good rules stay, and
+/// events would be missed; also where one change follows the other faster than it looks. It reads the new rules, and
+/// frees the old ones once no request uses them any more. A file that can't be used changes nothing: the last good rules stay, and
 /// [`error`](Self::error) says what is wrong until it is fixed. The same goes for a file without rules, which is
 /// probably still being written. The thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -52,6 +56,23 @@ struct Watched {
     error: Lock<Option<RuleSetError>>,
     reloads: AtomicU64,
     failures: AtomicU64,
+}
+
+impl Watched {
+    fn open(path: PathBuf) -> Result<(Arc<Self>, Looks), RuleSetError> {
+        let snapshot = file::read_at_rest(&path);
+        let rules = file::compiled(&snapshot)?;
+        file::warn(&rules);
+        let looks = Looks { known: snapshot.digest(), seen: snapshot.into_seen(), found: None, changing_since: None };
+        let shared = Self {
+            path,
+            current: ArcSwap::from_pointee(rules),
+            error: Lock::default(),
+            reloads: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        };
+        Ok((Arc::new(shared), looks))
+    }
 }
 
 impl WatchedRules {
@@ -76,24 +97,25 @@ impl WatchedRules {
         reloaded: impl Fn(Result<&RuleSet, &RuleSetError>) + Send + 'static,
     ) -> Result<Self, RuleSetError> {
         let path = path.as_ref().to_owned();
-        let snapshot = file::read_at_rest(&path);
-        let rules = file::compiled(&snapshot)?;
-        let digest = snapshot.digest();
-        let last = Last { taken: Some(digest), digest, seen: snapshot.into_seen() };
-        let shared = Arc::new(Watched {
-            path,
-            current: ArcSwap::from_pointee(rules),
-            error: Lock::default(),
-            reloads: AtomicU64::new(0),
-            failures: AtomicU64::new(0),
-        });
-        let watched = Arc::downgrade(&shared);
-        let started =
-            thread::Builder::new().name("tollgate-rules".into()).spawn(move || follow(&watched, last, &reloaded));
-        if let Err(error) = started {
-            let why = format!("expected a thread to watch the file with, got: {error}");
-            return Err(super::Fault::new(why).in_file(&shared.path, None).into());
-        }
+        let fault = |why: String| RuleSetError::from(super::Fault::new(why).in_file(&path, None));
+        let (answer, opened) = mpsc::sync_channel(1);
+        let watching = {
+            let path = path.clone();
+            // All sets are made by one thread, so that the allocator gives the next the memory of the one before.
+            move || match Watched::open(path) {
+                Ok((shared, looks)) => {
+                    let watched = Arc::downgrade(&shared);
+                    drop(answer.send(Ok(shared)));
+                    follow(&watched, looks, &reloaded);
+                }
+                Err(error) => drop(answer.send(Err(error))),
+            }
+        };
+        thread::Builder::new()
+            .name("tollgate-rules".into())
+            .spawn(watching)
+            .map_err(|error| fault(format!("starting a thread to watch the file with: {error}")))?;
+        let shared = opened.recv().map_err(|_| fault("reading the rules panicked".into()))??;
         Ok(Self { shared })
     }
 
@@ -129,30 +151,31 @@ impl fmt::Debug for WatchedRules {
     }
 }
 
-fn follow(watched: &Weak<Watched>, mut last: Last, reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>)) {
+fn follow(watched: &Weak<Watched>, mut looks: Looks, reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>)) {
+    // Sets that requests may still use: freeing a large one takes too long to be done by a request.
+    let mut retired: Vec<RuleSet> = Vec::new();
     loop {
-        thread::sleep(INTERVAL);
+        thread::sleep(looks.next());
+        retired.retain(RuleSet::is_shared);
         // All users of the rules are gone.
         let Some(shared) = watched.upgrade() else { return };
-        let Some(snapshot) = last.changed_for_good(&shared.path) else { continue };
-        last.taken = Some(last.digest);
-        let read = catch_unwind(AssertUnwindSafe(|| file::compiled(&snapshot)));
-        last.seen = snapshot.into_seen();
-        let read = read.unwrap_or_else(|_| Err(super::Fault::new("expected rules, got a panic").into()));
-        match read {
-            Ok(rules) => {
+        match looks.look(&shared.path) {
+            None => {}
+            Some(Ok(rules)) => {
+                file::warn(&rules);
                 // Cleared first, so that a caller that sees the new rules doesn't see the old error.
                 *shared.error.lock() = None;
                 shared.reloads.fetch_add(1, Ordering::Relaxed);
-                shared.current.store(Arc::new(rules.clone()));
+                retired.push(RuleSet::clone(&shared.current.swap(Arc::new(rules.clone()))));
                 tell(reloaded, Ok(&rules));
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 *shared.error.lock() = Some(error.clone());
                 shared.failures.fetch_add(1, Ordering::Relaxed);
                 tell(reloaded, Err(&error));
             }
         }
+        looks.read();
     }
 }
 
@@ -162,26 +185,89 @@ fn tell(reloaded: &dyn Fn(Result<&RuleSet, &RuleSetError>), result: Result<&Rule
     drop(catch_unwind(AssertUnwindSafe(|| reloaded(result))));
 }
 
-/// The last state of the files.
-struct Last {
+/// What successive looks at the files have found.
+struct Looks {
+    /// The content that is in force, or was last refused.
+    known: u64,
+    /// The metadata of the files when they were last seen with it.
     seen: Seen,
-    digest: u64,
-    /// The content that was last taken or refused.
-    taken: Option<u64>,
+    /// Another content.
+    found: Option<Found>,
+    /// When the first of those was found that were not taken.
+    changing_since: Option<Instant>,
 }
 
-impl Last {
-    /// The files, if their content differs from the one last taken and was the same in the previous check.
-    fn changed_for_good(&mut self, path: &Path) -> Option<Snapshot> {
-        if self.taken == Some(self.digest) && self.seen.is_unchanged_for_sure() {
+/// A content that isn't known yet. Its rules are read before it is known to be whole, which is so nearly always.
+struct Found {
+    at: Instant,
+    snapshot: Snapshot,
+    digest: u64,
+    rules: Option<Result<RuleSet, RuleSetError>>,
+    /// Whether nothing changed while it was read.
+    at_rest: bool,
+    /// Whether nothing changed for a moment afterwards either. Only known where changes go on.
+    in_a_pause: bool,
+}
+
+impl Looks {
+    /// How long until the next look.
+    fn next(&self) -> Duration {
+        self.found.as_ref().map_or(INTERVAL, |found| INTERVAL.saturating_sub(found.at.elapsed()))
+    }
+
+    /// Looks at the files. Returns what the look before found, if that was whole and isn't known yet.
+    fn look(&mut self, path: &Path) -> Option<Result<RuleSet, RuleSetError>> {
+        if self.found.is_none() && self.seen.is_unchanged_for_sure() {
             return None;
         }
-        let snapshot = Snapshot::of(path);
-        let digest = snapshot.digest();
-        if digest == self.digest && self.taken != Some(digest) && snapshot.is_of_one_moment() {
-            return Some(snapshot);
+        let snapshot = file::read_at_rest(path);
+        let now = Found::new(snapshot, self.goes_on());
+        let taken = self.found.take().filter(|before| self.is_whole(before, &now));
+        if let Some(before) = &taken {
+            (self.known, self.changing_since) = (before.digest, None);
         }
-        (self.digest, self.seen) = (digest, snapshot.into_seen());
-        None
+        if now.digest == self.known {
+            (self.seen, self.changing_since) = (now.snapshot.into_seen(), None);
+        } else {
+            self.changing_since.get_or_insert(now.at);
+            self.found = Some(now);
+        }
+        taken?.rules
+    }
+
+    /// Whether the content has been changing for longer than is waited for.
+    fn goes_on(&self) -> bool {
+        self.changing_since.is_some_and(|since| since.elapsed() >= LONGEST_WAIT)
+    }
+
+    /// Whether what was found before is all of a set, as far as its files show that by now.
+    fn is_whole(&self, before: &Found, now: &Found) -> bool {
+        // Files that belong together may be replaced one after the other, so that only a single one is whole at once.
+        let was_replaced = || before.snapshot.is_a_file_that_stayed_the_same();
+        let is_a_set = matches!(before.rules, Some(Ok(_)));
+        let was_rewritten = || before.in_a_pause && is_a_set && !before.snapshot.is_continued_in(&now.snapshot);
+        before.at_rest && (before.digest == now.digest || was_replaced() || (self.goes_on() && was_rewritten()))
+    }
+
+    /// Reads the rules in what was found, for the next look to take.
+    fn read(&mut self) {
+        let Some(found) = &mut self.found else { return };
+        let rules = catch_unwind(AssertUnwindSafe(|| file::compiled(&found.snapshot)));
+        found.rules = Some(rules.unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
+            let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            Err(super::Fault::new(format!("reading the rules panicked: {said}")).into())
+        }));
+    }
+}
+
+impl Found {
+    fn new(snapshot: Snapshot, goes_on: bool) -> Self {
+        let (at, digest, at_rest) = (Instant::now(), snapshot.digest(), snapshot.is_of_one_moment());
+        if goes_on {
+            thread::sleep(PAUSE);
+        }
+        let in_a_pause = goes_on && snapshot.is_of_one_moment();
+        Self { at, snapshot, digest, rules: None, at_rest, in_a_pause }
     }
 }

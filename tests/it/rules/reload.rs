@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tollgate::rules::{Attributes, RuleSet, WatchedRules};
 use tollgate::{Embedded, Limiter};
 use tollgate_testing::effort::cases;
-use tollgate_testing::polling::block_until;
+use tollgate_testing::polling::{PATIENCE, block_until};
 
 /// A hundred rules that all say of which edition they are.
 fn edition(number: u64) -> String {
@@ -125,6 +125,110 @@ fn a_file_behind_links_that_are_swapped_is_followed() {
     mount(&edition(0));
     std::os::unix::fs::symlink("..data/rules.toml", at("rules.toml")).expect("a link");
     followed(&at("rules.toml"), mount);
+}
+
+/// While this changes the file every 50 ms, some of the editions are taken, whole, and the last one soon after it.
+fn followed_while_it_changes(path: &Path, change: impl Fn(&str)) {
+    let rules = WatchedRules::open(path).expect("rules");
+    let (began, mut latest, mut last) = (Instant::now(), 0, 0);
+    while rules.reloads() < 3 {
+        assert!(began.elapsed() < PATIENCE, "of {last} editions, {} were taken", rules.reloads());
+        last += 1;
+        change(&edition(last));
+        let now = number(&rules.current());
+        assert!(now >= latest, "an older set came back");
+        latest = now;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    block_until("the last edition is in force", || number(&rules.current()) == last);
+    assert_eq!(rules.error(), None);
+}
+
+/// Replaces a file as editors do.
+fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    fs::write(&new, text).expect("written");
+    fs::rename(&new, path).expect("renamed");
+}
+
+#[test]
+fn a_file_that_is_replaced_faster_than_it_is_looked_at_is_followed() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    followed_while_it_changes(&path, |text| replace(&path, text));
+}
+
+#[test]
+fn an_included_file_that_is_replaced_faster_than_it_is_looked_at_is_followed() {
+    let directory = TempDir::new().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    fs::create_dir(at("teams")).expect("a directory");
+    fs::write(at("rules.toml"), "include = [\"teams/*.toml\"]\n").expect("a file");
+    fs::write(at("teams/a.toml"), edition(0)).expect("a file");
+    followed_while_it_changes(&at("rules.toml"), |text| replace(&at("teams/a.toml"), text));
+}
+
+/// Kubernetes swaps a link to a directory.
+#[test]
+fn files_behind_a_link_that_is_swapped_faster_than_it_is_looked_at_are_followed() {
+    let directory = TempDir::new().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let versions = AtomicU64::new(0);
+    let mount = |text: &str| {
+        let version = at(&format!("..{}", versions.fetch_add(1, Ordering::Relaxed)));
+        fs::create_dir(&version).expect("a directory");
+        fs::write(version.join("rules.toml"), "include = [\"more.toml\"]\n").expect("a file");
+        fs::write(version.join("more.toml"), text).expect("a file");
+        std::os::unix::fs::symlink(&version, at("..data_tmp")).expect("a link");
+        fs::rename(at("..data_tmp"), at("..data")).expect("renamed");
+    };
+    mount(&edition(0));
+    followed_while_it_changes(&at("..data/rules.toml"), mount);
+}
+
+#[test]
+fn a_file_that_is_written_in_place_again_and_again_is_followed() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    followed_while_it_changes(&path, |text| fs::write(&path, text).expect("written"));
+}
+
+/// Each part ends where a rule does, so that what is there is always a set.
+#[test]
+fn a_file_that_takes_seconds_to_write_is_not_taken_before_its_end() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    let rules = WatchedRules::open(&path).expect("rules");
+    let text = edition(1);
+    let mut file = fs::File::create(&path).expect("a file");
+    let (mut last, mut longest, mut fewest) = (Instant::now(), Duration::ZERO, usize::MAX);
+    for rule in text.split_inclusive("message = \"1\"\n") {
+        std::io::Write::write_all(&mut file, rule.as_bytes()).expect("written");
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+        std::thread::sleep(Duration::from_millis(30));
+        fewest = fewest.min(rules.current().len());
+    }
+    // On a machine that is too busy, a part stands for long enough to be taken.
+    assert!(longest >= Duration::from_millis(150) || fewest == 100, "{fewest} rules");
+    block_until("the file is followed", || rules.current().len() == 100 && number(&rules.current()) == 1);
+}
+
+#[test]
+fn a_set_that_a_request_still_uses_is_left_to_the_watching_thread() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    let rules = WatchedRules::open(&path).expect("rules");
+    let used = rules.current();
+    for round in 1..=3 {
+        replace(&path, &edition(round));
+        block_until("the file is followed", || number(&rules.current()) == round);
+    }
+    assert!(used.is_shared(), "the request would free it");
 }
 
 #[test]
