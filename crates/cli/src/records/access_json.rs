@@ -132,8 +132,8 @@ fn micros_of(name: &str, value: &Value) -> Result<u64, String> {
     }
 }
 
-/// How long the request took, where the unit is known: nginx's request_time and Caddy's duration are in seconds, Envoy's
-/// in milliseconds, Traefik's in nanoseconds. A service of one's own may write anything under these names.
+/// How long the request took, where the unit is known: nginx's request_time and Caddy's duration are in seconds,
+/// Envoy's in milliseconds, Traefik's in nanoseconds. A service of one's own may write anything under these names.
 fn took(fields: &Map<String, Value>) -> Option<u64> {
     let of = |name: &str, unit: Unit| match fields.get(name)? {
         Value::Number(number) => unit.micros(number.as_f64()?),
@@ -172,8 +172,8 @@ fn text_of<'l>(fields: &'l Map<String, Value>, names: &[&str]) -> Option<&'l str
     })
 }
 
-/// The value under this name, whose dots lead into objects and lists unless they belong to a name themselves, as shippers
-/// write `client.ip`.
+/// The value under this name, whose dots lead into objects and lists unless they belong to a name themselves, as
+/// shippers write `client.ip`.
 fn value<'l>(fields: &'l Map<String, Value>, name: &str) -> Option<&'l Value> {
     if let Some(value) = fields.get(name) {
         return Some(value);

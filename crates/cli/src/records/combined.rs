@@ -31,8 +31,8 @@ pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
     })
 }
 
-/// In microseconds: nginx's `$request_time`, which is what `request_time=` or `rt=` names, or else the first number with
-/// three decimals; or a number with its unit, as Traefik's `12ms`.
+/// In microseconds: nginx's `$request_time`, which is what `request_time=` or `rt=` names, or else the first number
+/// with three decimals; or a number with its unit, as Traefik's `12ms`.
 /// A client can't write one, since what it sends stands in quotes.
 pub(super) fn took(mut text: &[u8]) -> Option<u64> {
     let seconds = |word: &[u8]| field::micros(str::from_utf8(word).ok()?);

@@ -57,7 +57,7 @@ pub(super) enum Unit {
     Nanoseconds,
 }
 
-/// Fields whose unit their makers document: Caddy's and nginx's, pino's, the Elastic Common Schema's, Kong's, Traefik's.
+/// Fields whose unit their makers document: nginx's, pino's, the Elastic Common Schema's, Kong's, Traefik's, Cloudflare's.
 const DOCUMENTED: [(&str, Unit); 7] = [
     ("request_time", Unit::Seconds),
     ("responseTime", Unit::Milliseconds),
