@@ -317,7 +317,7 @@ fn a_server_with_too_many_clients_is_reported_in_its_own_words() {
     let mut occupied = server.connection();
     for (most, command) in [(1, "doctor"), (2, "doctor"), (1, "watch"), (1, "probe")] {
         cmd("CONFIG").arg(&["SET", "maxclients", &most.to_string()]).exec(&mut occupied).expect("set");
-        let about: &[&str] = if command == "probe" { &["gcra 5/1s"] } else { &[] };
+        let about: &[&str] = if command == "probe" { &["gcra 5/1s", "key"] } else { &[] };
         let url = server.tcp_url();
         let output = tollgate(&[&[command], about, &["--url", &url, "--deadline", "5s"]].concat());
         let told = stderr(&output);
