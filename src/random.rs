@@ -1,5 +1,6 @@
 //! Chance: jitter and names, from the random keys of the standard library's hash maps. A forked process inherits these
-//! keys, and all that is counted, so each process has a salt of its own.
+//! keys, and all that is counted, so names have a salt that each process draws anew. Jitter and the choice of a shard do
+//! without: asking for the process's id takes a system call, 0.7 µs where it was measured.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,9 +23,7 @@ pub(crate) fn random() -> u64 {
     if let Some(drawn) = seeded::draw() {
         return drawn;
     }
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u64(PROCESS.of_process(process::id()));
-    hasher.finish()
+    RandomState::new().build_hasher().finish()
 }
 
 impl Salt {
