@@ -124,7 +124,6 @@ fn is_number(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::{Engine, Redis};
 
     #[test]
