@@ -159,6 +159,26 @@ fn a_file_that_is_replaced_faster_than_it_is_looked_at_is_followed() {
     followed_while_it_changes(&path, |text| replace(&path, text));
 }
 
+/// A file that took another's place is whole, so that what is wrong with it is known, whatever took its own.
+#[test]
+fn what_is_wrong_with_files_that_replace_each_other_is_reported() {
+    let directory = TempDir::new().expect("a directory");
+    let path = directory.path().join("rules.toml");
+    fs::write(&path, edition(0)).expect("a file");
+    let rules = WatchedRules::open(&path).expect("rules");
+    let began = Instant::now();
+    for bad in 1.. {
+        replace(&path, &edition(bad).replace("gcra", "grca"));
+        std::thread::sleep(Duration::from_millis(50));
+        if rules.failures() > 0 {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{bad} bad files, and none was reported");
+    }
+    assert!(rules.error().expect("what is wrong").to_string().contains("rules.toml:5:11: rule r0"));
+    assert_eq!(number(&rules.current()), 0, "the last good one stays");
+}
+
 #[test]
 fn an_included_file_that_is_replaced_faster_than_it_is_looked_at_is_followed() {
     let directory = TempDir::new().expect("a directory");
