@@ -22,7 +22,7 @@ use crate::interrupted::interrupted;
 use crate::messages;
 use crate::options::{self, Output};
 use crate::output::{Shape, counted, timestamp};
-use crate::time_options::moment;
+use crate::time_options::between;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -452,13 +452,9 @@ impl Verify {
 
 impl Query {
     async fn run(self) -> Result<ExitCode> {
-        let archive = self.store.open()?;
-        let shape = self.output.shape();
-        let now = jiff::Timestamp::now();
-        let from = self.from.as_ref().map(|from| moment("--from", from, now)).transpose()?;
-        let to = self.to.as_ref().map(|to| moment("--to", to, now)).transpose()?;
-        let (from, to) = (from.map(|from| from.start.into()), to.map(|to| to.end.into()));
-        let mut rows = archive.query(&self.user, from, to);
+        let [from, to] = between(self.from.as_deref(), self.to.as_deref(), jiff::Timestamp::now())?;
+        let (archive, shape) = (self.store.open()?, self.output.shape());
+        let mut rows = archive.query(&self.user, from.map(Into::into), to.map(Into::into));
         let (mut any, mut code, mut table) = (false, ExitCode::SUCCESS, Vec::new());
         loop {
             match rows.next().await {
@@ -473,7 +469,11 @@ impl Query {
                 Err(error) => code = told(error)?,
             }
         }
-        found(if any { code } else { ExitCode::from(1) }, print_all(shape, table))
+        if !any && code == ExitCode::SUCCESS {
+            messages::note("no archived row of this user is from this time");
+            code = ExitCode::from(1);
+        }
+        found(code, print_all(shape, table))
     }
 }
 

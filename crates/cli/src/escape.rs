@@ -1,25 +1,52 @@
-//! Bytes as text and back: different values have different texts.
+//! Bytes as text and back: different values have different texts, and none is printed that can't be seen.
 //!
-//! Printable text stays as it is. `\xff` is a byte that isn't UTF-8, `\n` or `\u{1b}` an unprintable character, and
-//! `\\` a backslash.
+//! Printable text stays as it is. `\xff` is a byte that isn't UTF-8, `\n` or `\u{1b}` a character that can't be seen or
+//! that moves what is around it, `\x20` a space at an end, and `\\` a backslash.
 
 /// A key, a part or an id, as all output shows it.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            match character {
-                '"' | '\'' => text.push(character),
-                // A combining character can be printed after another character.
-                _ if is_mark(character) => text.push(character),
-                _ => text.extend(character.escape_debug()),
-            }
+    let spaces = |bytes: &mut dyn Iterator<Item = &u8>| bytes.take_while(|byte| **byte == b' ').count();
+    let (before, rest) = bytes.split_at(spaces(&mut bytes.iter()));
+    let (inner, after) = rest.split_at(rest.len() - spaces(&mut rest.iter().rev()));
+    before.iter().for_each(|_| text.push_str("\\x20"));
+    for chunk in inner.utf8_chunks() {
+        if is_plain(chunk.valid()) {
+            text.push_str(chunk.valid());
+        } else {
+            chunk.valid().chars().for_each(|character| push_shown(&mut text, character));
         }
         for byte in chunk.invalid() {
             text.push_str(&format!("\\x{byte:02x}"));
         }
     }
+    after.iter().for_each(|_| text.push_str("\\x20"));
     text
+}
+
+/// Whether all of it stands for itself: the common case, told at a glance.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'\\')
+}
+
+fn push_shown(text: &mut String, character: char) {
+    match character {
+        '\\' => text.push_str("\\\\"),
+        _ if is_visible(character) => text.push(character),
+        '\n' | '\r' | '\t' | '\0' => text.extend(character.escape_debug()),
+        _ => text.extend(character.escape_unicode()),
+    }
+}
+
+/// Whether a character can be seen, and leaves the order of those around it alone. A combining one can, after another.
+pub(crate) fn is_visible(character: char) -> bool {
+    match character {
+        ' '..='~' => true,
+        // Unicode's Default_Ignorable_Code_Point, as far as it isn't unprintable anyway, and a blank pattern of Braille.
+        '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{2800}' => false,
+        '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{e0100}'..='\u{e01ef}' => false,
+        _ => character.escape_debug().len() == 1 || is_mark(character),
+    }
 }
 
 /// Whether it is escaped only because it combines with the preceding character.
@@ -109,6 +136,13 @@ mod tests {
             (b"a\nb\r\t\0", r"a\nb\r\t\0"),
             (b"\x1b[2J\x7f", r"\u{1b}[2J\u{7f}"),
             ("\u{202e}\u{80}".as_bytes(), r"\u{202e}\u{80}"),
+            (b"a\x7fb", r"a\u{7f}b"),
+            ("a\u{200b}b\u{2028}\u{feff}\u{a0}\u{61c}".as_bytes(), r"a\u{200b}b\u{2028}\u{feff}\u{a0}\u{61c}"),
+            ("a\u{34f}\u{fe0f}\u{3164}\u{2800}".as_bytes(), r"a\u{34f}\u{fe0f}\u{3164}\u{2800}"),
+            (b" a  b ", r"\x20a  b\x20"),
+            (b"  ", r"\x20\x20"),
+            (b"a \n", r"a \n"),
+            (b"a\n ", r"a\n\x20"),
             (b"\x80", r"\x80"),
             (b"\xef\xbf\xbd", "\u{fffd}"),
             (b"\xe9\x87", r"\xe9\x87"),
@@ -120,14 +154,15 @@ mod tests {
 
     #[test]
     fn two_values_never_look_alike() {
-        let pieces: [&[u8]; 10] = [b"\\", b"x", b"f", b"\xff", b"n", b"\n", b"u{a}", b"\xc3", b"\xa9", b"0"];
+        let pieces: [&[u8]; 10] =
+            [b"\\", b"x20", b" ", b"\xff", b"n", b"\n", b"u{7f}", b"\x7f", b"\xe2\x80\x8b", b"\xc3"];
         let mut seen = std::collections::HashMap::new();
         for number in 0..10_000_usize {
             let digits = [number / 1000, number / 100 % 10, number / 10 % 10, number % 10];
             let bytes = digits.map(|digit| pieces[digit]).concat();
             let text = shown(&bytes);
             assert_eq!(read_back(&text), bytes, "{text}");
-            assert!(!text.contains(char::is_control));
+            assert!(text.chars().all(is_visible) && text.trim() == text, "{text:?}");
             assert_eq!(seen.entry(text).or_insert_with(|| bytes.clone()), &bytes);
         }
     }

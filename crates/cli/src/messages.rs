@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use tollgate::Charged;
 use tollgate::rules::RuleSet;
 
+use crate::escape::is_visible;
 use crate::output::{WRONG, human};
 use crate::secrets::hidden;
 
@@ -74,11 +75,17 @@ pub(crate) fn in_full(error: &tollgate::Error) -> String {
     }
 }
 
-/// Makes a message one line, without passwords and without characters that reverse a terminal's text.
+/// Makes a message one line, without passwords; what can't be seen in it is escaped.
 fn printable(message: &str) -> String {
-    let turns =
-        |character| matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    hidden(message).replace(|character: char| character.is_control() || turns(character), " ")
+    let mut line = String::with_capacity(message.len());
+    for character in hidden(message).chars() {
+        match character {
+            '\n' | '\r' | '\t' => line.push(' '),
+            _ if is_visible(character) => line.push(character),
+            _ => line.extend(character.escape_unicode()),
+        }
+    }
+    line
 }
 
 /// Prints one line, whatever the message quotes, in one write, so that lines of several processes don't mix.

@@ -6,7 +6,10 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
 use serde::Serialize;
+use serde_json::ser::Formatter;
 use tollgate::RetryAfter;
+
+use crate::escape::is_visible;
 
 pub(crate) const RIGHT: Style = AnsiColor::Green.on_default();
 pub(crate) const WRONG: Style = AnsiColor::Red.on_default();
@@ -43,10 +46,31 @@ pub(crate) fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset
     format!("{remaining:>15} {retry:>12} {reset:>12}")
 }
 
-/// One JSON object on a line of its own.
+/// One JSON object on a line of its own. What can't be seen in a string is escaped: text must not look like another, and
+/// what a terminal takes for itself is cut out of the output on its way through a pipe.
 pub(crate) fn json(mut out: impl Write, value: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut out, value)?;
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Visible))?;
     out.write_all(b"\n")
+}
+
+/// Compact JSON of characters that can be seen.
+struct Visible;
+
+impl Formatter for Visible {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        let mut written = 0;
+        if !fragment.is_ascii() || fragment.as_bytes().contains(&0x7f) {
+            for (at, character) in fragment.char_indices().filter(|(_, character)| !is_visible(*character)) {
+                writer.write_all(&fragment.as_bytes()[written..at])?;
+                let mut units = [0; 2];
+                for unit in character.encode_utf16(&mut units) {
+                    write!(writer, "\\u{unit:04x}")?;
+                }
+                written = at + character.len_utf8();
+            }
+        }
+        writer.write_all(&fragment.as_bytes()[written..])
+    }
 }
 
 /// The width of lines: the terminal's, but no more than is comfortable to read.
@@ -160,6 +184,17 @@ mod tests {
         ] {
             assert_eq!(human(Duration::from_micros(us)), expected);
         }
+    }
+
+    #[test]
+    fn json_has_only_characters_that_can_be_seen_and_says_the_same() {
+        let text = "a\u{7f}b\u{9b}\u{202e}\u{200b}\u{2028}\u{feff}\u{e0101} Zoë \u{5d0} e\u{301} \u{1f600} \"\\\n";
+        let mut out = Vec::new();
+        json(&mut out, &text).unwrap();
+        let line = String::from_utf8(out).unwrap();
+        assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
+        assert!(line.strip_suffix('\n').unwrap().chars().all(is_visible), "{line:?}");
+        assert!(line.starts_with(r#""a\u007fb\u009b\u202e\u200b\u2028\ufeff\udb40\udd01 Zoë"#), "{line}");
     }
 
     #[test]

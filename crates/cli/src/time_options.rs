@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
@@ -57,7 +57,26 @@ pub(crate) fn span(from: &str, to: Option<&str>, now: Timestamp) -> Result<Range
     if end <= begin && !has_day {
         end = end.checked_add(SignedDuration::from_hours(24)).unwrap_or(end);
     }
+    in_order(Some(begin), Some(end))?;
     Ok(begin..end)
+}
+
+/// The same of times that may both be left out, and each has its day.
+#[cfg(feature = "archive")]
+pub(crate) fn between(from: Option<&str>, to: Option<&str>, now: Timestamp) -> Result<[Option<Timestamp>; 2]> {
+    let from = from.map(|from| moment("--from", from, now)).transpose()?.map(|from| from.start);
+    let end = to.map(|to| moment("--to", to, now)).transpose()?.map(|to| to.end);
+    in_order(from, end).map(|()| [from, end])
+}
+
+/// Nothing lies between a time and one that isn't after it.
+fn in_order(from: Option<Timestamp>, end: Option<Timestamp>) -> Result<()> {
+    match (from, end) {
+        (Some(from), Some(end)) if from >= end => {
+            bail!("--from: expected a time before the end, {end:.0}, got {from:.0}")
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn times(range: &Range<Timestamp>) -> (SystemTime, SystemTime) {
@@ -95,6 +114,10 @@ mod tests {
         }
         let span = span("02:00", Some("03:00"), "2026-11-23T02:34:00Z".parse().expect("a time")).expect("an hour");
         assert_eq!(format!("{} {}", span.start, span.end), "2026-11-23T02:00:00Z 2026-11-23T03:01:00Z");
+        for (from, to) in [("2026-11-22", "2026-11-20"), ("2026-11-22", "2026-11-21"), ("2026-11-24", "12:00")] {
+            let why = super::span(from, Some(to), now).unwrap_err().to_string();
+            assert!(why.starts_with("--from: expected a time before the end, 2026-11-2"), "{from} {to}: {why}");
+        }
         for text in [
             "",
             "15:03+01:00",

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::escape::is_visible;
+
 /// The most characters of a cell or a fact.
 pub(super) const LONGEST: usize = 120;
 
@@ -21,25 +23,17 @@ pub(super) fn escaped(text: &str) -> String {
     safe
 }
 
-/// Text without characters that can't be in a page or that change the direction of what is around them, which stand
-/// there by their numbers.
+/// Text whose characters can all be seen: the others stand there by their numbers.
 pub(super) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
-        if is_printable(character) {
+        if is_visible(character) {
             safe.push(character);
         } else {
             safe.extend(character.escape_unicode());
         }
     }
     safe
-}
-
-fn is_printable(character: char) -> bool {
-    let turns =
-        matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let is_no_character = matches!(character, '\u{fffe}' | '\u{ffff}' | '\u{fdd0}'..='\u{fdef}');
-    !(character.is_control() || turns || is_no_character)
 }
 
 /// Text of at most about so many characters: of a longer one its beginning and end, and its length.

@@ -439,6 +439,12 @@ async fn the_tool_moves_the_months_that_it_listed() {
     assert!(found.iter().all(inside), "{found:?}");
     let nobody = run(&["query", "--user", "nobody"]);
     assert_eq!((code(&nobody), stdout(&nobody)), (1, String::new()));
+    assert_eq!(stderr(&nobody), "tollgate: no archived row of this user is from this time\n");
+    for to in ["2020-03-04", "2020-03-01"] {
+        let backwards = run(&["query", "--user", "zoë", "--from", "2020-03-05", "--to", to]);
+        let why = stderr(&backwards);
+        assert!(code(&backwards) == 2 && why.contains("--from: expected a time before the end, 2020-03-0"), "{why}");
+    }
     // In the middle of a file.
     let file = place.file(march(), "part-1");
     flip(&file);

@@ -87,6 +87,10 @@ fn two_keys_never_look_alike() {
         (br"a\xffb", r"a\\xffb"),
         ("a\u{fffd}b".as_bytes(), "a\u{fffd}b"),
         (b"\x1b[2J\n", r"\u{1b}[2J\n"),
+        (b"ab", "ab"),
+        (b"a\x7fb", r"a\u{7f}b"),
+        ("a\u{9b}\u{200b}\u{2028}\u{fe0f}b".as_bytes(), r"a\u{9b}\u{200b}\u{2028}\u{fe0f}b"),
+        (b"ab ", r"ab\x20"),
     ] {
         let probe = |shape: &str| {
             let mut probe = command(&["probe", "gcra 5/1s", "--format", shape, "--url", &url]);
