@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mlua::{BString, Function, Lua, MultiValue, Table, Value};
+use mlua::{BString, BorrowedBytes, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
 use crate::batch::{Ask, Batch, PackedCall, Position, Records};
@@ -23,7 +23,7 @@ use crate::error::{Error, Kind};
 use crate::lock::Lock;
 use crate::script::Script;
 use crate::wall_clock;
-use keyspace::{Argument, Keyspace, Outcome};
+use keyspace::{Keyspace, Outcome};
 
 /// The engine that runs in this process. Clones share their state.
 #[derive(Clone)]
@@ -277,8 +277,9 @@ impl Interpreter {
 
 /// Runs a script's command, and answers as Redis does.
 fn run(lua: &Lua, keyspace: &Lock<Keyspace>, words: &MultiValue) -> mlua::Result<Result<Value, ServerError>> {
-    let words = words.iter().map(argument).collect::<mlua::Result<Vec<_>>>()?;
-    let outcome = keyspace.lock().run(words);
+    let words = words.iter().map(Word::read).collect::<mlua::Result<Vec<_>>>()?;
+    let words: Vec<_> = words.iter().map(Word::bytes).collect();
+    let outcome = keyspace.lock().run(&words);
     let string = |bytes: Vec<u8>| lua.create_string(bytes).map(Value::String);
     let value = match outcome {
         Outcome::Nothing => Value::Boolean(false),
@@ -320,12 +321,27 @@ impl fmt::Display for Traceback {
 
 impl std::error::Error for Traceback {}
 
-fn argument(value: &Value) -> mlua::Result<Argument> {
-    match value {
-        Value::String(text) => Ok(Argument::Bytes(text.as_bytes().to_vec())),
-        Value::Integer(number) => Ok(Argument::Integer(*number)),
-        Value::Number(number) if number.fract() == 0.0 => Ok(Argument::Integer(*number as i64)),
-        _ => Err(mlua::Error::runtime("ERR Lua redis lib command arguments must be strings or whole numbers")),
+/// A word of a command: a string of Lua's own memory, or a number written down.
+enum Word {
+    Text(BorrowedBytes),
+    Number(String),
+}
+
+impl Word {
+    fn read(value: &Value) -> mlua::Result<Self> {
+        match value {
+            Value::String(text) => Ok(Self::Text(text.as_bytes())),
+            Value::Integer(number) => Ok(Self::Number(number.to_string())),
+            Value::Number(number) if number.fract() == 0.0 => Ok(Self::Number((*number as i64).to_string())),
+            _ => Err(mlua::Error::runtime("ERR Lua redis lib command arguments must be strings or whole numbers")),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Text(bytes) => bytes,
+            Self::Number(text) => text.as_bytes(),
+        }
     }
 }
 

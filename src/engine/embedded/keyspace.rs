@@ -2,7 +2,7 @@
 
 mod sorted_commands;
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::sorted::SortedSet;
 
@@ -27,13 +27,6 @@ struct Entry {
 enum Value {
     Bytes(Vec<u8>),
     Sorted(SortedSet),
-}
-
-/// An argument of a command.
-#[derive(Debug, PartialEq)]
-pub(super) enum Argument {
-    Bytes(Vec<u8>),
-    Integer(i64),
 }
 
 /// A command's answer.
@@ -66,9 +59,7 @@ impl Keyspace {
         }
     }
 
-    pub(super) fn run(&mut self, arguments: Vec<Argument>) -> Outcome {
-        let words: Vec<Vec<u8>> = arguments.into_iter().map(Argument::into_bytes).collect();
-        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+    pub(super) fn run(&mut self, words: &[&[u8]]) -> Outcome {
         let (name, rest) = words.split_first().map_or((&b""[..], &[][..]), |(name, rest)| (*name, rest));
         let answer = match (name, rest) {
             (b"TIME", []) => {
@@ -172,7 +163,7 @@ impl Keyspace {
         if self.live(key).is_none() {
             self.sweep();
         }
-        &mut self.values.entry(key.to_vec()).or_insert(Entry { value, expires_ms: None }).value
+        &mut self.values.entry_ref(key).or_insert(Entry { value, expires_ms: None }).value
     }
 
     fn bytes(&mut self, key: &[u8]) -> Result<Option<&[u8]>, String> {
@@ -193,8 +184,18 @@ impl Keyspace {
         let Some(expires_ms) = expires_ms.filter(|_| at > 0) else {
             return Err("ERR invalid expire time in 'set' command".into());
         };
-        self.values.insert(key.to_vec(), Entry { value: Value::Bytes(value.to_vec()), expires_ms: Some(expires_ms) });
-        self.sweep();
+        match self.values.get_mut(key) {
+            Some(Entry { value: Value::Bytes(bytes), expires_ms: expires }) => {
+                bytes.clear();
+                bytes.extend_from_slice(value);
+                *expires = Some(expires_ms);
+            }
+            _ => {
+                let entry = Entry { value: Value::Bytes(value.to_vec()), expires_ms: Some(expires_ms) };
+                self.values.insert(key.to_vec(), entry);
+                self.sweep();
+            }
+        }
         Ok(Outcome::Done)
     }
 
@@ -275,15 +276,6 @@ impl Entry {
     }
 }
 
-impl Argument {
-    fn into_bytes(self) -> Vec<u8> {
-        match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Integer(integer) => integer.to_string().into_bytes(),
-        }
-    }
-}
-
 fn count(number: usize) -> Outcome {
     Outcome::Integer(i64::try_from(number).unwrap_or(i64::MAX))
 }
@@ -302,7 +294,7 @@ mod tests {
     use super::*;
 
     pub(super) fn run(store: &mut Keyspace, line: &str) -> Outcome {
-        store.run(line.split(' ').map(|word| Argument::Bytes(word.into())).collect())
+        store.run(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>())
     }
 
     #[test]
