@@ -213,10 +213,8 @@ impl Run {
         // Only on a terminal: a nightly job shouldn't send a mail when there was nothing to do.
         let is_said = !lines.is_empty() || (moved.is_empty() && std::io::stdout().is_terminal());
         let printed = if is_said { print_lines(&lines, NOTHING_TO_DO) } else { Ok(()) };
-        for Archived { month, cut, .. } in &moved {
-            cut.iter()
-                .for_each(|row| messages::note(format!("{month}: texts above 64 KiB are cut off in the row of {row}")));
-        }
+        let cut = moved.iter().flat_map(|Archived { month, cut, .. }| cut.iter().map(move |row| (month, row)));
+        cut.for_each(|(month, row)| messages::note(format!("{month}: texts above 64 KiB are cut in the row of {row}")));
         let errors: Vec<_> = moved.iter().filter_map(|Archived { result, .. }| result.as_ref().err()).collect();
         errors.iter().for_each(messages::error);
         let code = if errors.is_empty() {
@@ -228,9 +226,7 @@ impl Run {
         };
         found(code, printed)
     }
-}
 
-impl Run {
     /// What would be replaced: a line for each month that has an archive.
     async fn losses(&self, archive: &Archive, postgres: &Postgres) -> Result<Vec<String>> {
         if self.replace.is_empty() {

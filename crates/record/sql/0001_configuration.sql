@@ -148,8 +148,8 @@ CREATE TABLE tollgate.writers (
     writes text NOT NULL CHECK (writes IN ('totals', 'history')),
     -- Where it connects from.
     client inet DEFAULT inet_client_addr(),
-    -- Number of the last batch that was written, and its mark: drawn for each batch, so that nobody can know it before. A
-    -- service that finds others here than it has written or sent goes on under another name.
+    -- Number of the last batch that was written, and its mark: drawn for each batch, so that nobody can know it before.
+    -- A service that finds others here than it has written or sent goes on under another name.
     batch bigint NOT NULL DEFAULT 0 CHECK (batch >= 0),
     mark bigint NOT NULL DEFAULT 0,
     requests bigint NOT NULL DEFAULT 0 CHECK (requests >= 0),

@@ -19,7 +19,8 @@ pub(crate) fn mark() -> i64 {
     drawn().cast_signed()
 }
 
-/// From the system where it has any: what two processes shared, as after a fork or on a cloned machine, would lose batches.
+/// From the system where it has any: what two processes shared, as after a fork or on a cloned machine, would lose
+/// batches.
 fn drawn() -> u64 {
     getrandom::u64().unwrap_or_else(|_| fastrand::u64(..))
 }

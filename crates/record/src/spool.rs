@@ -28,7 +28,8 @@ pub(crate) trait Batch {
     /// How many requests it reports.
     fn requests(&self) -> u64;
 
-    /// Adds it to the database, within the transaction that also stores its number. Returns the rows that were set aside.
+    /// Adds it to the database, within the transaction that also stores its number. Returns the rows that were set
+    /// aside.
     async fn write(&self, transaction: &Transaction<'_>) -> Result<SetAside, PostgresError>;
 
     /// Notes that the database refused its data. Returns how many requests are lost if it is given up, or `None` if it
@@ -86,8 +87,8 @@ impl<B: Batch> Spool<B> {
     }
 
     /// Writes the batch, or only shows that this service runs, if that is due. Returns the batch once it is written or
-    /// given up, and an error if it wasn't written, or not all of it; neither if there was nothing to write. At the end,
-    /// the database knows that nothing is missing. Call [`note_killed`](Self::note_killed) afterwards.
+    /// given up, and an error if it wasn't written, or not all of it; neither if there was nothing to write. At the
+    /// end, the database knows that nothing is missing. Call [`note_killed`](Self::note_killed) afterwards.
     ///
     /// Cancel-safe: the batch is removed as soon as it is known to be written.
     pub(crate) async fn write(

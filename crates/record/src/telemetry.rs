@@ -45,7 +45,7 @@ mod names {
     pub(super) const TOTALS_LAG: &str = "tollgate_totals_lag_seconds";
     /// Requests lost to the database's totals for good.
     pub(super) const TOTALS_LOST: &str = "tollgate_totals_lost_total";
-    /// How often this process found that somebody else has written under its name, by what it writes: totals or history.
+    /// How often this process found that somebody else has written under its name.
     pub(super) const RENAMED: &str = "tollgate_writer_renamed_total";
     /// The age of the oldest decision that isn't in the database's history yet.
     pub(super) const HISTORY_LAG: &str = "tollgate_history_lag_seconds";
@@ -195,7 +195,7 @@ pub(crate) fn writer_killed(writer: &str, last_written: SystemTime) {
 
 /// Somebody else has written under this process's name in the database; it goes on under another one.
 pub(crate) fn writer_renamed(writes: &'static str, former: &str, writer: &str) {
-    measured! { metrics::counter!(names::RENAMED, "writes" => writes).increment(1); }
+    measured! { metrics::counter!(names::RENAMED).increment(1); }
     traced! {
         tracing::warn!(
             target: "tollgate",

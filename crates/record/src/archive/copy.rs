@@ -14,8 +14,8 @@ use crate::postgres::client::{Client, CopyOut};
 const EPOCH: i64 = 946_684_800_000_000;
 
 /// The bytes of the longest text that is archived whole, and the characters that are kept of a longer one. The table
-/// refuses texts that are far shorter; somebody may have altered it. A row of any size could be neither held in memory nor
-/// read back.
+/// refuses texts that are far shorter; somebody may have altered it. A row of any size could be neither held in memory
+/// nor read back.
 const MOST_BYTES: usize = 64 << 10;
 const KEPT: usize = 8 << 10;
 
@@ -64,8 +64,8 @@ impl Copy {
     }
 }
 
-/// An address as PostgreSQL displays it: with a mask only if it has one. Of a text that is too long, its beginning, and how
-/// long it is.
+/// An address as PostgreSQL displays it: with a mask only if it has one. Of a text that is too long, its beginning, and
+/// how long it is.
 fn selected(column: &Column) -> String {
     let name = column.name;
     match column.sql {

@@ -11,8 +11,8 @@ use crate::postgres::client::Client;
 
 const PARENT: &str = "rate_limit_audit_logs";
 
-/// Held by an archiver until its connection ends, so that two don't run at once: by its owner alone, so that nobody else
-/// can hold archivers up. A killed archiver's connection takes a moment to end.
+/// Held by an archiver until its connection ends, so that two don't run at once: by its owner alone, so that nobody
+/// else can hold archivers up. A killed archiver's connection takes a moment to end.
 const LOCK: &str = "SET lock_timeout = '5s'; BEGIN; LOCK TABLE tollgate.archive_lock IN EXCLUSIVE MODE";
 
 /// Turns off the server's statement, idle and transaction timeouts, but limits the wait for locks.
@@ -70,7 +70,8 @@ pub(super) async fn prepare(client: &Client) -> Result<i32, ArchiveError> {
     Ok(client.query_one("SELECT pg_backend_pid()", &[]).await?.try_get(0)?)
 }
 
-/// Keeps other archivers out until this connection ends. It does nothing else: a month is detached outside transactions.
+/// Keeps other archivers out until this connection ends. It does nothing else: a month is detached outside
+/// transactions.
 pub(super) async fn lock(postgres: &Postgres, client: &Client) -> Result<(), ArchiveError> {
     let pid = prepare(client).await?;
     let locked = postgres.naming_blockers(pid, client.batch_execute(LOCK)).await;

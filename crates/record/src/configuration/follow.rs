@@ -201,8 +201,8 @@ async fn listen(
     let taken = async {
         in_time(ANSWERED_WITHIN, checked_version(&client)).await?;
         // Before reading anything, so that no change is missed.
-        // Without a bound, a server whose client is gone would wait on for a lock. Shorter than what is waited here, so that
-        // whoever holds a lock is known.
+        // Without a bound, a server whose client is gone would wait on for a lock. Shorter than what is waited here, so
+        // that whoever holds a lock is known.
         in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '1s'; LISTEN tollgate")).await?;
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
         loop {

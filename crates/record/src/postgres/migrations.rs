@@ -21,12 +21,12 @@ const STEPS: [Step; 2] = [
     Step { name: "history", sql: include_str!("../../sql/0002_history.sql") },
 ];
 
-/// Held while migrating, so that two migrations don't run at once, and nobody adds a trigger meanwhile. Only the table's
-/// owner can take it, and it holds up nobody who reads.
+/// Held while migrating, so that two migrations don't run at once, and nobody adds a trigger meanwhile. Only the
+/// table's owner can take it, and it holds up nobody who reads.
 const LOCK: &str = "LOCK TABLE tollgate.migrations IN EXCLUSIVE MODE";
 
-/// How long to wait for a migration that runs at the same time. The search path may be set for a database by its owner, to
-/// where his functions have the names of PostgreSQL's.
+/// How long to wait for a migration that runs at the same time. The search path may be set for a database by its owner,
+/// to where his functions have the names of PostgreSQL's.
 const SETTINGS: &str = "SET LOCAL lock_timeout = '60s'; SET LOCAL search_path = pg_catalog, pg_temp";
 
 /// How long the server may be silent in a statement, each of which may change a large table.
@@ -85,8 +85,8 @@ impl Postgres {
     /// # Errors
     ///
     /// No connection; no right; a database that isn't in UTF-8; tables of a newer version of tollgate, or altered
-    /// migrations; a schema `tollgate` that another role owns, may create in, or has added to, which the error names: what
-    /// is in it, such as a trigger, would run with the rights of the role that migrates.
+    /// migrations; a schema `tollgate` that another role owns, may create in, or has added to, which the error names:
+    /// what is in it, such as a trigger, would run with the rights of the role that migrates.
     pub async fn migrate(&self) -> Result<Vec<Migration>, PostgresError> {
         for _ in 0..MOST_ATTEMPTS {
             if let Some(made) = self.migrate_once().await? {

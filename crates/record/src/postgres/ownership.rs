@@ -35,8 +35,8 @@ const OF_OTHERS: &str = "
         AND rolname <> current_user AND NOT rolsuper
     ORDER BY 1 LIMIT 1";
 
-/// What belongs to a table of the schema (a trigger, rule, constraint, default, policy or index) and uses what another role
-/// owns, such as a function.
+/// What belongs to a table of the schema (a trigger, rule, constraint, default, policy or index) and uses what another
+/// role owns, such as a function.
 const USING_OTHERS: &str = "
     SELECT pg_describe_object(uses.classid, uses.objid, 0),
         pg_describe_object(uses.refclassid, uses.refobjid, 0), rolname::text

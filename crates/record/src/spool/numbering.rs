@@ -136,8 +136,8 @@ impl Numbering {
         report.requests.is_some() || report.is_end || (due && !self.ended)
     }
 
-    /// Returns whether the batch is still to be written: one sent over a lost connection may have been. If somebody else
-    /// has written under this service's name, it goes on under another one.
+    /// Returns whether the batch is still to be written: one sent over a lost connection may have been. If somebody
+    /// else has written under this service's name, it goes on under another one.
     pub(crate) async fn is_new(
         &mut self,
         transaction: &Transaction<'_>,
@@ -181,8 +181,8 @@ impl Numbering {
         self.former = Some(former);
     }
 
-    /// Stores the batch's number, and what was reported with it: the last of the transaction. `is_new`: whether the batch
-    /// is in it; `refused`: how many of its requests are not.
+    /// Stores the batch's number, and what was reported with it: the last of the transaction. `is_new`: whether the
+    /// batch is in it; `refused`: how many of its requests are not.
     pub(crate) async fn advance(
         &self,
         transaction: &Transaction<'_>,

@@ -5,8 +5,8 @@ use crate::postgres::client::Transaction;
 use super::numbering::answered;
 use crate::postgres::PostgresError;
 
-/// Refused rows that are looked for in a batch, and the most that are named. After these, what is refused is given up in
-/// larger parts: each takes a dozen statements to find.
+/// Refused rows that are looked for in a batch, and the most that are named. After these, what is refused is given up
+/// in larger parts: each takes a dozen statements to find.
 const MOST_ROWS: usize = 16;
 const MOST_NAMES: usize = 3;
 
@@ -42,8 +42,8 @@ impl SetAside {
     }
 }
 
-/// Rows that are added in parts, each within a savepoint: a part that is refused is halved, until the rows are found that
-/// the database doesn't take.
+/// Rows that are added in parts, each within a savepoint: a part that is refused is halved, until the rows are found
+/// that the database doesn't take.
 pub(crate) struct Parts<'r, R> {
     parts: Vec<&'r [R]>,
     found: usize,
@@ -61,8 +61,8 @@ impl<'r, R> Parts<'r, R> {
         Ok(Some(part))
     }
 
-    /// Keeps what was added or, if it was refused, undoes that. An error that is returned is why all of these rows are to
-    /// be set aside.
+    /// Keeps what was added or, if it was refused, undoes that. An error that is returned is why all of these rows are
+    /// to be set aside.
     pub(crate) async fn end(
         &mut self,
         transaction: &Transaction<'_>,

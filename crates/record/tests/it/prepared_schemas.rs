@@ -1,5 +1,5 @@
-//! A schema that somebody else has prepared is refused, and its owner named: what is in it would run with the rights of the
-//! role that migrates.
+//! A schema that somebody else has prepared is refused, and its owner named: what is in it would run with the rights of
+//! the role that migrates.
 
 use tollgate_record::Postgres as Database;
 use tollgate_testing::postgres_server::PostgresServer;
@@ -105,7 +105,8 @@ async fn a_schema_in_which_others_have_left_something_is_refused() {
     }
 }
 
-/// Triggers and the like on tollgate's own tables that call another role's functions, where an upgrade would change rows.
+/// Triggers and the like on tollgate's own tables that call another role's functions, where an upgrade would change
+/// rows.
 #[tokio::test]
 async fn tables_that_call_functions_of_others_are_not_migrated() {
     let (server, superuser) = hostile().await;

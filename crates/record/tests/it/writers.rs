@@ -1,5 +1,5 @@
-//! Services that write: a batch is known by its number and its mark, so that none is written twice, and none is lost to what
-//! somebody else has written under a service's name.
+//! Services that write: a batch is known by its number and its mark, so that none is written twice, and none is lost to
+//! what somebody else has written under a service's name.
 
 use std::time::Duration;
 

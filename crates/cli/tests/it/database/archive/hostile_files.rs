@@ -324,7 +324,7 @@ async fn a_row_of_200_mb_is_cut_off_and_named_and_keeps_no_month_from_being_move
         .await;
     let output = tollgate(&["archive", "--database", &server.url(), "--store", place.url()]);
     let expected =
-        "tollgate: 2020-03: texts above 64 KiB are cut off in the row of user \"large\" at 2020-03-09T12:00:00Z\n";
+        "tollgate: 2020-03: texts above 64 KiB are cut in the row of user \"large\" at 2020-03-09T12:00:00Z\n";
     assert_eq!((code(&output), stderr(&output).as_str()), (0, expected));
     assert!(stdout(&output).starts_with("2020-03: 302 rows archived in 1 file of "), "{output:?}");
     assert!(is_gone(&server, march()).await);
