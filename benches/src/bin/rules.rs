@@ -144,7 +144,7 @@ fn file(edition: u32) -> String {
         let _ = write!(text, "[[rule]]\nname = \"{name}\"\npriority = {priority}\nmatch = {{ {conditions} }}\n");
         let _ = match limits.first() {
             Some(limit) => write!(text, "key = \"user\"\nlimits = [\"{}\"]\n", limit.limit),
-            None => write!(text, "action = \"block\"\n"),
+            None => writeln!(text, "action = \"block\""),
         };
         if number + 1 == RELOADED {
             let _ = writeln!(text, "message = \"{edition}\"");

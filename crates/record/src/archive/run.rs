@@ -363,8 +363,7 @@ impl Moving<'_> {
         let mut comparing = self.reporter(Step::Drop, manifest.rows(), report);
         within(self.client, "BEGIN", async {
             let lock = format!("LOCK TABLE tollgate.{} IN ACCESS EXCLUSIVE MODE", self.table);
-            let locked = async { self.client.batch_execute(&lock).await.map_err(PostgresError::from) };
-            self.postgres.naming_blockers(self.pid, locked).await?;
+            self.postgres.naming_blockers(self.pid, self.client.batch_execute(&lock)).await?;
             if attachment(self.client, self.table).await? != Attachment::Detached {
                 let expected = "expected a table that is detached, got one that somebody has attached again";
                 return Err(ArchiveError::refused(expected));
