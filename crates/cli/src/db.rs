@@ -54,7 +54,7 @@ pub(crate) struct Database {
     /// The private key of the client certificate for PostgreSQL, in PEM.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_KEY", help_heading = "Database")]
     database_tls_key: Option<OsString>,
-    /// How long PostgreSQL may be silent in a statement, such as 5s or 2h, before the command gives up.
+    /// How long PostgreSQL may be silent in a statement, such as 5s or 2h.
     ///
     /// The error then says whether something may have been changed. Default: 20s; 15s for audit and stats, 10m for db
     /// migrate, 1h where archive reads a whole table.

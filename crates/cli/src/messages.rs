@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_source_of_the_library_is_not_shown() {
-        let error = tollgate::Redis::open("redis://localhost/x").unwrap_err();
+        let error = tollgate::Redis::open("http://localhost").unwrap_err();
         assert!(std::error::Error::source(&error).is_some());
         let message = error.to_string();
         assert_eq!(line(&anyhow::Error::from(error).context("here")), format!("here: {message}"));

@@ -50,6 +50,7 @@ const ASKED_WITHIN: Duration = Duration::from_secs(2);
 /// lock, so that the server says who holds it.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 /// The same where an archiver reads, sorts or drops a month's table.
+#[cfg(feature = "archive")]
 const WHOLE_TABLE_WITHIN: Duration = Duration::from_secs(3600);
 /// How long a query of the history may take: a little longer than the server allows it.
 const READ_WITHIN: Duration = Duration::from_secs(17);
@@ -292,6 +293,7 @@ impl Postgres {
     fn deadlines(&self) -> Deadline {
         Deadline {
             within: self.deadline.unwrap_or(ANSWERED_WITHIN),
+            #[cfg(feature = "archive")]
             whole_table_within: self.deadline.unwrap_or(WHOLE_TABLE_WITHIN),
             is_chosen: self.deadline.is_some(),
             so_far: "nothing was changed",

@@ -88,7 +88,7 @@ async fn one_rule_applies_and_its_limits_decide_together() {
     let mut keys: Vec<String> = cmd("KEYS").arg("*").query(&mut server.connection()).expect("keys");
     keys.sort();
     let expected = [
-        "tollgate:{org:acme}:orgs/all",
+        "tollgate:{org:acme}:orgs/all/fixed-window",
         "tollgate:{org:acme}:user:a:orgs/token-bucket-1h",
         "tollgate:{org:acme}:user:b:orgs/token-bucket-1h",
     ];

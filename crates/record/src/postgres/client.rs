@@ -12,7 +12,9 @@ use std::time::Duration;
 use deadpool_postgres::{Object, StatementCache};
 use futures_util::TryStreamExt;
 use tokio::time::timeout;
-use tokio_postgres::binary_copy::{BinaryCopyInWriter, BinaryCopyOutRow, BinaryCopyOutStream};
+use tokio_postgres::binary_copy::BinaryCopyInWriter;
+#[cfg(feature = "archive")]
+use tokio_postgres::binary_copy::{BinaryCopyOutRow, BinaryCopyOutStream};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client as Inner, IsolationLevel, Portal, Row, Statement, ToStatement};
 
@@ -27,6 +29,7 @@ pub(super) struct Deadline {
     /// In a statement, or between two rows of one.
     pub(super) within: Duration,
     /// In a statement that reads or removes a whole table.
+    #[cfg(feature = "archive")]
     pub(super) whole_table_within: Duration,
     /// Whether the caller of the library chose these.
     pub(super) is_chosen: bool,
