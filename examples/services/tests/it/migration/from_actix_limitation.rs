@@ -41,12 +41,13 @@ impl<'a> Both<'a> {
     }
 
     fn ask(&self, now: Micros) -> Retry {
+        let asked_at = SystemTime::now();
         let ours = self.ours.decide(1, now);
         let (allowed, limit, remaining, resets) = self.theirs(now);
         let rule = &self.ours.rule;
         assert_eq!((allowed, limit, remaining), (ours.allowed, ours.limit, ours.remaining), "at {now} by {rule}");
-        // Both reckon from what is left by this process's clock, we before and it after, and it by whole seconds.
-        let (least, resets) = (ours.reset_at() - A_SECOND, UNIX_EPOCH + Duration::from_secs(resets));
+        // It adds what is left to the clock of this process, and by whole seconds.
+        let (least, resets) = (asked_at + ours.reset_after - A_SECOND, UNIX_EPOCH + Duration::from_secs(resets));
         assert!(least <= resets && resets <= SystemTime::now() + ours.reset_after + A_SECOND, "{resets:?} by {rule}");
         answer(&ours).retry
     }
