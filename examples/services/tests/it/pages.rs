@@ -44,7 +44,7 @@ struct Printed {
 }
 
 impl Page {
-    /// In a folder that has the repository's own, and `rules.toml`, `new-rules.toml` and `access.log`.
+    /// In a folder that has the repository's own, and the rules and logs that the pages name.
     fn new(name: &'static str, shell: Shell) -> Self {
         let link = |from: PathBuf, to: &str| {
             std::os::unix::fs::symlink(from, shell.folder().join(to)).expect("a link");
@@ -62,6 +62,9 @@ impl Page {
         // A part is enough: what the tool finds in the whole is held by its own tests.
         let log = read("tests/data/access-combined.log");
         write("access.log", &log.split_inclusive('\n').take(1000).collect::<String>());
+        for (name, of) in [("pino", "pino"), ("words", "words-own"), ("apache", "apache-duration")] {
+            link(root().join(format!("tests/data/logs/{of}.log")), &format!("{name}.log"));
+        }
         // Other rules of the same requests.
         let lower = rules.replacen("sliding-window 300/1m", "sliding-window 200/1m", 1);
         assert_ne!(lower, rules);
