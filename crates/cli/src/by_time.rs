@@ -1,6 +1,13 @@
-//! Records by time, with only those in memory that stand out of order, however many there are.
+//! Records by time, with only those in memory that stand out of order, up to a bound: more wait in a temporary file.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Records of which only the least time is kept, to learn how far they are out of order.
 pub(crate) const BLOCK: u64 = 4096;
@@ -50,49 +57,152 @@ impl Horizon {
     }
 }
 
-/// Records by time; those of one time in the order of the file.
+/// Records by time; those of one time in the order in which they came.
 pub(crate) struct Sorted<I, T> {
     horizon: Horizon,
     records: I,
     read: u64,
-    /// Those of which an earlier one may follow, by time and place in the file.
-    waiting: BTreeMap<(u64, u64), T>,
+    /// Those of which an earlier one may follow, by time and place.
+    waiting: BTreeMap<Place, T>,
+    /// How many wait in memory.
+    most: usize,
+    runs: Option<Runs<T>>,
 }
+
+/// A record's time, and how many were read before it.
+type Place = (u64, u64);
+
+/// More than this many waiting records go to a temporary file.
+const MOST: usize = 1 << 18;
 
 impl<I, T> Sorted<I, T> {
     /// The horizon has [ended](Horizon::end).
     pub(crate) fn new(horizon: Horizon, records: I) -> Self {
-        Self { horizon, records, read: 0, waiting: BTreeMap::new() }
+        Self { horizon, records, read: 0, waiting: BTreeMap::new(), most: MOST, runs: None }
     }
 }
 
-impl<T: At, E, I: Iterator<Item = Result<T, E>>> Iterator for Sorted<I, T> {
-    type Item = Result<T, E>;
-
-    fn next(&mut self) -> Option<Result<T, E>> {
+impl<T: At + Serialize + DeserializeOwned, I: Iterator<Item = Result<T>>> Sorted<I, T> {
+    fn step(&mut self) -> Result<Option<T>> {
         loop {
-            if let Some(first) = self.waiting.first_entry()
-                && first.key().0 <= self.horizon.after(self.read)
-            {
-                return Some(Ok(first.remove()));
+            let waiting = self.waiting.first_key_value().map(|(place, _)| *place);
+            let spilled = self.runs.as_ref().and_then(Runs::first);
+            let first = waiting.into_iter().chain(spilled).min();
+            if first.is_some_and(|(t_us, _)| t_us <= self.horizon.after(self.read)) {
+                return self.take(first == spilled);
             }
-            match self.records.next() {
-                Some(Ok(record)) => {
+            if self.waiting.len() >= self.most {
+                let runs = match &mut self.runs {
+                    Some(runs) => runs,
+                    runs => runs.insert(Runs::new()?),
+                };
+                runs.spill(std::mem::take(&mut self.waiting))?;
+            }
+            match self.records.next().transpose()? {
+                Some(record) => {
                     self.waiting.insert((record.t_us(), self.read), record);
                     self.read += 1;
                 }
-                Some(Err(error)) => return Some(Err(error)),
                 // The file has become shorter since.
-                None => return self.waiting.pop_first().map(|(_, record)| Ok(record)),
+                None => return self.take(first == spilled),
             }
+        }
+    }
+
+    fn take(&mut self, spilled: bool) -> Result<Option<T>> {
+        match &mut self.runs {
+            Some(runs) if spilled => runs.take(),
+            _ => Ok(self.waiting.pop_first().map(|(_, record)| record)),
         }
     }
 }
 
+impl<T: At + Serialize + DeserializeOwned, I: Iterator<Item = Result<T>>> Iterator for Sorted<I, T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        self.step().transpose()
+    }
+}
+
+/// Sorted runs of records in a temporary file, which is gone with the process.
+struct Runs<T> {
+    file: File,
+    end: u64,
+    runs: Vec<Run<T>>,
+    /// The first record of each run that has some left.
+    heads: BinaryHeap<Reverse<(Place, usize)>>,
+}
+
+/// A part of the file.
+struct Run<T> {
+    next: u64,
+    end: u64,
+    /// Its next records.
+    block: VecDeque<(u64, T)>,
+}
+
+/// How many records of a run are read at a time.
+const READ: usize = 128;
+
+impl<T: At + Serialize + DeserializeOwned> Runs<T> {
+    fn new() -> Result<Self> {
+        let file = tempfile::tempfile().with_context(told)?;
+        Ok(Self { file, end: 0, runs: Vec::new(), heads: BinaryHeap::new() })
+    }
+
+    fn spill(&mut self, records: BTreeMap<Place, T>) -> Result<()> {
+        let from = self.file.seek(SeekFrom::Start(self.end)).with_context(told)?;
+        let mut out = BufWriter::with_capacity(1 << 18, &mut self.file);
+        for ((_, place), record) in records {
+            serde_json::to_writer(&mut out, &(place, record)).with_context(told)?;
+            out.write_all(b"\n").with_context(told)?;
+        }
+        out.flush().with_context(told)?;
+        drop(out);
+        self.end = self.file.stream_position().with_context(told)?;
+        self.runs.push(Run { next: from, end: self.end, block: VecDeque::new() });
+        self.refill(self.runs.len() - 1)
+    }
+
+    fn first(&self) -> Option<Place> {
+        self.heads.peek().map(|Reverse((place, _))| *place)
+    }
+
+    fn take(&mut self) -> Result<Option<T>> {
+        let Some(Reverse((_, at))) = self.heads.pop() else { return Ok(None) };
+        let taken = self.runs[at].block.pop_front();
+        self.refill(at)?;
+        Ok(taken.map(|(_, record)| record))
+    }
+
+    /// Notes the run's first record.
+    fn refill(&mut self, at: usize) -> Result<()> {
+        let run = &mut self.runs[at];
+        if run.block.is_empty() && run.next < run.end {
+            self.file.seek(SeekFrom::Start(run.next)).with_context(told)?;
+            let mut lines = BufReader::new((&mut self.file).take(run.end - run.next));
+            let mut line = Vec::new();
+            while run.block.len() < READ && lines.read_until(b'\n', &mut line).with_context(told)? > 0 {
+                run.block.push_back(serde_json::from_slice(&line).with_context(told)?);
+                run.next += line.len() as u64;
+                line.clear();
+            }
+        }
+        if let Some((place, record)) = run.block.front() {
+            self.heads.push(Reverse(((record.t_us(), *place), at)));
+        }
+        Ok(())
+    }
+}
+
+/// What a message calls such a file.
+fn told() -> String {
+    format!("a temporary file in {}", std::env::temp_dir().display())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
     use super::*;
     use crate::records::{Format, Identity, KeyField, Record, read};
 
@@ -103,11 +213,12 @@ mod tests {
     }
 
     /// What is played, and the most records that were in memory.
-    fn played(records: Vec<Record>) -> (Vec<Record>, usize) {
+    fn played(records: Vec<Record>, at_most: usize) -> (Vec<Record>, usize) {
         let mut horizon = Horizon::default();
         records.iter().for_each(|record| horizon.note(record.t_us));
         horizon.end();
-        let mut sorted = Sorted::new(horizon, records.into_iter().map(Ok::<_, Infallible>));
+        let mut sorted = Sorted::new(horizon, records.into_iter().map(Ok));
+        sorted.most = at_most;
         let (mut played, mut most) = (Vec::new(), 0);
         while let Some(record) = sorted.next() {
             played.push(record.unwrap());
@@ -123,9 +234,13 @@ mod tests {
             for count in [0, 1, 4_095, 4_096, 4_097, 20_000] {
                 let times: Vec<_> = (0..count).map(|at| at * 3 + random.u64(0..spread)).collect();
                 let mut expected = records(&times);
-                let (played, _) = played(expected.clone());
+                let given = expected.clone();
                 expected.sort_by_key(|record| record.t_us);
-                assert!(played == expected, "{count} records, spread over {spread}");
+                for at_most in [MOST, 1_000] {
+                    let (played, most) = played(given.clone(), at_most);
+                    assert!(played == expected, "{count} records, spread over {spread}, {at_most} in memory");
+                    assert!(most <= at_most, "{most}");
+                }
             }
         }
     }
@@ -134,13 +249,14 @@ mod tests {
     fn only_as_many_are_in_memory_as_stand_out_of_order() {
         let block = usize::try_from(BLOCK).unwrap();
         let in_order: Vec<_> = (0..100_000).collect();
-        assert!(played(records(&in_order)).1 <= block);
+        assert!(played(records(&in_order), MOST).1 <= block);
         // Each by up to 500 records.
         let mut random = fastrand::Rng::with_seed(8);
         let nearly: Vec<_> = in_order.iter().map(|at| at + random.u64(0..500)).collect();
-        assert!(played(records(&nearly)).1 <= block + 500);
+        assert!(played(records(&nearly), MOST).1 <= block + 500);
         // Two logs, one after the other.
         let two = [&in_order[..50_000], &in_order[..50_000]].concat();
-        assert!((50_000..50_000 + 2 * block).contains(&played(records(&two)).1));
+        assert!((50_000..50_000 + 2 * block).contains(&played(records(&two), MOST).1));
+        assert!(played(records(&two), 10_000).1 <= 10_000);
     }
 }

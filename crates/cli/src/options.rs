@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use tollgate::{By, Embedded, Engine, Limiter};
+use tollgate::{By, Clock, Embedded, Engine, Limiter};
 
 use crate::messages;
 use crate::output::{Shape, shape};
@@ -62,8 +62,13 @@ impl Options {
 
     /// A limiter on the chosen engine.
     pub(crate) fn limiter(&self, confirmation: Confirmation) -> Result<Limiter> {
+        self.limiter_by(Clock::default(), confirmation)
+    }
+
+    /// The same; the embedded engine has this clock.
+    pub(crate) fn limiter_by(&self, clock: Clock, confirmation: Confirmation) -> Result<Limiter> {
         let engine = confirmation.apply(self.redis()?, self.deadline)?;
-        let limiter = engine.map_or_else(|| Limiter::new(Embedded::new()), Limiter::new);
+        let limiter = engine.map_or_else(|| Limiter::new(Embedded::with_clock(clock)), Limiter::new);
         Ok(limiter.deadline(self.deadline))
     }
 

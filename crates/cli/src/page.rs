@@ -24,7 +24,7 @@ pub(crate) use file::ReportFile;
 pub(crate) use plot::{Bars, Columns, Ink, Plot, Series};
 #[allow(unused_imports, reason = "as above")]
 pub(crate) use plot::{Line, Lines, Measure, Point, Points};
-pub(crate) use text::{bytes, file_name, grouped};
+pub(crate) use text::{bytes, file_names, grouped};
 
 /// What a page says.
 #[derive(Clone, Debug, Default)]

@@ -37,13 +37,14 @@ pub(crate) use compression::decompressed;
 pub(crate) use looks::{Looks, look};
 pub(crate) use places::{Place, Places};
 use reader::Records;
+use serde::{Deserialize, Serialize};
 pub(crate) use tally::Tally;
 use tollgate::Operation;
 
 /// One recorded request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// The line it starts on, from 1.
+    /// The line it starts on, from 1; of several files, those before it count.
     pub(crate) line: u64,
     /// When it arrived: microseconds since 1970, at most 2^52.
     pub(crate) t_us: u64,
@@ -64,7 +65,7 @@ pub(crate) struct Record {
 }
 
 /// For how long a record's permits are held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Permits {
     /// Until a later record gives them back, or the ttl ends.
     #[default]

@@ -15,17 +15,18 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use indicatif::ProgressBar;
-use tollgate::Rule;
+use tollgate::{Clock, Rule};
 
 use crate::interrupted::interrupted;
 use crate::line::Printer;
 use crate::options::{Confirmation, Options, Policy};
 use crate::page::ReportFile;
-use crate::records::{Identity, KeyField, Record, Unreadable};
+use crate::records::{Identity, KeyField, Unreadable};
 use crate::rule_arguments::{Denials, RuleOptions, SEE_RULES};
 use crate::rules_file::RulesFile;
 use crate::subject::Subject;
@@ -33,8 +34,8 @@ use crate::{messages, reader_is_gone};
 use by_rules::ByRules;
 pub(crate) use page::{bars, busiest};
 pub(crate) use player::{Player, Plays, unplayable};
-pub(crate) use recording::{Recording, Records, progress};
-pub(crate) use source::{Reading, Source, Stream};
+pub(crate) use recording::{Recording, Records, Through, progress};
+pub(crate) use source::{Reading, Source};
 use summary::Order;
 pub(crate) use summary::is_zero;
 pub(crate) use unreadable::Warnings;
@@ -57,16 +58,20 @@ pub(crate) struct Replay {
     /// With --rules, the rules decide.
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "set", help_heading = "Records")]
     key: Option<KeyField>,
-    /// Replay a file as it stands, instead of sorted by time.
+    /// Replay records as they stand, instead of sorted by time.
+    ///
+    /// Each is decided as soon as it is read, so that a log can be followed: tail -f access.log | tollgate replay
+    /// --unsorted ... -
     #[arg(long, help_heading = "Records")]
     unsorted: bool,
     /// Print totals instead of decisions.
     #[arg(long, help_heading = "Output")]
     summary: bool,
-    /// The records; - for standard input.
+    /// The records, in one or several files; - for standard input.
     ///
-    /// Its clock is kept from stepping back.
-    file: PathBuf,
+    /// Read to the end, and sorted by time, all together, before the first is decided.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     #[command(flatten)]
     report: ReportFile,
     #[command(flatten)]
@@ -88,16 +93,18 @@ impl Replay {
             None => Plays::Rule(Arc::new(self.subject()?), HashSet::new()),
             Some(service) => Plays::ByRules(self.set(service)?),
         };
-        let report = self.report.open(&self.about.files_read(&self.file))?;
+        let report = self.report.open(&self.about.files_read(&self.files))?;
         let ruled = plays.named();
         let prefix = self.about.own_prefix("replay");
-        let limiter = self.about.of_prefix(&prefix, self.options.limiter(self.confirmation)?)?;
+        // It stands still where the records' own times are given, so that keys expire by these alone.
+        let clock = Clock::set_to(UNIX_EPOCH);
+        let limiter = self.about.of_prefix(&prefix, self.options.limiter_by(clock.clone(), self.confirmation)?)?;
         let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
         let mut player = Player::new(limiter, plays, printer, self.summary);
         let played = tokio::select! {
             biased;
             told = interrupted() => Err(told.map_or_else(anyhow::Error::from, |()| anyhow!("interrupted"))),
-            played = self.play(&mut player) => played,
+            played = self.play(&mut player, clock) => played,
         };
         let left = "in an hour, or twice the longest that the rule takes to reset";
         let forgotten = player.forget_keys().await;
@@ -118,7 +125,7 @@ impl Replay {
             false => Ok(()),
         };
         if let Some(report) = report {
-            report.write(&page::page(&player.summary, &ruled, &self.file, self.order()))?;
+            report.write(&page::page(&player.summary, &ruled, &self.files, self.order()))?;
         }
         printed?;
         Ok(ExitCode::SUCCESS)
@@ -157,71 +164,57 @@ impl Replay {
         Ok(ByRules { rules, only, given, adapted, touched: self.options.url().map(|_| HashMap::new()) })
     }
 
-    async fn play(&self, player: &mut Player<'_, impl Write>) -> Result<()> {
+    async fn play(&self, player: &mut Player<'_, impl Write>, clock: Clock) -> Result<()> {
         let source = match player.plays_a_set() {
-            true => self.reading.of(&self.file, Identity::Attributes),
-            false => self.reading.by_key(&self.file, self.key),
+            true => self.reading.of(&self.files, Identity::Attributes)?,
+            false => self.reading.by_key(&self.files, self.key)?,
         };
-        if source.is_standard_input() {
-            let (mut records, mut warnings) = source.stream().await?;
-            let played = self.play_stream(player, &mut records, &mut warnings).await;
-            warnings.sum_up();
+        if self.unsorted && self.files.iter().any(|file| file.as_os_str() == "-") {
+            let mut through = Through::as_they_come(source);
+            let played = self.play_as_they_come(player, &mut through).await;
+            // What was read before an error is decided all the same.
+            let played = played.and(play_waiting(player, &mut through.warnings).await);
+            through.warnings.sum_up();
             return played;
         }
-        let recording = Recording::read(&source, !self.unsorted).await?;
+        let recording = Recording::read(source, !self.unsorted).await?;
         player.summary.read_through(recording.unreadable, recording.out_of_order);
+        if recording.is_plain {
+            player.follow(clock);
+        }
         self.options.say_who_decides();
         let progress = self.progress(recording.records);
-        let (records, mut warnings) = recording.in_order()?;
+        let (records, mut warnings) = recording.in_order();
         let played = play_all(player, records, &progress, &mut warnings).await;
-        // What was read before an error is decided all the same.
         let played = played.and(play_waiting(player, &mut warnings).await);
         progress.finish_and_clear();
         warnings.sum_up();
         played
     }
 
-    /// Plays standard input as it arrives, on a clock that never steps back.
-    async fn play_stream(
-        &self,
-        player: &mut Player<'_, impl Write>,
-        records: &mut Stream,
-        warnings: &mut Warnings,
-    ) -> Result<()> {
-        let played = self.play_as_it_comes(player, records, warnings).await;
-        played.and(play_waiting(player, warnings).await)?;
-        warnings.end()
-    }
-
-    async fn play_as_it_comes(
-        &self,
-        player: &mut Player<'_, impl Write>,
-        records: &mut Stream,
-        warnings: &mut Warnings,
-    ) -> Result<()> {
-        let mut said = false;
-        while let Some(item) = records.next(warnings).await? {
-            let Some(mut record) = readable(item, player, warnings)? else { continue };
+    async fn play_as_they_come(&self, player: &mut Player<'_, impl Write>, through: &mut Through) -> Result<()> {
+        let (mut said, mut latest) = (false, 0);
+        loop {
+            let next = through.next().await;
+            player.summary.unreadable(std::mem::take(&mut through.unreadable));
+            let Some(record) = next? else { return Ok(()) };
             if !std::mem::replace(&mut said, true) {
                 self.options.say_who_decides();
             }
-            player.summary.in_order(records.clamp(&mut record));
-            play_one(player, record, warnings).await?;
+            player.summary.in_order(record.t_us < latest);
+            latest = latest.max(record.t_us);
+            let played = player.play(record).await?;
+            unplayed(played.unreadable, player, &mut through.warnings)?;
             // What has come is decided together, and shown as soon as nothing more is there.
-            if records.is_drained() {
-                play_waiting(player, warnings).await?;
+            if through.is_drained() {
+                play_waiting(player, &mut through.warnings).await?;
                 player.flush()?;
             }
         }
-        Ok(())
     }
 
     fn order(&self) -> Order {
-        match (self.file.as_os_str() == "-", self.unsorted) {
-            (true, _) => Order::Clamped,
-            (false, true) => Order::AsItStands,
-            (false, false) => Order::Sorted,
-        }
+        if self.unsorted { Order::AsItStands } else { Order::Sorted }
     }
 
     /// A bar on standard error, unless decisions scroll by on the same terminal.
@@ -233,42 +226,30 @@ impl Replay {
 
 async fn play_all(
     player: &mut Player<'_, impl Write>,
-    records: impl Iterator<Item = Result<Record>>,
+    mut records: Records,
     progress: &ProgressBar,
     warnings: &mut Warnings,
 ) -> Result<()> {
-    for record in records {
-        play_one(player, record?, warnings).await?;
-        progress.inc(1);
+    while let Some((records, read)) = records.next().await {
+        let count = records.len() as u64;
+        let unreadable = player.play_all(&records).await?;
+        unplayed(unreadable, player, warnings)?;
+        read?;
+        progress.inc(count);
     }
     Ok(())
 }
 
-async fn play_one(player: &mut Player<'_, impl Write>, record: Record, warnings: &mut Warnings) -> Result<()> {
-    let played = player.play(record).await?;
-    played.unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
-}
-
 async fn play_waiting(player: &mut Player<'_, impl Write>, warnings: &mut Warnings) -> Result<()> {
     let played = player.decide_waiting().await?;
-    played.unreadable.into_iter().try_for_each(|unreadable| readable(Err(unreadable), player, warnings).map(drop))
+    unplayed(played.unreadable, player, warnings)
 }
 
-/// The record, or `None` with a warning if it could not be read.
-fn readable(
-    item: Result<Record, Unreadable>,
-    player: &mut Player<'_, impl Write>,
-    warnings: &mut Warnings,
-) -> Result<Option<Record>> {
-    match item {
-        Ok(record) => {
-            warnings.read();
-            Ok(Some(record))
-        }
-        Err(unreadable) => {
-            warnings.unreadable(unreadable)?;
-            player.summary.unreadable();
-            Ok(None)
-        }
-    }
+/// Reports and counts records that couldn't be decided.
+fn unplayed(unreadable: Vec<Unreadable>, player: &mut Player<'_, impl Write>, warnings: &mut Warnings) -> Result<()> {
+    unreadable.into_iter().try_for_each(|unreadable| {
+        warnings.unreadable(unreadable)?;
+        player.summary.unreadable(1);
+        Ok(())
+    })
 }

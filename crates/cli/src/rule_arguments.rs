@@ -202,9 +202,10 @@ impl RuleOptions {
         self.set.as_deref()
     }
 
-    /// What is read beside this file.
-    pub(crate) fn files_read<'p>(&'p self, file: &'p Path) -> [Option<&'p Path>; 3] {
-        [Some(file), self.set.as_deref(), self.place.key_secret_file.as_deref()]
+    /// What is read, beside these files.
+    pub(crate) fn files_read<'p>(&'p self, files: &'p [PathBuf]) -> Vec<Option<&'p Path>> {
+        let others = [self.set.as_deref(), self.place.key_secret_file.as_deref()];
+        files.iter().map(|file| Some(file.as_path())).chain(others).collect()
     }
 
     /// The rule written in these arguments, with the parts that its limits count.

@@ -42,8 +42,11 @@ use traffic::Traffic;
 
 #[derive(Debug, Args)]
 pub(crate) struct Suggest {
-    /// The records; - for standard input.
-    file: PathBuf,
+    /// The records, in one or several files; - for standard input.
+    ///
+    /// Sorted by time, all together.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// How much of the traffic may be denied.
     #[arg(long, value_name = "SHARE", default_value = "0.1%", allow_hyphen_values = true, help_heading = "Limits")]
     deny_at_most: Share,
@@ -88,10 +91,11 @@ impl Suggest {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let service = self.rules.as_deref().map(RulesFile::read).transpose()?;
         let counting = self.counting(service.as_ref());
-        let source = self.reading.of(&self.file, counting.identity());
-        let file = self.report.open(&[Some(&self.file), self.rules.as_deref()])?;
+        let source = self.reading.of(&self.files, counting.identity())?;
+        let read = self.files.iter().map(PathBuf::as_path).chain(self.rules.as_deref()).map(Some);
+        let file = self.report.open(&read.collect::<Vec<_>>())?;
         let progress = progress();
-        let mut traffic = Traffic::read(&source, &counting, &progress)?;
+        let mut traffic = Traffic::read(source, &counting, &progress).await?;
         // Not before: messages about the records would be printed into its line.
         progress.set_position(traffic.read.records);
         progress.set_message(", finding limits");
@@ -140,7 +144,7 @@ impl Suggest {
             Shape::Table => table::print(&report, out),
         };
         if let Some(file) = file {
-            file.write(&page::page(&report, &self.file))?;
+            file.write(&page::page(&report, &self.files))?;
         }
         found(ExitCode::SUCCESS, printed)
     }

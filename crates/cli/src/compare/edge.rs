@@ -10,7 +10,7 @@ use crate::output::micros;
 
 /// For each limit that has a period. The limits of a rule admit the same units, since they decide together.
 #[derive(Debug)]
-pub(super) struct Edges {
+pub(crate) struct Edges {
     limits: Vec<Edge>,
 }
 
@@ -52,16 +52,17 @@ impl Edges {
     }
 
     /// Notes units that were admitted, no earlier than those before.
-    pub(super) fn note(&mut self, key: &[u8], t_us: u64, units: u64) {
+    pub(crate) fn note(&mut self, key: &[u8], t_us: u64, units: u64) {
         if units == 0 {
             return;
         }
         for limit in &mut self.limits {
-            if !limit.keys.contains_key(key) {
-                limit.keys.insert(key.to_vec(), Recent::default());
-            }
-            let Some(recent) = limit.keys.get_mut(key) else { continue };
-            limit.most = limit.most.max(recent.note(t_us, units, limit.period_us));
+            let period_us = limit.period_us;
+            let most = match limit.keys.get_mut(key) {
+                Some(recent) => recent.note(t_us, units, period_us),
+                None => limit.keys.entry(key.to_vec()).or_default().note(t_us, units, period_us),
+            };
+            limit.most = limit.most.max(most);
         }
     }
 

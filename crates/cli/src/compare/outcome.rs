@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::edge::Most;
+use super::edge::{Edges, Most};
 use super::{Contender, memory};
 use crate::output::{human, percent};
 use crate::over_time::Counted;
@@ -36,9 +36,10 @@ pub(super) struct Outcome {
 
 impl Outcome {
     pub(super) fn of(contender: &Contender) -> Self {
-        let Contender { rule, player, edges, unplayed } = contender;
+        let Contender { rule, player, unplayed, .. } = contender;
         let summary = &player.summary;
-        let redis_bytes = memory::bytes(rule, summary.keys().map(|(key, _)| key), edges);
+        let bytes = |edges| memory::bytes(rule, summary.keys().map(|(key, _)| key), edges);
+        let redis_bytes = player.edges().map_or(0, bytes);
         Self {
             rule: rule.to_string(),
             records: summary.allowed() + summary.denied(),
@@ -49,7 +50,7 @@ impl Outcome {
             keys_denied: summary.keys().filter(|(_, of_key)| of_key.denied > 0).count() as u64,
             wait_us: summary.waits().quantiles(),
             never: summary.waits().never(),
-            most_in_a_period: edges.most(),
+            most_in_a_period: player.edges().and_then(Edges::most),
             redis_bytes,
             over_time: summary.over_time(),
         }

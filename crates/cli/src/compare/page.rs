@@ -1,6 +1,6 @@
 //! A comparison as a page.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::edge::Most;
@@ -8,11 +8,11 @@ use super::outcome::Outcome;
 use super::{Contender, Input};
 use crate::output::human;
 use crate::over_time::Counted;
-use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, bytes, file_name, grouped, times};
+use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, bytes, file_names, grouped, times};
 use crate::replay::{bars, busiest};
 
-pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], file: &Path, input: Input) -> Page {
-    let (source, rules) = (file_name(file), outcomes.len());
+pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], files: &[PathBuf], input: Input) -> Page {
+    let (source, rules) = (file_names(files), outcomes.len());
     let mut page = Page { title: format!("{source} under {rules} rules"), ..Page::default() };
     if rules == 1 {
         page.title = format!("{source} under one rule");
@@ -20,11 +20,7 @@ pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], file: &Path, 
     page.says = says(outcomes);
     page.fact("Records", grouped(input.records));
     page.fact("Lines that could not be read", grouped(input.unreadable));
-    let sorted = match (input.out_of_order, input.clamped) {
-        (0, _) => "",
-        (_, true) => ", played at the latest time by then",
-        (_, false) => ", put in order before they were played",
-    };
+    let sorted = if input.out_of_order == 0 { "" } else { ", put in order before they were played" };
     page.fact("Records out of order", format!("{}{sorted}", grouped(input.out_of_order)));
     if let Some(outcome) = outcomes.first() {
         page.fact("Keys", grouped(outcome.keys));

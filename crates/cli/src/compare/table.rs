@@ -13,14 +13,13 @@ pub(super) fn print(out: impl Write, outcomes: &[Outcome], input: Input) -> io::
 }
 
 fn print_in(width: usize, mut out: impl Write, outcomes: &[Outcome], input: Input) -> io::Result<()> {
-    let Input { records, unreadable, out_of_order, clamped } = input;
+    let Input { records, unreadable, out_of_order } = input;
     let mut read = counted(records, "record");
     if unreadable > 0 {
         read += &format!(", {} that can't be read", counted(unreadable, "line"));
     }
     if out_of_order > 0 {
-        let how = if clamped { "at the latest time by then" } else { "sorted by time" };
-        read += &format!(", {out_of_order} out of order: played {how}");
+        read += &format!(", {out_of_order} out of order: played sorted by time");
     }
     wrapped(&read, width).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     writeln!(out)?;
@@ -165,7 +164,7 @@ mod tests {
         let rules = [outcome("fixed-window 60/1m", 123_456), second];
         for width in [40, 60, 80, 120] {
             let mut out = Vec::new();
-            let input = Input { records: 1_234_567, unreadable: 12, out_of_order: 345, clamped: false };
+            let input = Input { records: 1_234_567, unreadable: 12, out_of_order: 345 };
             print_in(width, &mut out, &rules, input).unwrap();
             let text = anstream::adapter::strip_bytes(&out).into_vec();
             let text = String::from_utf8(text).unwrap();

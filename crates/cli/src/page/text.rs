@@ -1,8 +1,9 @@
 //! Text for a page: of any origin, any length and any characters.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::escape::is_visible;
+use crate::output::counted;
 
 /// The most characters of a cell or a fact.
 pub(super) const LONGEST: usize = 120;
@@ -50,11 +51,20 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
 }
 
 /// What a file is called, without the folders that it is in; - is standard input.
-pub(crate) fn file_name(path: &Path) -> String {
+fn file_name(path: &Path) -> String {
     if path.as_os_str() == "-" {
         return "standard input".to_owned();
     }
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// `access.log`, or `access.log and 2 more files`.
+pub(crate) fn file_names(paths: &[PathBuf]) -> String {
+    match paths {
+        [] => String::new(),
+        [one] => file_name(one),
+        [first, rest @ ..] => format!("{} and {}", file_name(first), counted(rest.len() as u64, "more file")),
+    }
 }
 
 /// `1,234,567`

@@ -85,7 +85,11 @@ pub(super) fn common(text: &str, zone: Zone) -> Option<Result<u64, String>> {
         [] if zone == Zone::MayLack => Offset::UTC,
         [b' ', sign @ (b'+' | b'-'), digits @ ..] if digits.len() == 4 && digits.iter().all(u8::is_ascii_digit) => {
             let digit = |at: usize| i32::from(digits[at] - b'0');
-            let seconds = (digit(0) * 10 + digit(1)) * 3600 + (digit(2) * 10 + digit(3)) * 60;
+            let (hours, minutes) = (digit(0) * 10 + digit(1), digit(2) * 10 + digit(3));
+            if minutes > 59 {
+                return None;
+            }
+            let seconds = hours * 3600 + minutes * 60;
             Offset::from_seconds(if *sign == b'-' { -seconds } else { seconds }).ok()?
         }
         _ => return None,
@@ -107,4 +111,38 @@ fn decimals(text: &[u8]) -> Option<(i32, &[u8])> {
 fn in_range(at: Timestamp, text: &str) -> Result<u64, String> {
     let t_us = u64::try_from(at.as_microsecond()).ok().filter(|t_us| *t_us <= MAX_T_US);
     t_us.ok_or_else(|| unexpected("time", "a time from 1970 to 2112", &quoted(text.as_bytes())))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::fmt::strtime;
+
+    use super::*;
+
+    #[test]
+    fn a_common_time_is_the_same_as_by_its_format() {
+        const FORMAT: &str = "%d/%b/%Y:%H:%M:%S %z";
+        let mut random = fastrand::Rng::with_seed(13);
+        let by_format = |text: &str| strtime::parse(FORMAT, text).ok()?.to_timestamp().ok();
+        let mut seen = 0;
+        for at in 0..20_000 {
+            let second = random.i64(0..4_400_000_000);
+            let offset = Offset::from_seconds(random.i32(-1439..1440) * 60).expect("within a day");
+            let zoned = Timestamp::from_second(second).expect("a time").to_zoned(offset.to_time_zone());
+            let mut text = zoned.strftime(FORMAT).to_string().into_bytes();
+            if at % 2 == 0 {
+                let place = random.usize(0..text.len());
+                text[place] = b"0123456789/: +-JanFebz"[random.usize(0..22)];
+            }
+            let text = String::from_utf8(text).expect("ASCII");
+            let found = common(&text, Zone::Needed).and_then(Result::ok);
+            let expected = by_format(&text).and_then(|at| u64::try_from(at.as_microsecond()).ok());
+            assert!(found.is_none() || found == expected, "{text}: {found:?}");
+            seen += usize::from(found.is_some());
+            if at % 2 == 1 {
+                assert_eq!(found, u64::try_from(second * 1_000_000).ok(), "{text}");
+            }
+        }
+        assert!(seen > 11_000, "{seen}");
+    }
 }

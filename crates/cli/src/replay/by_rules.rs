@@ -18,7 +18,7 @@ pub(crate) struct ByRules<'s> {
     /// Attributes of records that don't have their own.
     pub(super) given: Pairs,
     /// Changes a rule as the options ask.
-    pub(super) adapted: Box<dyn Fn(Rule) -> Rule + Sync + 's>,
+    pub(super) adapted: Box<dyn Fn(Rule) -> Rule + Send + Sync + 's>,
     /// The charged keys, to be removed; `None` if they are removed automatically.
     pub(super) touched: Option<HashMap<Vec<u8>, (Rule, OwnedRequest)>>,
 }

@@ -1,17 +1,17 @@
 //! A replay as a page.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use super::summary::{Counts, Order, Summary};
 use crate::escape::shown;
 use crate::output::percent;
-use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, file_name, grouped, times};
+use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, file_names, grouped, times};
 
-/// Of records from this file, under what is called so.
-pub(super) fn page(summary: &Summary, ruled: &str, file: &Path, order: Order) -> Page {
+/// Of records from these files, under what is called so.
+pub(super) fn page(summary: &Summary, ruled: &str, files: &[PathBuf], order: Order) -> Page {
     let (allowed, denied) = (summary.allowed(), summary.denied());
     let records = allowed + denied;
-    let mut page = Page { title: format!("Replay of {} under {ruled}", file_name(file)), ..Page::default() };
+    let mut page = Page { title: format!("Replay of {} under {ruled}", file_names(files)), ..Page::default() };
     let keys: Vec<_> = summary.keys().filter(|(_, of_key)| of_key.denied > 0).collect();
     let [some, all, whom, of] = [denied, records, keys.len() as u64, summary.decided_keys() as u64].map(grouped);
     page.says = match (records, denied) {
@@ -33,7 +33,6 @@ pub(super) fn page(summary: &Summary, ruled: &str, file: &Path, order: Order) ->
         _ if out_of_order == 0 => "",
         Order::Sorted => ", played sorted by time",
         Order::AsItStands => ", played as they stand, with a clock that steps back",
-        Order::Clamped => ", played at the latest time by then",
     };
     page.fact("Records out of order", format!("{}{played}", grouped(out_of_order)));
     if let permits @ 1.. = summary.permits_not_held() {
@@ -133,7 +132,7 @@ mod tests {
             let wait = RetryAfter::After(Duration::from_micros(at % 90_001 * 700));
             summary.decided(&key, at * 86_400, at % 3 > 0, Some(wait));
         }
-        let page = page(&summary, "gcra 1/1s", Path::new("access.log"), Order::Sorted);
+        let page = page(&summary, "gcra 1/1s", &["access.log".into()], Order::Sorted);
         assert!(page.says.starts_with("333,334 of 1,000,000 requests were denied (33.33 %)"), "{}", page.says);
         assert_eq!(page.sections.len(), 3);
         let rows: usize = page.sections.iter().map(|section| section.table.rows.len()).sum();

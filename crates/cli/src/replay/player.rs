@@ -7,11 +7,14 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 use futures_util::future::{join_all, try_join_all};
-use tollgate::{Decision, Engine, Error, LimitDecision, Limiter, OwnedRequest, Request, RetryAfter, Rule};
+use tollgate::{
+    Algorithm, Clock, Decision, Engine, Error, Limit, LimitDecision, Limiter, OwnedRequest, Request, RetryAfter, Rule,
+};
 
 use super::by_rules::ByRules;
 use super::summary::Summary;
 use super::waves::waves;
+use crate::compare::Edges;
 use crate::held::{self, Held};
 use crate::line::{Line, Printer};
 use crate::operation;
@@ -30,9 +33,21 @@ pub(crate) struct Player<'s, W: Write> {
     waiting: Vec<(Record, Asks<'s>)>,
     /// How many records are decided at once: several if each costs a round trip.
     together: usize,
+    /// The embedded engine's clock, if it can follow the records.
+    clock: Option<Followed>,
+    /// What was admitted within each period, if that is asked for.
+    edges: Option<Edges>,
     /// Whether only the summary is wanted.
     quiet: bool,
     played: u64,
+}
+
+/// A clock that is advanced to the time of each record. Records of one time are then decided together, by what a script
+/// does quickest: a call in the engine's own time.
+#[derive(Debug)]
+struct Followed {
+    clock: Clock,
+    now_us: u64,
 }
 
 /// What decides.
@@ -93,6 +108,9 @@ impl Plays<'_> {
 /// How many records are decided between checks for a signal.
 const PLAYED_AT_A_TIME: u64 = 256;
 
+/// The embedded engine decides at once, unless the process is stopped meanwhile.
+const UNBOUNDED: Duration = Duration::from_secs(365 * 86_400);
+
 /// How many records are decided at once on a Redis: the more there are, the more keys go in a round trip.
 const TOGETHER: usize = 512;
 
@@ -100,7 +118,123 @@ impl<'s, W: Write> Player<'s, W> {
     pub(crate) fn new(limiter: Limiter, plays: Plays<'s>, printer: Printer<W>, quiet: bool) -> Self {
         let together = if matches!(limiter.engine(), Engine::Embedded(_)) { 1 } else { TOGETHER };
         let (summary, held) = (Summary::default(), Held::default());
-        Self { limiter, plays, printer, summary, held, waiting: Vec::new(), together, quiet, played: 0 }
+        let (waiting, clock, edges) = (Vec::new(), None, None);
+        Self { limiter, plays, printer, summary, held, waiting, together, clock, edges, quiet, played: 0 }
+    }
+
+    /// Follows what is admitted within each period.
+    pub(crate) fn with_edges(self, edges: Edges) -> Self {
+        Self { edges: Some(edges), ..self }
+    }
+
+    pub(crate) fn edges(&self) -> Option<&Edges> {
+        self.edges.as_ref()
+    }
+
+    /// Sets the clock of the embedded engine by the records from now on, which are acquires without an id, by time.
+    /// Without effect on a rule that does more than to count: what it decides may depend on when a key expires.
+    pub(crate) fn follow(&mut self, clock: Clock) {
+        let counts_alone = |rule: &Rule| {
+            let (mut limits, mut parts) = (rule.limits(), rule.counted_parts());
+            let is_plain = |limit: &Limit| {
+                !limit.algorithm().holds() && limit.algorithm() != Algorithm::CalendarWindow && limit.shards() <= 1
+            };
+            let is_one = limits.len() == 1 && limits.all(is_plain) && parts.all(|part| part.is_none());
+            is_one && rule.blocks_for().is_none() && rule.clone().count_denials(false) == *rule
+        };
+        if let Plays::Rule(subject, _) = &self.plays
+            && self.together == 1
+            && counts_alone(&subject.rule)
+        {
+            self.clock = Some(Followed { clock, now_us: 0 });
+        }
+    }
+
+    /// Decides these records. Returns those that ask for something impossible.
+    pub(crate) async fn play_all(&mut self, records: &[Record]) -> Result<Vec<Unreadable>> {
+        if self.clock.is_some() {
+            return self.play_by_clock(records).await;
+        }
+        let mut unreadable = Vec::new();
+        for record in records {
+            let played = self.play(record.clone()).await?;
+            if let Some(edges) = &mut self.edges {
+                // What a record gives back isn't subtracted, nor is a penalty admitted.
+                edges.note(&record.key, record.t_us, if operation::asks(record.op) { played.took } else { 0 });
+                played.unreadable.iter().for_each(|_| self.summary.passed_over(record.t_us));
+            }
+            unreadable.extend(played.unreadable);
+        }
+        Ok(unreadable)
+    }
+
+    async fn play_by_clock(&mut self, records: &[Record]) -> Result<Vec<Unreadable>> {
+        let mut unreadable = Vec::new();
+        let mut rest = records;
+        while let Some(first) = rest.first() {
+            let count = if self.quiet {
+                // Of a key's calls at one time, all that are denied have the same wait.
+                rest.iter().take_while(|record| record.t_us == first.t_us).count()
+            } else {
+                let mut keys = HashSet::new();
+                rest.iter().take_while(|record| record.t_us == first.t_us && keys.insert(&record.key)).count()
+            };
+            let (together, others) = rest.split_at(count);
+            rest = others;
+            self.decide_together(together, &mut unreadable).await?;
+            // Signals arrive only while something waits.
+            self.played += count as u64;
+            if self.played >= PLAYED_AT_A_TIME {
+                self.played = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(unreadable)
+    }
+
+    /// Decides records of one time.
+    async fn decide_together(&mut self, records: &[Record], unreadable: &mut Vec<Unreadable>) -> Result<()> {
+        let (Plays::Rule(subject, _), Some(followed), Some(first)) = (&self.plays, &mut self.clock, records.first())
+        else {
+            return Ok(());
+        };
+        followed.clock.advance(Duration::from_micros(first.t_us.saturating_sub(followed.now_us)));
+        followed.now_us = first.t_us.max(followed.now_us);
+        let subject = Arc::clone(subject);
+        let parts = subject.parts();
+        let cost = |record: &Record| record.cost.unwrap_or(subject.cost);
+        let request = |record| Self::request(record, &parts).cost(cost(record)).deadline(UNBOUNDED);
+        let decisions = match records {
+            [one] => vec![self.limiter.acquire(&subject.rule, request(one)).await],
+            several => self.limiter.acquire_many(&subject.rule, several.iter().map(request)).await,
+        };
+        for (record, decided) in records.iter().zip(decisions) {
+            let Record { t_us, op, ref key, .. } = *record;
+            // Before its decision, as of any other record.
+            self.summary.touched(key);
+            let decision = match decided {
+                Ok(decision) => decision,
+                Err(error) => {
+                    unreadable.push(unplayable(record, error)?);
+                    if self.edges.is_some() {
+                        self.summary.passed_over(t_us);
+                    }
+                    continue;
+                }
+            };
+            self.summary.decided(key, t_us, decision.allowed, Some(decision.retry_after));
+            if let Some(edges) = &mut self.edges {
+                edges.note(key, t_us, decision.granted);
+            }
+            if !self.quiet {
+                self.printer.print(&Line::new(&subject, op, key, cost(record), &decision).at(t_us))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn request<'r>(record: &'r Record, parts: &'r [(&'r str, &'r [u8])]) -> Request<'r> {
+        Request::new(&record.key).parts(parts)
     }
 
     pub(super) fn plays_a_set(&self) -> bool {

@@ -1,129 +1,167 @@
-//! A file of records, read twice: first to report what can't be read and to learn how far the records are out of order,
-//! then to play them in order. So only as many are in memory as stand out of order, however long the file is.
+//! Recorded traffic, read twice: first to report what can't be read and to learn how far the records are out of order,
+//! then to play them in order. So only some are in memory, however many there are.
 
-use std::cell::Cell;
-use std::io;
-use std::rc::Rc;
+use std::collections::VecDeque;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::mpsc;
+use tollgate::Operation;
 
-use super::source::Source;
+use super::source::{CHUNK, Event, Source, produced};
 use super::unreadable::Warnings;
 use crate::by_time::{BLOCK, Horizon, Sorted};
-use crate::records::{Format, Record, Unreadable};
+use crate::records::Record;
 
 /// From this many records, a progress bar is worthwhile.
 const LONG: u64 = 2000;
 
-/// Records in the order in which they are played.
-pub(crate) type Records<'s> = Box<dyn Iterator<Item = Result<Record>> + 's>;
+/// Records in the order in which they are played, read in a thread of their own.
+pub(crate) struct Records(mpsc::Receiver<Vec<Result<Record>>>);
 
-/// A file that was read once.
-pub(crate) struct Recording<'s> {
-    source: &'s Source<'s>,
-    format: Format,
-    order: Order,
+impl Records {
+    /// Some of them, at least one; none after the last. What was there before an error comes with it.
+    pub(crate) async fn next(&mut self) -> Option<(Vec<Record>, Result<()>)> {
+        let chunk = self.0.recv().await?;
+        let mut records = Vec::with_capacity(chunk.len());
+        for item in chunk {
+            match item {
+                Ok(record) => records.push(record),
+                Err(error) => return Some((records, Err(error))),
+            }
+        }
+        Some((records, Ok(())))
+    }
+}
+
+/// Records as they are read for the first time.
+pub(crate) struct Through {
+    events: mpsc::Receiver<Vec<Event>>,
+    pending: VecDeque<Event>,
+    pub(crate) warnings: Warnings,
+    pub(crate) unreadable: u64,
+    name: String,
+    /// Once all was read.
+    source: Option<Source>,
+}
+
+impl Through {
+    /// To be played in the order in which they are read, each as soon as it is there.
+    pub(crate) fn as_they_come(source: Source) -> Self {
+        Self::new(source, 1, false)
+    }
+
+    /// To be read only once.
+    pub(crate) fn once(source: Source) -> Self {
+        Self::new(source, CHUNK, false)
+    }
+
+    fn new(source: Source, chunk: usize, copied: bool) -> Self {
+        let name = source.shown();
+        let warnings = Warnings::new(&name, source.reading.strict);
+        let (events, pending) = (source.through(chunk, copied), VecDeque::new());
+        Self { events, pending, warnings, unreadable: 0, name, source: None }
+    }
+
+    /// The next record; none after the last. What can't be read is reported and counted.
+    ///
+    /// # Errors
+    ///
+    /// The rest can't be read, or going on is pointless.
+    pub(crate) async fn next(&mut self) -> Result<Option<Record>> {
+        loop {
+            let Some(event) = self.pending.pop_front() else {
+                match self.events.recv().await {
+                    Some(events) => self.pending.extend(events),
+                    None if self.source.is_some() => return Ok(None),
+                    None => bail!("{}: the thread that reads it has ended", self.name),
+                }
+                continue;
+            };
+            match event {
+                Event::Record(record) => {
+                    self.warnings.read();
+                    return Ok(Some(record));
+                }
+                Event::Unreadable(unreadable) => {
+                    self.unreadable += 1;
+                    self.warnings.unreadable(unreadable)?;
+                }
+                Event::File(begun) => self.warnings.begin(*begun)?,
+                Event::Broken(error) => return Err(self.warnings.broken(&error)),
+                Event::Failed(why) => return Err(why),
+                Event::End(source) => {
+                    self.source = Some(*source);
+                    self.warnings.end()?;
+                }
+            }
+        }
+    }
+
+    /// Whether nothing more has arrived yet.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.pending.is_empty() && self.events.is_empty()
+    }
+}
+
+/// Traffic that was read once.
+pub(crate) struct Recording {
+    source: Option<Source>,
+    /// If the records are to be sorted by time, and aren't.
+    horizon: Option<Horizon>,
     pub(crate) warnings: Warnings,
     /// How many records and unreadable lines it has, and how many records have an earlier time than one before.
     pub(crate) records: u64,
     pub(crate) unreadable: u64,
     pub(crate) out_of_order: u64,
+    /// Whether all records are acquires without an id, and none will be earlier than one before as they are played.
+    pub(crate) is_plain: bool,
 }
 
-enum Order {
-    AsItStands,
-    ByTime(Horizon),
-    /// The records, in order: what isn't a plain file can be read only once.
-    Kept(Vec<Record>),
-}
-
-impl<'s> Recording<'s> {
+impl Recording {
     /// Reads it through.
-    pub(crate) async fn read(source: &'s Source<'s>, by_time: bool) -> Result<Self> {
-        let (items, format, warnings) = source.open()?;
-        let order = match (source.is_plain_file(), by_time) {
-            (false, _) => Order::Kept(Vec::new()),
-            (true, true) => Order::ByTime(Horizon::default()),
-            (true, false) => Order::AsItStands,
-        };
-        let mut read = Self { source, format, order, warnings, records: 0, unreadable: 0, out_of_order: 0 };
-        let read_through = read.read_through(items).await;
-        if read_through.is_err() {
-            read.warnings.sum_up();
-        }
-        read_through?;
-        match &mut read.order {
-            Order::ByTime(horizon) => horizon.end(),
-            Order::Kept(records) if by_time => records.sort_by_key(|record| record.t_us),
-            Order::Kept(_) | Order::AsItStands => {}
-        }
-        Ok(read)
-    }
-
-    async fn read_through(
-        &mut self,
-        items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
-    ) -> Result<()> {
-        let (mut latest, spinner) = (0, spinner());
-        for item in items {
-            match item.map_err(|error| self.warnings.broken(&error))? {
-                Err(unreadable) => {
-                    self.warnings.unreadable(unreadable)?;
-                    self.unreadable += 1;
+    pub(crate) async fn read(source: Source, by_time: bool) -> Result<Self> {
+        let mut through = Through::new(source, CHUNK, true);
+        let (mut horizon, mut latest, spinner) = (Horizon::default(), 0, spinner());
+        let (mut records, mut out_of_order, mut is_plain) = (0, 0, true);
+        loop {
+            let record = match through.next().await {
+                Ok(Some(record)) => record,
+                Ok(None) => break,
+                Err(error) => {
+                    through.warnings.sum_up();
+                    return Err(error);
                 }
-                Ok(record) => {
-                    self.warnings.read();
-                    self.records += 1;
-                    self.out_of_order += u64::from(record.t_us < latest);
-                    latest = latest.max(record.t_us);
-                    match &mut self.order {
-                        Order::ByTime(horizon) => horizon.note(record.t_us),
-                        Order::Kept(records) => records.push(record),
-                        Order::AsItStands => {}
-                    }
-                }
-            }
-            if (self.records + self.unreadable).is_multiple_of(BLOCK) {
-                spinner.set_position(self.records);
-                // Signals arrive only while something waits.
-                tokio::task::yield_now().await;
+            };
+            records += 1;
+            out_of_order += u64::from(record.t_us < latest);
+            latest = latest.max(record.t_us);
+            horizon.note(record.t_us);
+            is_plain &= record.op == Operation::Acquire && record.id.is_none();
+            if (records + through.unreadable).is_multiple_of(BLOCK) {
+                spinner.set_position(records);
             }
         }
         spinner.finish_and_clear();
-        self.warnings.end()
+        horizon.end();
+        let Through { warnings, unreadable, source, .. } = through;
+        let horizon = (by_time && out_of_order > 0).then_some(horizon);
+        let is_plain = is_plain && (horizon.is_some() || out_of_order == 0);
+        Ok(Self { source, horizon, warnings, records, unreadable, out_of_order, is_plain })
     }
 
     /// The records in order: those that were there when it was read through. What is unreadable was reported then, and
     /// the warnings go on with what can't be played.
-    ///
-    /// # Errors
-    ///
-    /// It can't be opened again or, as an item, read further.
-    pub(crate) fn in_order(self) -> Result<(Records<'s>, Warnings)> {
-        let Self { source, format, order, warnings, records: count, .. } = self;
-        let again = || {
-            let records = source.again(format)?.filter_map(|item| match item {
-                Ok(record) => record.ok().map(Ok),
-                Err(error) => Some(Err(anyhow!("{}: {error}", source.shown()))),
-            });
-            let read = Rc::new(Cell::new(0));
-            let (so_far, shown) = (Rc::clone(&read), source.shown());
-            let records = records.take(usize::try_from(count).unwrap_or(usize::MAX));
-            let records = records.inspect(move |_| so_far.set(so_far.get() + 1));
-            // As by a log rotation that copies the file and then cuts it.
-            let cut_off = std::iter::once_with(move || {
-                let why = format!("{shown}: expected the {count} records that were there before");
-                (read.get() < count).then(|| Err(anyhow!("{why}, got {}: it was cut off meanwhile", read.get())))
-            });
-            Ok::<_, anyhow::Error>(records.chain(cut_off.flatten()))
-        };
-        let records: Records<'s> = match order {
-            Order::AsItStands => Box::new(again()?),
-            Order::ByTime(horizon) => Box::new(Sorted::new(horizon, again()?)),
-            Order::Kept(records) => Box::new(records.into_iter().map(Ok)),
-        };
-        Ok((records, warnings))
+    pub(crate) fn in_order(self) -> (Records, Warnings) {
+        let Self { source, horizon, warnings, .. } = self;
+        let records = produced(move || -> Box<dyn Iterator<Item = Result<Record>>> {
+            let again = source.into_iter().flat_map(Source::again);
+            match horizon {
+                Some(horizon) => Box::new(Sorted::new(horizon, again)),
+                None => Box::new(again),
+            }
+        });
+        (Records(records), warnings)
     }
 }
 
@@ -136,8 +174,8 @@ pub(crate) fn progress(records: u64) -> ProgressBar {
     ProgressBar::new(records).with_style(style.expect("a well-formed template"))
 }
 
-/// Shows that a long file is being read.
+/// Shows that records are being read, before any is played.
 fn spinner() -> ProgressBar {
-    let style = ProgressStyle::with_template("{spinner} {human_pos} records read");
+    let style = ProgressStyle::with_template("{spinner} {human_pos} records read, all before they are played");
     ProgressBar::new_spinner().with_style(style.expect("a well-formed template"))
 }

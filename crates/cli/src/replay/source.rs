@@ -1,160 +1,235 @@
-//! Where records come from, and in which format.
+//! Where records come from, and in which format: one or several files, and standard input.
 
+use std::cell::RefCell;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::path::Path;
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use tokio::sync::{mpsc, oneshot};
+use tempfile::SpooledTempFile;
+use tokio::sync::mpsc;
+use zstd::stream::write::Encoder;
 
 use super::log_options::{LogOptions, unknown};
-use super::unreadable::Warnings;
 use crate::messages;
-use crate::records::{self, Format, Identity, KeyField, Looks, Record, Unreadable};
-
-type Item = io::Result<Result<Record, Unreadable>>;
+use crate::records::{self, Format, Identity, KeyField, Looks, Record, Tally, Unreadable, Wanted};
 
 /// How records are read.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Reading {
     /// The records' format.
     ///
-    /// Default: detected from the beginning of the file.
+    /// Default: detected from the beginning of each file.
     #[arg(long, value_enum, help_heading = "Records")]
     input: Option<Format>,
     #[command(flatten)]
     log: LogOptions,
     /// Stop at the first line that can't be read.
     #[arg(long, help_heading = "Records")]
-    strict: bool,
+    pub(super) strict: bool,
 }
 
-/// A file, or standard input.
-pub(crate) struct Source<'a> {
-    path: &'a Path,
-    reading: Reading,
+/// One or several files, one of which may be standard input. Their lines are numbered through, as if they were one.
+#[derive(Debug)]
+pub(crate) struct Source {
+    inputs: Vec<Input>,
+    pub(super) reading: Reading,
     about: Identity,
     /// The field to count by that was asked for, which only an access log has.
     by: Option<KeyField>,
 }
 
-/// Standard input's records as they arrive.
-pub(crate) struct Stream {
-    records: mpsc::Receiver<Item>,
-    latest: u64,
+#[derive(Debug)]
+struct Input {
+    path: PathBuf,
+    found: Option<Found>,
 }
 
+/// What was found as a file was read through.
+#[derive(Debug)]
+struct Found {
+    format: Format,
+    /// How many lines stand before it, in other files.
+    before: u64,
+    records: u64,
+    /// What it said, compressed, if it is no plain file, which can be read again.
+    copy: Option<SpooledTempFile>,
+}
+
+/// A file that is about to be read.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) name: String,
+    pub(super) format: Format,
+    pub(super) looks: Looks,
+    pub(super) before: u64,
+    pub(super) tally: Arc<Tally>,
+}
+
+/// What a thread that reads records tells.
+pub(super) enum Event {
+    File(Box<Begun>),
+    Record(Record),
+    Unreadable(Unreadable),
+    /// The file can't be read further.
+    Broken(io::Error),
+    Failed(anyhow::Error),
+    End(Box<Source>),
+}
+
+/// How many records are handed from one thread to the other at a time, and how often before the one waits.
+pub(super) const CHUNK: usize = 512;
+const AHEAD: usize = 8;
+/// How much of a copy stays in memory, in bytes.
+const IN_MEMORY: usize = 32 << 20;
+
 impl Reading {
-    /// The source of this path, whose records are read for this.
-    pub(crate) fn of<'p>(&self, path: &'p Path, about: Identity) -> Source<'p> {
-        Source { path, reading: self.clone(), about, by: None }
+    /// The source of these paths, whose records are read for this.
+    pub(crate) fn of(&self, paths: &[PathBuf], about: Identity) -> Result<Source> {
+        if paths.iter().filter(|path| is_standard_input(path)).count() > 1 {
+            bail!("expected - once, since standard input can be read only once, got it again");
+        }
+        let inputs = paths.iter().map(|path| Input { path: path.clone(), found: None }).collect();
+        Ok(Source { inputs, reading: self.clone(), about, by: None })
     }
 
     /// The same for records by key; of an access log, by this field, or by the client's address.
-    pub(crate) fn by_key<'p>(&self, path: &'p Path, by: Option<KeyField>) -> Source<'p> {
-        Source { by, ..self.of(path, Identity::Key(by.unwrap_or(KeyField::Ip))) }
+    pub(crate) fn by_key(&self, paths: &[PathBuf], by: Option<KeyField>) -> Result<Source> {
+        Ok(Source { by, ..self.of(paths, Identity::Key(by.unwrap_or(KeyField::Ip)))? })
     }
 }
 
-impl Stream {
-    /// Waits for the next one; none after the last.
-    ///
-    /// # Errors
-    ///
-    /// Standard input can't be read further.
-    pub(crate) async fn next(&mut self, warnings: &Warnings) -> Result<Option<Result<Record, Unreadable>>> {
-        let next = self.records.recv().await.transpose();
-        next.map_err(|error| warnings.broken(&error))
+fn is_standard_input(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+/// Collects items, and hands them to another thread in chunks.
+struct Chunks<T> {
+    sender: mpsc::Sender<Vec<T>>,
+    chunk: Vec<T>,
+    size: usize,
+}
+
+/// Whoever took the items is gone.
+struct Gone;
+
+impl<T> Chunks<T> {
+    fn push(&mut self, item: T) -> Result<(), Gone> {
+        self.chunk.push(item);
+        if self.chunk.len() < self.size { Ok(()) } else { self.flush() }
     }
 
-    /// Keeps the clock from stepping back: gives the record the latest time so far if its own is earlier, and returns
-    /// whether it was.
-    pub(crate) fn clamp(&mut self, record: &mut Record) -> bool {
-        let is_earlier = record.t_us < self.latest;
-        self.latest = self.latest.max(record.t_us);
-        record.t_us = self.latest;
-        is_earlier
-    }
-
-    /// Whether nothing more has arrived yet.
-    pub(crate) fn is_drained(&self) -> bool {
-        self.records.is_empty()
+    fn flush(&mut self) -> Result<(), Gone> {
+        let chunk = std::mem::replace(&mut self.chunk, Vec::with_capacity(self.size));
+        if chunk.is_empty() { Ok(()) } else { self.sender.blocking_send(chunk).map_err(|_| Gone) }
     }
 }
 
-impl Source<'_> {
-    pub(crate) fn is_standard_input(&self) -> bool {
-        self.path.as_os_str() == "-"
-    }
-
-    /// Whether it can be read twice: a pipe can't.
-    pub(crate) fn is_plain_file(&self) -> bool {
-        self.path.metadata().is_ok_and(|metadata| metadata.is_file())
-    }
-
-    /// The records, and their format.
-    pub(crate) fn open(&self) -> Result<(impl Iterator<Item = Item> + use<>, Format, Warnings)> {
-        let file = self.text()?;
-        let unsure = self.reading.input.is_none();
-        let (looks, file) = records::look(file, unsure, &self.reading.log.places()).with_context(|| self.shown())?;
-        let format = self.settled(&looks)?;
-        let wanted = self.reading.log.wanted(self.about)?;
-        let warnings = Warnings::new(&self.shown(), format, &looks, self.reading.strict).with(&wanted.tally);
-        Ok((records::read(format, wanted, file), format, warnings))
-    }
-
-    /// The same once more, of a [plain file](Self::is_plain_file).
-    pub(crate) fn again(&self, format: Format) -> Result<impl Iterator<Item = Item> + use<>> {
-        Ok(records::read(format, self.reading.log.wanted(self.about)?, self.text()?))
-    }
-
-    fn text(&self) -> Result<impl BufRead + use<>> {
-        if self.is_standard_input() {
-            return records::decompressed(BufReader::new(io::stdin())).with_context(|| self.shown());
+/// What a thread of its own produces, in chunks of this size. It ends with the process, whatever it waits for.
+fn in_thread<T: Send + 'static>(
+    size: usize,
+    work: impl FnOnce(&mut dyn FnMut(T) -> Result<(), Gone>) -> Result<(), Gone> + Send + 'static,
+) -> mpsc::Receiver<Vec<T>> {
+    // Single items are what somebody waits for; others wait only where reading is much faster than what follows.
+    let (sender, receiver) = mpsc::channel(if size == 1 { CHUNK } else { AHEAD });
+    std::thread::spawn(move || {
+        let mut chunks = Chunks { sender, chunk: Vec::with_capacity(size), size };
+        if work(&mut |item| chunks.push(item)).is_ok() {
+            // Its receiver is gone only if the tool is ending.
+            let _ = chunks.flush();
         }
-        let file = File::open(self.path).with_context(|| self.shown())?;
-        records::decompressed(BufReader::new(file)).with_context(|| self.shown())
-    }
+    });
+    receiver
+}
 
-    /// Standard input's records. Reading it blocks a thread, which ends with the process.
-    pub(crate) async fn stream(&self) -> Result<(Stream, Warnings)> {
-        let (tell_looks, looks) = oneshot::channel();
-        let (tell_format, format) = oneshot::channel();
-        let (sender, records) = mpsc::channel(1024);
-        let (wanted, unsure) = (self.reading.log.wanted(self.about)?, self.reading.input.is_none());
-        let tally = Arc::clone(&wanted.tally);
-        std::thread::spawn(move || {
-            let looked = records::decompressed(BufReader::new(io::stdin()));
-            let input = match looked.and_then(|input| records::look(input, unsure, &wanted.places)) {
-                Ok((looks, input)) => {
-                    // The receiver is gone only if the tool is ending.
-                    let _ = tell_looks.send(Ok(looks));
-                    input
-                }
-                Err(error) => return drop(tell_looks.send(Err(error))),
-            };
-            let Ok(format) = format.blocking_recv() else { return };
-            for item in records::read(format, wanted, input) {
-                if sender.blocking_send(item).is_err() {
-                    return;
+impl Source {
+    /// Reads all of it, in a thread of its own. If it is to be read [again](Self::again), what is no plain file is
+    /// copied.
+    pub(super) fn through(mut self, chunk: usize, copied: bool) -> mpsc::Receiver<Vec<Event>> {
+        in_thread(chunk, move |tell| {
+            let mut before = 0;
+            for at in 0..self.inputs.len() {
+                match self.read(at, before, copied, tell)? {
+                    Ok(lines) => before = lines,
+                    Err(why) => return tell(Event::Failed(why)),
                 }
             }
-        });
-        let gone = |_| io::Error::other("its reader has ended");
-        let looks = looks.await.map_err(gone).and_then(|looks| looks);
-        let looks = looks.with_context(|| self.shown())?;
-        let format = self.settled(&looks)?;
-        // If the reader has ended, it has sent the reason.
-        let _ = tell_format.send(format);
-        let warnings = Warnings::new(&self.shown(), format, &looks, self.reading.strict).with(&tally);
-        Ok((Stream { records, latest: 0 }, warnings))
+            tell(Event::End(Box::new(self)))
+        })
+    }
+
+    /// Reads the file at this place, after so many lines of others. Returns the number of its last record's or
+    /// unreadable line.
+    fn read(
+        &mut self,
+        at: usize,
+        before: u64,
+        copied: bool,
+        tell: &mut dyn FnMut(Event) -> Result<(), Gone>,
+    ) -> Result<Result<u64>, Gone> {
+        let path = self.inputs[at].path.clone();
+        let name = shown(&path);
+        let copied = copied && !is_plain_file(&path);
+        let (text, copy) = match open(&path, copied).with_context(|| name.clone()) {
+            Ok(opened) => opened,
+            Err(why) => return Ok(Err(why)),
+        };
+        let (unsure, log) = (self.reading.input.is_none(), &self.reading.log);
+        let looked = records::look(text, unsure, &log.places()).with_context(|| name.clone());
+        let settled =
+            looked.and_then(|(looks, text)| Ok((self.settled(&name, &looks)?, log.wanted(self.about)?, looks, text)));
+        let (format, wanted, looks, text) = match settled {
+            Ok(settled) => settled,
+            Err(why) => return Ok(Err(why)),
+        };
+        let tally = Arc::clone(&wanted.tally);
+        tell(Event::File(Box::new(Begun { name, format, looks, before, tally })))?;
+        let (mut records, mut last) = (0, before);
+        for item in records::read(format, wanted, text) {
+            match item {
+                Ok(Ok(mut record)) => {
+                    record.line += before;
+                    (records, last) = (records + 1, record.line);
+                    tell(Event::Record(record))?;
+                }
+                Ok(Err(mut unreadable)) => {
+                    unreadable.line += before;
+                    last = unreadable.line;
+                    tell(Event::Unreadable(unreadable))?;
+                }
+                Err(error) => {
+                    tell(Event::Broken(error))?;
+                    return Ok(Ok(last));
+                }
+            }
+        }
+        let copy = match copy.map(finished).transpose() {
+            Ok(copy) => copy,
+            Err(error) => return Ok(Err(error).context(told())),
+        };
+        self.inputs[at].found = Some(Found { format, before, records, copy });
+        Ok(Ok(last))
+    }
+
+    /// All records once more, as many as there were [before](Self::through). What is unreadable was reported then.
+    pub(super) fn again(self) -> impl Iterator<Item = Result<Record>> {
+        let Self { inputs, reading, about, .. } = self;
+        inputs.into_iter().flat_map(move |Input { path, found }| {
+            let again = |found: Found| found.again(&path, reading.log.wanted(about)?);
+            let items = found.map(|found| again(found).with_context(|| shown(&path)));
+            let (items, failed) = match items.transpose() {
+                Ok(items) => (items, None),
+                Err(error) => (None, Some(Err(error))),
+            };
+            failed.into_iter().chain(items.into_iter().flatten())
+        })
     }
 
     /// The format to read: the one given, or the one detected.
-    fn settled(&self, looks: &Looks) -> Result<Format> {
-        let shown = self.shown();
+    fn settled(&self, shown: &str, looks: &Looks) -> Result<Format> {
         let format = match (self.reading.input, looks.format, &looks.begins) {
             (Some(given), ..) => given,
             (None, Some(format), _) => {
@@ -164,13 +239,117 @@ impl Source<'_> {
             (None, None, None) => Format::Jsonl,
             (None, None, Some(begins)) => bail!("{shown}: {}", unknown(looks.places.as_deref(), begins)),
         };
-        self.reading.log.check(&shown, format, what(format), self.by.is_some())?;
+        self.reading.log.check(shown, format, what(format), self.by.is_some())?;
         Ok(format)
     }
 
+    /// All of it, for messages.
     pub(crate) fn shown(&self) -> String {
-        if self.is_standard_input() { "standard input".to_owned() } else { self.path.display().to_string() }
+        match self.inputs.as_slice() {
+            [one] => shown(&one.path),
+            several => format!("{} files", several.len()),
+        }
     }
+}
+
+impl Found {
+    fn again(self, path: &Path, wanted: Wanted) -> Result<impl Iterator<Item = Result<Record>> + use<>> {
+        let Self { format, before, records: count, copy } = self;
+        let text = match copy {
+            Some(copy) => records::decompressed(BufReader::new(copy)).and_then(records::decompressed)?,
+            None => records::decompressed(BufReader::new(File::open(path)?))?,
+        };
+        let shown = shown(path);
+        let mut items = records::read(format, wanted, text);
+        let mut read = 0;
+        Ok(std::iter::from_fn(move || {
+            while read < count {
+                match items.next() {
+                    Some(Ok(Ok(mut record))) => {
+                        read += 1;
+                        record.line += before;
+                        return Some(Ok(record));
+                    }
+                    Some(Ok(Err(_))) => {}
+                    Some(Err(error)) => {
+                        read = count;
+                        return Some(Err(anyhow!("{shown}: {error}")));
+                    }
+                    // As by a log rotation that copies the file and then cuts it.
+                    None => {
+                        let why = format!("{shown}: expected the {count} records that were there before");
+                        let got = std::mem::replace(&mut read, count);
+                        return Some(Err(anyhow!("{why}, got {got}: it was cut off meanwhile")));
+                    }
+                }
+            }
+            None
+        }))
+    }
+}
+
+/// The items of an iterator that is made in a thread of its own. What comes before an error is handed out before it.
+pub(super) fn produced<I: Iterator<Item = Result<Record>>>(
+    make: impl FnOnce() -> I + Send + 'static,
+) -> mpsc::Receiver<Vec<Result<Record>>> {
+    in_thread(CHUNK, move |tell| {
+        for item in make() {
+            let is_last = item.is_err();
+            tell(item)?;
+            if is_last {
+                break;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Keeps a compressed copy of what is read.
+struct Copying<R> {
+    input: R,
+    copy: Copy,
+}
+
+type Copy = Rc<RefCell<Encoder<'static, SpooledTempFile>>>;
+
+impl<R: Read> Read for Copying<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(into)?;
+        let written = self.copy.borrow_mut().write_all(&into[..read]);
+        written.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", told()))).map(|()| read)
+    }
+}
+
+fn open(path: &Path, copied: bool) -> io::Result<(Box<dyn BufRead>, Option<Copy>)> {
+    let input: Box<dyn Read> =
+        if is_standard_input(path) { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
+    if !copied {
+        return Ok((records::decompressed(BufReader::new(input))?, None));
+    }
+    let copy = Rc::new(RefCell::new(Encoder::new(SpooledTempFile::new(IN_MEMORY), 1)?));
+    let input = Copying { input, copy: Rc::clone(&copy) };
+    Ok((records::decompressed(BufReader::new(input))?, Some(copy)))
+}
+
+/// The copy, to be read from its beginning.
+fn finished(copy: Copy) -> io::Result<SpooledTempFile> {
+    let encoder = Rc::into_inner(copy).ok_or_else(|| io::Error::other("it is still being written"))?;
+    let mut copy = encoder.into_inner().finish()?;
+    copy.rewind()?;
+    Ok(copy)
+}
+
+fn told() -> String {
+    format!("a temporary file in {}", std::env::temp_dir().display())
+}
+
+/// Whether it can be read twice: a pipe can't.
+fn is_plain_file(path: &Path) -> bool {
+    !is_standard_input(path) && path.metadata().is_ok_and(|metadata| metadata.is_file())
+}
+
+fn shown(path: &Path) -> String {
+    if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
 }
 
 fn what(format: Format) -> &'static str {

@@ -81,7 +81,6 @@ struct Busiest {
 pub(super) enum Order {
     Sorted,
     AsItStands,
-    Clamped,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -93,8 +92,8 @@ pub(crate) fn is_zero(count: &u64) -> bool {
 const NAMED: usize = 10;
 
 impl Summary {
-    pub(super) fn unreadable(&mut self) {
-        self.unreadable += 1;
+    pub(super) fn unreadable(&mut self, count: u64) {
+        self.unreadable += count;
     }
 
     /// Notes what was found as the records were read through.
@@ -282,7 +281,6 @@ impl Totals {
             _ if self.out_of_order == 0 => "",
             Order::Sorted => ", earlier than a line before them: played sorted by time",
             Order::AsItStands => ", earlier than a line before them: played so, with a clock that steps back",
-            Order::Clamped => ", earlier than a line before them: played at the latest time by then",
         };
         let mut lines = vec![
             ("records", self.records.to_string()),

@@ -4,60 +4,77 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 
+use super::source::Begun;
 use crate::messages;
 use crate::output::counted;
-use crate::records::{Format, Looks, Tally, Unreadable};
+use crate::records::{Format, Tally, Unreadable};
 
 /// After this many unreadable lines at the start, and none readable, the input is taken to be in another format.
 const MISUSED: usize = 10;
 /// The most unreadable lines reported one by one; further ones are only counted.
 const TOLD: u64 = 20;
 
-/// Warns of lines that can't be read.
+/// Warns of lines that can't be read. Files are read one after the other, and their lines numbered through.
 #[derive(Debug)]
 pub(crate) struct Warnings {
-    /// The name of the input.
+    /// The name of all of it.
     source: String,
-    format: Format,
-    looks: Option<Format>,
-    /// Whether it is known to have this format.
-    is_sure: bool,
-    /// What to give as --fields, if that can be seen.
-    places: Option<String>,
-    tally: Arc<Tally>,
+    files: Vec<Named>,
     strict: bool,
-    /// Whether a line was read, so that the format is right.
+    /// Whether a line of the last file was read, so that its format is right.
     any_read: bool,
     /// Held back until a line was read.
     held: Vec<Unreadable>,
     met: u64,
 }
 
+/// A file, and what its lines are numbered on from.
+#[derive(Debug)]
+struct Named {
+    name: String,
+    before: u64,
+    format: Format,
+    looks: Option<Format>,
+    /// Whether it is known to have this format.
+    is_sure: bool,
+    /// What to give as --fields, if that can be seen.
+    places: Option<String>,
+    /// What its reader notes.
+    tally: Arc<Tally>,
+}
+
 impl Warnings {
-    pub(crate) fn new(source: &str, format: Format, looks: &Looks, strict: bool) -> Self {
-        let (source, places) = (source.to_owned(), looks.places.clone());
-        let is_sure = looks.format == Some(format) || looks.begins.is_none();
-        let looks = looks.format.filter(|looks| *looks != format);
-        let (tally, held) = (Arc::default(), Vec::new());
-        Self { source, format, looks, is_sure, places, tally, strict, any_read: false, held, met: 0 }
+    pub(super) fn new(source: &str, strict: bool) -> Self {
+        Self { source: source.to_owned(), files: Vec::new(), strict, any_read: false, held: Vec::new(), met: 0 }
     }
 
-    /// Says at the end what was noted here.
-    pub(crate) fn with(self, tally: &Arc<Tally>) -> Self {
-        Self { tally: Arc::clone(tally), ..self }
+    /// Called before the first line of each file.
+    pub(super) fn begin(&mut self, begun: Begun) -> Result<()> {
+        self.end()?;
+        let Begun { name, format, looks, before, tally } = begun;
+        let is_sure = looks.format == Some(format) || looks.begins.is_none();
+        let (places, looks) = (looks.places, looks.format.filter(|looks| *looks != format));
+        self.files.push(Named { name, before, format, looks, is_sure, places, tally });
+        self.any_read = false;
+        Ok(())
+    }
+
+    /// Whether all files are access logs.
+    pub(crate) fn are_of_access_logs(&self) -> bool {
+        self.files.iter().all(|file| file.format.is_access_log())
     }
 
     pub(crate) fn read(&mut self) {
         self.any_read = true;
-        for unreadable in std::mem::take(&mut self.held) {
-            self.tell(&unreadable);
+        if !self.held.is_empty() {
+            std::mem::take(&mut self.held).iter().for_each(|unreadable| self.tell(unreadable));
         }
     }
 
     /// Reports an unreadable line and skips it, or ends if continuing is pointless.
     pub(crate) fn unreadable(&mut self, unreadable: Unreadable) -> Result<()> {
         if self.any_read && self.strict {
-            bail!("{}: {unreadable}", self.source);
+            bail!("{}", self.placed(&unreadable));
         }
         if self.any_read {
             self.tell(&unreadable);
@@ -67,12 +84,14 @@ impl Warnings {
         if self.strict || self.held.len() >= MISUSED { Err(self.nothing_read()) } else { Ok(()) }
     }
 
-    /// Called after the last line.
-    pub(crate) fn end(&self) -> Result<()> {
+    /// Called after the last line of each file.
+    pub(super) fn end(&self) -> Result<()> {
         if !self.held.is_empty() {
             return Err(self.nothing_read());
         }
-        self.tally.say(&self.source, self.any_read);
+        if let Some(Named { name, tally, .. }) = self.files.last() {
+            tally.say(name, self.any_read);
+        }
         Ok(())
     }
 
@@ -86,33 +105,50 @@ impl Warnings {
     /// The error when the stream can't be read further.
     pub(crate) fn broken(&self, error: &std::io::Error) -> anyhow::Error {
         let hint = if error.kind() == std::io::ErrorKind::InvalidData { self.hint() } else { String::new() };
-        anyhow!("{}: {error}{hint}", self.source)
+        let name = self.files.last().map_or(&self.source, |file| &file.name);
+        anyhow!("{name}: {error}{hint}")
     }
 
     fn tell(&mut self, unreadable: &Unreadable) {
         self.met += 1;
         if self.met <= TOLD {
-            messages::note(format!("{}: {unreadable}; skipped", self.source));
+            messages::note(format!("{}; skipped", self.placed(unreadable)));
+        }
+    }
+
+    /// With its file, and the number of the line in that.
+    fn placed(&self, unreadable: &Unreadable) -> String {
+        match self.files.iter().rev().find(|file| file.before < unreadable.line) {
+            Some(Named { name, before, .. }) => {
+                let (line, reason) = (unreadable.line - before, unreadable.reason.clone());
+                format!("{name}: {}", Unreadable { line, reason })
+            }
+            None => format!("{}: {unreadable}", self.source),
         }
     }
 
     fn nothing_read(&self) -> anyhow::Error {
-        let Self { source, format, held, .. } = self;
+        let Self { files, held, .. } = self;
         let which = match held.len() {
             1 => "its first line".to_owned(),
             count => format!("none of its first {count} lines"),
         };
         let verb = if held.len() == 1 { "can't" } else { "can" };
-        let first = held.first().map(ToString::to_string).unwrap_or_default();
-        anyhow!("{source}: {which} {verb} be read as {format}: {first}{}", self.hint())
+        let (Some(Named { name, before, format, .. }), Some(Unreadable { line, reason })) =
+            (files.last(), held.first())
+        else {
+            return anyhow!("{}: {which} {verb} be read", self.source);
+        };
+        let first = Unreadable { line: line.saturating_sub(*before), reason: reason.clone() };
+        anyhow!("{name}: {which} {verb} be read as {format}: {first}{}", self.hint())
     }
 
     fn hint(&self) -> String {
-        match (self.looks, &self.places) {
-            (Some(looks), _) => format!("; it looks like {looks}: give --input {looks}"),
-            (None, Some(places)) => format!("; without --input, give --fields {places}"),
-            (None, None) if self.is_sure => String::new(),
-            (None, None) => "; without --input, its format is detected".to_owned(),
+        match self.files.last() {
+            Some(Named { looks: Some(looks), .. }) => format!("; it looks like {looks}: give --input {looks}"),
+            Some(Named { places: Some(places), .. }) => format!("; without --input, give --fields {places}"),
+            Some(Named { is_sure: false, .. }) => "; without --input, its format is detected".to_owned(),
+            Some(_) | None => String::new(),
         }
     }
 }

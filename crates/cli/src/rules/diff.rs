@@ -24,7 +24,7 @@ use crate::options::Output;
 use crate::options::from_zero;
 use crate::output::{QUIET, Shape, counted, facts, json};
 use crate::records::{Identity, Record};
-use crate::replay::{Reading, Recording, Records, Source, Warnings, is_zero, unplayable};
+use crate::replay::{Reading, Recording, is_zero, unplayable};
 use crate::rules_file::RulesFile;
 use crate::verdict::{Judged, MISSING, Plan};
 
@@ -36,10 +36,11 @@ pub(crate) struct Diff {
     before: PathBuf,
     /// The set that would replace it.
     after: PathBuf,
-    /// The records; - for standard input.
+    /// The records, in one or several files; - for standard input.
     ///
-    /// Without records, only the rules themselves are compared.
-    log: Option<PathBuf>,
+    /// Sorted by time, all together. Without records, only the rules themselves are compared.
+    #[arg(value_name = "LOG")]
+    logs: Vec<PathBuf>,
     #[command(flatten)]
     reading: Reading,
     /// Replay the records as they stand, instead of sorted by time.
@@ -140,46 +141,49 @@ struct Player {
 impl Diff {
     pub(super) async fn run(self) -> Result<ExitCode> {
         let sets = [Set::read(&self.before).await?, Set::read(&self.after).await?];
-        let Some(log) = &self.log else {
+        if self.logs.is_empty() {
             let changes = sets[0].rules.changes_to(&sets[1].rules);
             let code = ExitCode::from(u8::from(!changes.is_empty()));
             return found(code, changes::print(&changes, sets[1].rules.len()));
-        };
+        }
         let [before, after] = sets.each_ref().map(|set| set.name.clone());
         let [one, other] = sets.map(Player::new);
         let players = [one?, other?];
-        let source = self.reading.of(log, Identity::Attributes);
-        let mut totals = Totals { before, after, ..Totals::default() };
-        let (records, mut warnings) = self.records(&source, &mut totals).await?;
+        let source = self.reading.of(&self.logs, Identity::Attributes)?;
+        let recording = Recording::read(source, !self.unsorted).await?;
+        let mut totals = Totals { before, after, unreadable: recording.unreadable, ..Totals::default() };
+        let (mut records, mut warnings) = recording.in_order();
         let shape = self.output.shape();
         let mut out = BufWriter::new(anstream::stdout());
         let lines = shape == Shape::Jsonl && !self.summary;
         let (mut counts, mut held) = (Counts::default(), [Held::default(), Held::default()]);
         let mut printed = Ok(());
-        for record in records {
-            let record = &record?;
-            let [before, after] = match Player::both(&players, &mut held, record).await {
-                [Ok(before), Ok(after)] => [before, after],
-                [before, after] => {
-                    // If only one set can't decide it, it is treated differently.
-                    let by_one = before.is_ok() != after.is_ok();
-                    *(if by_one { &mut totals.undecided } else { &mut totals.unreadable }) += 1;
-                    if let Some(error) = after.err().or(before.err()) {
-                        warnings.unreadable(unplayable(record, error)?)?;
+        while let Some((chunk, read)) = records.next().await {
+            for record in &chunk {
+                let [before, after] = match Player::both(&players, &mut held, record).await {
+                    [Ok(before), Ok(after)] => [before, after],
+                    [before, after] => {
+                        // If only one set can't decide it, it is treated differently.
+                        let by_one = before.is_ok() != after.is_ok();
+                        *(if by_one { &mut totals.undecided } else { &mut totals.unreadable }) += 1;
+                        if let Some(error) = after.err().or(before.err()) {
+                            warnings.unreadable(unplayable(record, error)?)?;
+                        }
+                        continue;
                     }
-                    continue;
+                };
+                let Some(change) = totals.count(&before, &after) else { continue };
+                let denier = if before.allowed { &after } else { &before };
+                let whom = denier.whom(&record.attributes);
+                let by = if denier.is_refused() { REFUSED } else { denier.rule().unwrap_or_default() };
+                counts.note(by, &whom, before.allowed);
+                if lines && printed.is_ok() {
+                    let (t_us, attrs, key) = (record.t_us, Shown(&record.attributes), shown(&whom));
+                    let (before, after) = (Side::of(&before), Side::of(&after));
+                    printed = json(&mut out, &Line { line: record.line, t_us, attrs, key, change, before, after });
                 }
-            };
-            let Some(change) = totals.count(&before, &after) else { continue };
-            let denier = if before.allowed { &after } else { &before };
-            let whom = denier.whom(&record.attributes);
-            let by = if denier.is_refused() { REFUSED } else { denier.rule().unwrap_or_default() };
-            counts.note(by, &whom, before.allowed);
-            if lines && printed.is_ok() {
-                let (t_us, attrs, key) = (record.t_us, Shown(&record.attributes), shown(&whom));
-                let (before, after) = (Side::of(&before), Side::of(&after));
-                printed = json(&mut out, &Line { line: record.line, t_us, attrs, key, change, before, after });
             }
+            read?;
         }
         warnings.sum_up();
         if let Some(held) = held.iter().max_by_key(|held| held.not_replayed()) {
@@ -193,34 +197,6 @@ impl Diff {
             Shape::Table => totals.print(&mut out),
         });
         found(ExitCode::from(u8::from(differ)), printed.and_then(|()| out.flush()))
-    }
-
-    /// The records in the order in which they are played.
-    async fn records<'s>(&self, source: &'s Source<'s>, totals: &mut Totals) -> Result<(Records<'s>, Warnings)> {
-        if !source.is_standard_input() {
-            let recording = Recording::read(source, !self.unsorted).await?;
-            totals.unreadable = recording.unreadable;
-            return recording.in_order();
-        }
-        let (mut items, mut warnings) = source.stream().await?;
-        let mut records = Vec::new();
-        while let Some(item) = items.next(&warnings).await? {
-            match item {
-                Ok(record) => {
-                    warnings.read();
-                    records.push(record);
-                }
-                Err(unreadable) => {
-                    warnings.unreadable(unreadable)?;
-                    totals.unreadable += 1;
-                }
-            }
-        }
-        warnings.end()?;
-        if !self.unsorted {
-            records.sort_by_key(|record| record.t_us);
-        }
-        Ok((Box::new(records.into_iter().map(Ok)), warnings))
     }
 }
 

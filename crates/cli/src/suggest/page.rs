@@ -1,6 +1,6 @@
 //! Suggestions as a page.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::counting::Place;
@@ -10,12 +10,12 @@ use super::suggestion::{Kind, Suggestion};
 use super::traffic::Group;
 use crate::escape::shown;
 use crate::output::{human, timestamp};
-use crate::page::{Bars, Ink, Measure, Page, Plot, Point, Points, Section, Series, Table, file_name, grouped};
+use crate::page::{Bars, Ink, Measure, Page, Plot, Point, Points, Section, Series, Table, file_names, grouped};
 
-/// Of records from this file.
-pub(super) fn page(report: &Report<'_>, file: &Path) -> Page {
+/// Of records from these files.
+pub(super) fn page(report: &Report<'_>, files: &[PathBuf]) -> Page {
     let read = &report.traffic.read;
-    let mut page = Page { title: format!("Limits for {}", file_name(file)), ..Page::default() };
+    let mut page = Page { title: format!("Limits for {}", file_names(files)), ..Page::default() };
     let what = if report.bound.of == Of::Keys { "keys" } else { "requests" };
     let share = report.bound.share;
     page.says = match report.groups {

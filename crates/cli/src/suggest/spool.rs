@@ -4,6 +4,7 @@ use std::env;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use tempfile::SpooledTempFile;
 
 use crate::by_time::{At, Horizon, Sorted};
@@ -15,7 +16,7 @@ const EACH: usize = 20;
 const BUFFER: usize = 1 << 18;
 
 /// A request: all that algorithms know of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Request {
     pub(super) t_us: u64,
     /// The number of its key.

@@ -1,7 +1,6 @@
 //! The recorded traffic: whose requests are counted together, and by what.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
@@ -12,8 +11,8 @@ use super::counting::{Counting, Place, Present};
 use super::spool::{Request, Spool};
 use crate::by_time::{BLOCK, Horizon};
 use crate::output::counted;
-use crate::records::{Record, Unreadable};
-use crate::replay::{Source, Warnings};
+use crate::records::Record;
+use crate::replay::{Source, Through};
 
 /// The records of a file, by time.
 #[derive(Debug)]
@@ -75,14 +74,14 @@ const GROUP: usize = 4;
 
 impl Traffic {
     /// Reads it through.
-    pub(super) fn read(source: &Source<'_>, counting: &Counting, progress: &ProgressBar) -> Result<Self> {
-        let (items, format, mut warnings) = source.open()?;
-        let mut reading = Reading::default();
-        reading.read.is_access_log = format.is_access_log();
-        let read_through = reading.read_through(items, counting, &mut warnings, progress);
-        warnings.sum_up();
+    pub(super) async fn read(source: Source, counting: &Counting, progress: &ProgressBar) -> Result<Self> {
+        let shown = source.shown();
+        let (mut through, mut reading) = (Through::once(source), Reading::default());
+        let read_through = reading.read_through(&mut through, counting, progress).await;
+        through.warnings.sum_up();
         read_through?;
-        reading.end(&source.shown())
+        reading.read.is_access_log = through.warnings.are_of_access_logs();
+        reading.end(&shown)
     }
 }
 
@@ -115,30 +114,15 @@ struct Reading {
 }
 
 impl Reading {
-    fn read_through(
-        &mut self,
-        items: impl Iterator<Item = io::Result<Result<Record, Unreadable>>>,
-        counting: &Counting,
-        warnings: &mut Warnings,
-        progress: &ProgressBar,
-    ) -> Result<()> {
-        for item in items {
-            match item.map_err(|error| warnings.broken(&error))? {
-                Ok(record) => {
-                    warnings.read();
-                    self.note(&record, counting)?;
-                }
-                Err(unreadable) => {
-                    self.read.unreadable += 1;
-                    warnings.unreadable(unreadable)?;
-                }
-            }
-            let lines = self.read.records + self.read.unreadable;
-            if lines.is_multiple_of(BLOCK) {
-                progress.set_position(lines);
+    async fn read_through(&mut self, through: &mut Through, counting: &Counting, progress: &ProgressBar) -> Result<()> {
+        while let Some(record) = through.next().await? {
+            self.note(&record, counting)?;
+            if self.read.records.is_multiple_of(BLOCK) {
+                progress.set_position(self.read.records + through.unreadable);
             }
         }
-        warnings.end()
+        self.read.unreadable = through.unreadable;
+        Ok(())
     }
 
     fn note(&mut self, record: &Record, counting: &Counting) -> Result<()> {

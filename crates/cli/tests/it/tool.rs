@@ -237,7 +237,7 @@ fn a_replayed_line_has_the_time_and_the_decision() {
 }
 
 #[test]
-fn a_file_is_played_by_time_as_it_stands_on_request_and_a_stream_never_steps_back() {
+fn records_are_played_by_time_and_as_they_stand_on_request() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let input = "{\"t_us\":60000000,\"key\":\"k\"}\n{\"t_us\":0,\"key\":\"k\"}\n{\"t_us\":60000000,\"key\":\"k\"}\n";
     std::fs::write(&file, input).expect("written");
@@ -252,8 +252,10 @@ fn a_file_is_played_by_time_as_it_stands_on_request_and_a_stream_never_steps_bac
     assert_eq!(verdicts(&sorted), [(0, true), (60_000_000, true), (60_000_000, false)]);
     let unsorted = tollgate(&["replay", "--rule", rule, path, "--unsorted"]);
     assert_eq!(verdicts(&unsorted), [(60_000_000, true), (0, false), (60_000_000, false)]);
-    let stream = with_input(&["replay", "--rule", rule, "-"], input.as_bytes());
-    assert_eq!(verdicts(&stream), [(60_000_000, true), (60_000_000, false), (60_000_000, false)]);
+    for (arguments, file) in [(&["-"][..], &sorted), (&["-", "--unsorted"], &unsorted)] {
+        let stream = with_input(&[&["replay", "--rule", rule], arguments].concat(), input.as_bytes());
+        assert_eq!(verdicts(&stream), verdicts(file));
+    }
     let summary = with_input(&["replay", "--rule", rule, "-", "--summary"], input.as_bytes());
     assert_eq!(lines(&summary)[0]["out_of_order"], 1);
 }
@@ -267,7 +269,7 @@ fn an_unreadable_line_is_reported_by_number_and_skipped_or_ends_a_strict_replay(
     let summary = &lines(&output)[0];
     assert_eq!((&summary["records"], &summary["unreadable"]), (&json!(2), &json!(1)));
     assert!(stderr(&output).contains("line 3: cost: expected"), "{}", stderr(&output));
-    let output = with_input(&[&replay[..], &["--strict"]].concat(), input);
+    let output = with_input(&[&replay[..], &["--strict", "--unsorted"]].concat(), input);
     assert_eq!(code(&output), 2);
     assert!(stderr(&output).contains("line 3: cost: expected"), "{}", stderr(&output));
     assert_eq!(lines(&output).len(), 1, "what was decided before is not lost");
@@ -321,7 +323,7 @@ fn a_trace_of_every_operation_replays_to_the_golden_lines() {
 fn an_interrupted_replay_says_so_and_removes_its_keys() {
     let server = Server::start();
     for (engine, signal) in [(vec![], "-INT"), (vec!["--url", &server.url()], "-TERM")] {
-        let arguments = [&["replay", "--rule", "gcra 5/1d", "-"], engine.as_slice()].concat();
+        let arguments = [&["replay", "--rule", "gcra 5/1d", "--unsorted", "-"], engine.as_slice()].concat();
         let [stdin, stdout, stderr] = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
         let mut child = command(&arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("the tool runs");
         let mut input = child.stdin.take().expect("piped");

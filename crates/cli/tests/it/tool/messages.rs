@@ -125,7 +125,7 @@ fn an_output_can_be_replayed_whatever_bytes_its_keys_have() {
 /// Its first chance to notice would be once somebody writes into the pipe.
 #[cfg(unix)]
 #[test]
-fn a_command_that_waits_for_a_file_ends_when_it_is_interrupted_twice() {
+fn a_command_that_waits_for_a_file_ends_when_it_is_interrupted() {
     let folder = tempfile::tempdir().expect("a folder");
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());

@@ -1,9 +1,11 @@
 //! What a replay makes of a file of another format, and of many lines that can't be read.
 
+use std::io::{BufRead, BufReader};
+
 use serde_json::json;
 
 use super::*;
-use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
+use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
 const JSONL: &str = "{\"t_us\":1,\"key\":\"a\"}\n";
 const CSV: &str = "t_us,key\n1,a\n";
@@ -169,10 +171,155 @@ fn the_first_unreadable_lines_are_reported_and_the_others_counted() {
 fn records_out_of_order_are_explained() {
     let input = "{\"t_us\":60000000,\"key\":\"k\"}\n{\"t_us\":0,\"key\":\"k\"}\n";
     for (options, why) in [(&[][..], "played sorted by time"), (&["--unsorted"], "with a clock that steps back")] {
-        let table = [&["--format", "table"], options].concat();
-        let [(_, file), (_, stream)] = replays(&table, input);
-        let row = format!("out of order  1, earlier than a line before them: {why}");
-        assert!(stdout(&file).contains(why), "{row}: {}", stdout(&file));
-        assert!(stdout(&stream).contains("1, earlier than a line before them: played at the latest"), "{stream:?}");
+        for (_, output) in replays(&[&["--format", "table"], options].concat(), input) {
+            let row = format!("out of order  1, earlier than a line before them: {why}");
+            assert!(stdout(&output).contains(why), "{row}: {}", stdout(&output));
+        }
+    }
+}
+
+/// Two halves of a log, the later one first, as `zcat log.1.gz log.2.gz` has them, and the log itself.
+fn halves(folder: &std::path::Path) -> [String; 3] {
+    let log = std::fs::read_to_string(LOG).expect("the log");
+    let (early, late) = log.split_at(log.match_indices('\n').nth(4_999).expect("a line").0 + 1);
+    [("early", early), ("late", late), ("whole", &log)].map(|(name, text)| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    })
+}
+
+/// Without what depends on the order in which records are read.
+fn told(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let kept = fields.into_iter().filter(|(name, _)| !["out_of_order", "hit"].contains(&name.as_str()));
+            kept.map(|(name, value)| (name, told(value))).collect()
+        }
+        Value::Array(items) => items.into_iter().map(told).collect(),
+        other => other,
+    }
+}
+
+#[test]
+fn files_and_standard_input_in_any_order_are_decided_as_the_log_that_they_are_parts_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [early, late, whole] = halves(folder.path());
+    let log = std::fs::read(&whole).expect("the log");
+    let both = [std::fs::read(&late).expect("a half"), std::fs::read(&early).expect("a half")].concat();
+    let all = ["gcra 10/1m", "fixed-window 20/1h", "sliding-log 5/10s", "fixed-window 30/day"];
+    let commands: [&[&str]; 4] = [
+        &["replay", "--rule", "gcra 10/1m burst 3", "--key", "path"],
+        &["replay", "--rule", "fixed-window 5/1m", "--key", "path", "--summary"],
+        &[&["compare"][..], &all].concat(),
+        &["suggest", "--deny-at-most", "5%"],
+    ];
+    for command in commands {
+        let of_file = tollgate(&[command, &[&whole]].concat());
+        assert_eq!(code(&of_file), 0, "{}", stderr(&of_file));
+        // What says how the records stood differs, and the order of keys that are alike.
+        let plain = |output: &Output| {
+            let mut lines: Vec<_> = lines(output).into_iter().map(|line| told(line).to_string()).collect();
+            lines.sort_unstable();
+            lines
+        };
+        for files in [&[&early[..], &late][..], &[&late, &early]] {
+            let output = tollgate(&[command, files].concat());
+            assert!(plain(&output) == plain(&of_file), "{command:?} {files:?}: {}", stderr(&output));
+        }
+        for input in [&log, &both] {
+            let output = with_input(&[command, &["-"]].concat(), input);
+            assert!(plain(&output) == plain(&of_file), "{command:?} -: {}", stderr(&output));
+        }
+        let mixed = with_input(&[command, &["-", &early]].concat(), &std::fs::read(&late).expect("a half"));
+        assert!(plain(&mixed) == plain(&of_file), "{command:?} - {early}: {}", stderr(&mixed));
+    }
+}
+
+#[test]
+fn lines_are_named_by_their_own_file_and_standard_input_is_read_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (one, other) = (path("one"), path("other"));
+    std::fs::write(&one, format!("{JSONL}{{}}\n{JSONL}\n\n")).expect("written");
+    std::fs::write(&other, format!("{COMBINED}no line\n")).expect("written");
+    let output = tollgate(&["replay", "--rule", "gcra 5/1s", "--summary", &one, &other]);
+    let said = stderr(&output);
+    assert!(said.contains(&format!("{one}: line 2: t_us: missing; skipped")), "{said}");
+    assert!(said.contains(&format!("{other}: line 2: ")), "{said}");
+    assert_eq!((&lines(&output)[0]["records"], &lines(&output)[0]["unreadable"]), (&json!(3), &json!(2)));
+    let impossible = "{\"t_us\":1,\"key\":\"a\",\"op\":\"reserve\"}\n";
+    std::fs::write(&other, format!("{JSONL}{impossible}")).expect("written");
+    let compare = ["compare", "fixed-window 5/1s", "sliding-log 5/1s", &one, &other];
+    let said = stderr(&tollgate(&compare));
+    let told: Vec<_> = said.lines().filter(|line| line.contains("(under ")).collect();
+    assert_eq!(told.len(), 2, "{said}");
+    assert!(told[0].contains(&format!("{other}: line 2: ")) && told[0].contains("(under fixed-window 5/1s)"), "{said}");
+    assert!(told[1].contains("(under sliding-log 5/1s)"), "{said}");
+    for (arguments, expected) in [
+        (&["replay", "--rule", "gcra 5/1s", "-", "-"][..], "error: expected - once, since standard input"),
+        (&["compare", &one, &other], "error: expected RULE... FILE..., such as"),
+        (&["suggest", &one, "nowhere"], "error: nowhere: No such file"),
+    ] {
+        let output = with_input(arguments, JSONL.as_bytes());
+        assert!(code(&output) == 2 && stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_unsorted_stream_is_decided_as_it_comes_with_its_own_times() {
+    let input = "{\"t_us\":60000000,\"key\":\"k\"}\n{\"t_us\":0,\"key\":\"k\"}\n{}\n{\"t_us\":1,\"key\":\"k\"}\n";
+    let [(_, file), (_, stream)] = replays(&["--unsorted"], input);
+    let [file, stream] = [file, stream].map(|output| lines(&output).remove(0));
+    assert_eq!((&stream["records"], &stream["out_of_order"], &stream["unreadable"]), (&json!(3), &json!(2), &json!(1)));
+    assert_eq!(stream, file);
+    let mut tool = command(&["replay", "--rule", "gcra 5/1s", "--unsorted", "-"]);
+    let mut tool = tool.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the tool");
+    let (mut lines, mut answers) =
+        (tool.stdin.take().expect("a pipe"), BufReader::new(tool.stdout.take().expect("one")));
+    for second in [9, 3] {
+        lines.write_all(format!("{{\"t_us\":{second}000000,\"key\":\"k\"}}\n").as_bytes()).expect("written");
+        let mut answer = String::new();
+        answers.read_line(&mut answer).expect("an answer, while more may come");
+        assert!(answer.contains(&format!("\"t_us\":{second}000000,")), "{answer}");
+    }
+    drop(lines);
+    assert!(tool.wait().expect("its end").success());
+}
+
+/// Records of one time are decided together, by the clock of the engine, where that makes no difference: an id in a
+/// record of another key makes all be decided one by one.
+#[test]
+fn records_are_decided_alike_together_and_one_by_one() {
+    let mut random = fastrand::Rng::with_seed(29);
+    let mut now = 1_000_000_000_000_u64;
+    let mut records = String::new();
+    for _ in 0..3_000 {
+        now += [0, 0, 0, 1, 999, 250_000, 61_000_000][random.usize(0..7)];
+        let (key, cost) = (random.u8(0..9), random.u8(0..4));
+        records += &format!("{{\"t_us\":{now},\"key\":\"{key}\",\"cost\":{cost}}}\n");
+    }
+    let apart = records.clone() + &format!("{{\"t_us\":{now},\"key\":\"other\",\"id\":\"x\"}}\n");
+    for rule in [
+        "gcra 10/1s burst 4",
+        "token-bucket 3/1m burst 6",
+        "fixed-window 5/1s",
+        "fixed-window 5/1m start first-hit",
+        "fixed-window 5/1m start spread",
+        "sliding-window 7/1s",
+        "sliding-log 6/1m",
+        "gcra 7/1h burst 3 max-debt 9",
+        "fixed-window 40/day",
+        "gcra 10/1s burst 4, fixed-window 9/1m",
+    ] {
+        let replay = |records: &str| stdout(&with_input(&["replay", "--rule", rule, "-"], records.as_bytes()));
+        let (together, one_by_one) = (replay(&records), replay(&apart));
+        assert!(one_by_one.starts_with(&together) && together.lines().count() == 3_000, "{rule}");
+        assert!(together.contains("\"allowed\":false") && together.contains("\"allowed\":true"), "{rule}");
+        let compare = |records: &str| lines(&with_input(&["compare", rule, "-"], records.as_bytes())).remove(0);
+        let (together, one_by_one) = (compare(&records), compare(&apart));
+        for name in ["denied", "keys_denied", "wait_us", "never", "most_in_a_period"] {
+            assert_eq!(together[name], one_by_one[name], "{rule}: {name}");
+        }
     }
 }
