@@ -250,11 +250,14 @@ fn lines_are_named_by_their_own_file_and_standard_input_is_read_once() {
     assert_eq!((&lines(&output)[0]["records"], &lines(&output)[0]["unreadable"]), (&json!(3), &json!(2)));
     let impossible = "{\"t_us\":1,\"key\":\"a\",\"op\":\"reserve\"}\n";
     std::fs::write(&other, format!("{JSONL}{impossible}")).expect("written");
-    let compare = ["compare", "fixed-window 5/1s", "sliding-log 5/1s", &one, &other];
+    let compare = ["compare", "sliding-window 5/1s", "sliding-log 5/1s", &one, &other];
     let said = stderr(&tollgate(&compare));
     let told: Vec<_> = said.lines().filter(|line| line.contains("(under ")).collect();
     assert_eq!(told.len(), 2, "{said}");
-    assert!(told[0].contains(&format!("{other}: line 2: ")) && told[0].contains("(under fixed-window 5/1s)"), "{said}");
+    assert!(
+        told[0].contains(&format!("{other}: line 2: ")) && told[0].contains("(under sliding-window 5/1s)"),
+        "{said}"
+    );
     assert!(told[1].contains("(under sliding-log 5/1s)"), "{said}");
     for (arguments, expected) in [
         (&["replay", "--rule", "gcra 5/1s", "-", "-"][..], "error: expected - once, since standard input"),
