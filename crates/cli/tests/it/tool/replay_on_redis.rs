@@ -121,7 +121,7 @@ fn what_was_read_before_a_bad_line_is_decided() {
     let server = Server::start();
     let input = "{\"t_us\":1,\"key\":\"a\"}\n{\"t_us\":2,\"key\":\"a\"}\nno record\n";
     for url in [vec![], vec!["--url".to_owned(), server.url()]] {
-        let arguments = ["replay", "--strict", "--input", "jsonl", "--rule", "gcra 5/1d", "-"];
+        let arguments = ["replay", "--strict", "--input", "jsonl", "--rule", "gcra 5/1d", "--unsorted", "-"];
         let all: Vec<_> = arguments.into_iter().chain(url.iter().map(String::as_str)).collect();
         let output = with_input(&all, input.as_bytes());
         assert_eq!((code(&output), lines(&output).len()), (2, 2), "{}", stderr(&output));
