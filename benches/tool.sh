@@ -2,8 +2,8 @@
 # How fast the tool gets through a day's access log: bash benches/tool.sh [LINES], by default 500,000.
 #
 # The log is made of tests/data/access-combined.log, the same each time: its lines in random order, evenly over a day,
-# one in fifty up to four seconds late, from 40,000 addresses, of which a few ask often. Processor time depends little on
-# what else the machine does; it divides over the threads that read and those that decide.
+# one in fifty up to four seconds late, from 40,000 addresses, of which a few ask often. Processor time depends little
+# on what else the machine does; it divides over the threads that read and those that decide.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lines=${1:-500000}
@@ -41,4 +41,5 @@ measure() {
 measure "replay --summary" replay --rule "gcra 60/1m burst 20" --summary "$log"
 measure "replay" replay --rule "gcra 60/1m burst 20" "$log"
 measure "suggest" suggest "$log"
-measure "compare of four" compare "gcra 10/1m burst 5" "fixed-window 10/1m" "sliding-window 10/1m" "sliding-log 10/1m" "$log"
+four=("gcra 10/1m burst 5" "fixed-window 10/1m" "sliding-window 10/1m" "sliding-log 10/1m")
+measure "compare of four" compare "${four[@]}" "$log"

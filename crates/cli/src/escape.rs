@@ -42,7 +42,7 @@ fn push_shown(text: &mut String, character: char) {
 pub(crate) fn is_visible(character: char) -> bool {
     match character {
         ' '..='~' => true,
-        // Unicode's Default_Ignorable_Code_Point, as far as it isn't unprintable anyway, and a blank pattern of Braille.
+        // Unicode's Default_Ignorable_Code_Point, as far as it isn't unprintable anyway, and Braille's blank pattern.
         '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{2800}' => false,
         '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{ffa0}' | '\u{e0100}'..='\u{e01ef}' => false,
         _ => character.escape_debug().len() == 1 || is_mark(character),

@@ -46,7 +46,7 @@ pub(crate) fn numbers(remaining: u64, limit: u64, retry_after: RetryAfter, reset
     format!("{remaining:>15} {retry:>12} {reset:>12}")
 }
 
-/// One JSON object on a line of its own. What can't be seen in a string is escaped: text must not look like another, and
+/// One JSON object on a line of its own. What can't be seen in a string is escaped: no text may look like another, and
 /// what a terminal takes for itself is cut out of the output on its way through a pipe.
 pub(crate) fn json(mut out: impl Write, value: &impl Serialize) -> io::Result<()> {
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Visible))?;
