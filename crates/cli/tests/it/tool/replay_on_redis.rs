@@ -99,10 +99,10 @@ fn a_replay_on_redis_decides_as_the_embedded_engine_does_in_few_round_trips() {
 #[test]
 fn what_has_come_is_shown_though_more_may_come() {
     let server = Server::start();
-    let mut tool = command(&["replay", "--rule", "gcra 5/1d", "-", "--url", &server.url()])
+    let mut tool = command(&["replay", "--rule", "gcra 5/1d", "--unsorted", "-", "--url", &server.url()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::inherit())
         .spawn()
         .expect("the tool runs");
     let mut input = tool.stdin.take().expect("piped");
