@@ -17,6 +17,7 @@ mod pending;
 mod request_attributes;
 mod service;
 mod settings;
+mod side;
 mod upstream_backoff;
 
 pub use answer::Rejection;

@@ -17,7 +17,8 @@ use tower_service::Service;
 
 use super::answer::{Failure, Protocol};
 use super::body::ResponseBody;
-use super::request_attributes::{self, Read, Side};
+use super::request_attributes::{self, Read};
+use super::side::Side;
 use crate::rules::{Account, ApiKeyError, ApiKeyLookup};
 
 /// Authenticates requests by API keys, of the system of record or of any other [look-up](ApiKeyLookup). Put it around a

@@ -4,7 +4,7 @@ use http::header::HOST;
 use http::request::Parts;
 use url::Host;
 
-use super::request_attributes::{Side, only, original_uri};
+use super::side::{Side, only, original_uri};
 use crate::error::{Error, Kind};
 
 /// A name has at most 253 characters, each of which may take several bytes before it is encoded.

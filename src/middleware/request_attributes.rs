@@ -4,25 +4,19 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use http::Extensions;
 use http::header::{AUTHORIZATION, HOST, HeaderName};
 use http::request::Parts;
-use http::{Extensions, Uri};
 
 use super::client_address::ClientAddress;
 use super::host;
-use crate::error::{Error, Kind};
+use super::side::{Side, only, original_uri};
+use crate::error::Error;
 use crate::rules::{Attributes, RuleSet};
 use crate::telemetry;
 
 pub(super) type Read = Arc<dyn Fn(&Parts, Side) -> Result<Option<Vec<u8>>, Error> + Send + Sync>;
 type ReadPeer = Arc<dyn Fn(&Parts) -> Option<IpAddr> + Send + Sync>;
-
-/// The side of a request that a layer is on: where it is received, or where it is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Incoming,
-    Outgoing,
-}
 
 /// Where the attributes of a request come from.
 #[derive(Clone)]
@@ -170,29 +164,10 @@ pub(super) fn bearer() -> Read {
     })
 }
 
-/// Programs disagree on which of two equal headers counts, so sending both could evade a rule.
-pub(super) fn only(parts: &Parts, name: &HeaderName) -> Result<Option<Vec<u8>>, Error> {
-    let mut values = parts.headers.get_all(name).iter();
-    match (values.next(), values.next()) {
-        (Some(_), Some(_)) => Err(Error::new(Kind::Input, format!("the header {name} was sent more than once"))),
-        // HTTP/2 brings spaces around a value that HTTP/1.1 leaves out: another spelling of the same.
-        (value, _) => Ok(value.map(|value| value.as_bytes().trim_ascii().to_vec())),
-    }
-}
-
 /// The path that the client asked for, or that the request goes to. Of one received, a router's own note counts, since
 /// nested routers and other layers may have cut off its prefix or changed its host since.
 fn path(parts: &Parts, side: Side) -> &str {
     original_uri(parts).filter(|_| side == Side::Incoming).unwrap_or(&parts.uri).path()
-}
-
-/// What a router has noted of the request's target.
-#[cfg_attr(not(feature = "axum"), allow(unused_variables, reason = "no router is known"))]
-pub(super) fn original_uri(parts: &Parts) -> Option<&Uri> {
-    #[cfg(feature = "axum")]
-    return parts.extensions.get().map(|axum::extract::OriginalUri(uri)| uri);
-    #[cfg(not(feature = "axum"))]
-    None
 }
 
 /// The route of a request that none of a router's routes takes: a fallback, or a service nested as such.

@@ -1,6 +1,5 @@
 //! `tollgate compare`: the same traffic under several rules, side by side.
 
-mod edge;
 mod memory;
 mod outcome;
 mod page;
@@ -25,9 +24,8 @@ use crate::options::Output;
 use crate::output::{Shape, json};
 use crate::page::ReportFile;
 use crate::records::{KeyField, Record, Unreadable};
-use crate::replay::{Player, Plays, Reading, Recording, progress};
+use crate::replay::{Edges, Player, Plays, Reading, Recording, progress};
 use crate::rule_arguments::{SEE_RULES, subject_of};
-pub(crate) use edge::Edges;
 use outcome::Outcome;
 
 #[derive(Debug, Args)]

@@ -1,6 +1,7 @@
 //! `tollgate replay`: recorded traffic through a rule, on a clock taken from the records.
 
 mod by_rules;
+mod edge;
 mod log_options;
 mod page;
 mod player;
@@ -32,6 +33,7 @@ use crate::rules_file::RulesFile;
 use crate::subject::Subject;
 use crate::{messages, reader_is_gone};
 use by_rules::ByRules;
+pub(crate) use edge::{Edges, Most};
 pub(crate) use page::{bars, busiest};
 pub(crate) use player::{Player, Plays, unplayable};
 pub(crate) use recording::{Recording, Records, Through, progress};

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::edge::{Edges, Most};
 use super::{Contender, memory};
 use crate::output::{human, percent};
 use crate::over_time::Counted;
 use crate::page::grouped;
-use crate::replay::is_zero;
+use crate::replay::{Edges, Most, is_zero};
 use crate::waits::Quantiles;
 
 /// The result, with the field names and order that other programs rely on.

@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::edge::Most;
 use super::outcome::Outcome;
 use super::{Contender, Input};
 use crate::output::human;
 use crate::over_time::Counted;
 use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, bytes, file_names, grouped, times};
-use crate::replay::{bars, busiest};
+use crate::replay::{Most, bars, busiest};
 
 pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], files: &[PathBuf], input: Input) -> Page {
     let (source, rules) = (file_names(files), outcomes.len());

@@ -136,8 +136,8 @@ fn over_time(out: &mut impl Write, outcomes: &[Outcome], width: usize) -> io::Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::edge::Most;
     use crate::over_time::Counted;
+    use crate::replay::Most;
     use crate::waits::Quantiles;
 
     fn outcome(rule: &str, denied: u64) -> Outcome {

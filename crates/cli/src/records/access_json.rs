@@ -9,7 +9,8 @@ use tollgate::middleware::ClientAddress;
 use super::access::{self, Access, Time};
 use super::field::{shown, unexpected};
 use super::jsonl;
-use super::places::{Line, Place, Places, Unit, micros_with_unit};
+use super::place::Place;
+use super::places::{Line, Places, Unit, micros_with_unit};
 use super::time;
 
 /// Names of a time at which the line was written, with the request answered: nginx's, Caddy's, and what log shippers

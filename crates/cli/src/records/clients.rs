@@ -6,7 +6,7 @@ use tollgate::middleware::ClientAddress;
 use tollgate::rules::Attributes;
 
 use super::field::{quoted, unexpected};
-use super::places::Place;
+use super::place::Place;
 
 /// Where the client's address is.
 #[derive(Clone, Debug, Default)]

@@ -11,7 +11,8 @@ use tollgate::Operation;
 
 use super::field::{self, missing, unexpected};
 use super::lines::{LIMIT, Lines, too_long};
-use super::places::{Line, Place};
+use super::place::Place;
+use super::places::Line;
 use super::{Identity, Permits, Record, Unreadable};
 use crate::attributes;
 use crate::operation;

@@ -1,23 +1,12 @@
 //! Where the lines of an access log have what is read of them: `--fields time=ts,ip=client.ip,duration=took:ms`.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::str::FromStr;
 
 use super::access::{self, Access, Time};
 use super::field::{MAX_SECONDS, quoted, unexpected};
+use super::place::Place;
 use super::time;
-
-/// A field of a line.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
-    /// Of a line of words: from 1, or from the end, which is -1.
-    At(i16),
-    /// Of a line of words, the last one in quotes.
-    LastQuoted,
-    /// Of an object, with dots between the names; a column; or what follows `NAME=` in a line of words.
-    Named(String),
-}
 
 /// A line whose fields can be asked for.
 pub(super) trait Line {
@@ -211,41 +200,6 @@ impl Places {
             path: path.or(found.path),
             request: request.unwrap_or(found.request),
         }))
-    }
-}
-
-impl Place {
-    fn name(&self) -> Option<&str> {
-        match self {
-            Self::Named(name) => Some(name),
-            Self::At(_) | Self::LastQuoted => None,
-        }
-    }
-}
-
-impl FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match (text, text.parse::<i16>()) {
-            ("", _) | (_, Ok(0)) => Err(format!(
-                "expected a field's name, its position from 1, or last-quoted, got {}",
-                quoted(text.as_bytes())
-            )),
-            (_, Ok(at)) => Ok(Self::At(at)),
-            ("last-quoted", _) => Ok(Self::LastQuoted),
-            (name, Err(_)) => Ok(Self::Named(name.to_owned())),
-        }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::At(at) => at.fmt(f),
-            Self::LastQuoted => f.write_str("last-quoted"),
-            Self::Named(name) => f.write_str(&super::field::shown(name.as_bytes())),
-        }
     }
 }
 

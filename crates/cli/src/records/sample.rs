@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use tollgate::middleware::ClientAddress;
 
-use super::places::{Line, Place};
+use super::place::Place;
+use super::places::Line;
 
 /// How many requests are looked at.
 const MOST: usize = 1000;

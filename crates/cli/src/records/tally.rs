@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::places::Place;
+use super::place::Place;
 use crate::messages;
 use crate::output::counted;
 

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 
 use super::access::{self, Access, Time};
 use super::field::unexpected;
-use super::places::{Line, Place, Places, Unit};
+use super::place::Place;
+use super::places::{Line, Places, Unit};
 use super::time;
 
 /// What the lines with `#` have said so far.

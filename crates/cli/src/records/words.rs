@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use super::combined::unescape;
-use super::places::{Line, Place};
+use super::place::Place;
+use super::places::Line;
 
 pub(super) struct Words<'a>(Vec<&'a [u8]>);
 

@@ -12,9 +12,9 @@ use tollgate::{
 };
 
 use super::by_rules::ByRules;
+use super::edge::Edges;
 use super::summary::Summary;
 use super::waves::waves;
-use crate::compare::Edges;
 use crate::held::{self, Held};
 use crate::line::{Line, Printer};
 use crate::operation;

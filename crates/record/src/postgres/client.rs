@@ -257,6 +257,11 @@ impl Transaction<'_> {
         }
     }
 
+    /// The server's process that runs this transaction. A pool in front of it may give the next one another.
+    pub(super) async fn pid(&self) -> Result<i32, PostgresError> {
+        Ok(self.query_one("SELECT pg_backend_pid()", &[]).await?.get(0))
+    }
+
     /// A query whose rows are taken some at a time.
     pub(crate) async fn bind(&self, statement: &str, values: Values<'_>) -> Result<Portal, PostgresError> {
         self.answer(self.transaction.bind(statement, values)).await

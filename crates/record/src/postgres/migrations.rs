@@ -6,7 +6,6 @@ use sha2::{Digest, Sha256};
 
 use super::client::Transaction;
 use super::ownership::{self, Found};
-use super::transactions::pid;
 use super::{Postgres, PostgresError, begin_reading, begin_writing};
 
 /// A file in `sql/`, whose name begins with its number.
@@ -106,7 +105,7 @@ impl Postgres {
             // Clients write text that other encodings can't hold, and a whole batch would then fail.
             return Err(PostgresError::input(format!("encoding: expected a database in UTF8, got {encoding}")));
         }
-        let pid = pid(&transaction).await?;
+        let pid = transaction.pid().await?;
         let made = async {
             let found = ownership::checked(&transaction).await?;
             let is_made = match found {

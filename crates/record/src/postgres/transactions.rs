@@ -49,7 +49,7 @@ impl Postgres {
         let mut connection = self.connection().await?;
         let transaction = in_time(ANSWERED_WITHIN, begin_writing(&mut connection)).await?;
         in_time(ANSWERED_WITHIN, transaction.batch_execute(CHANGE)).await?;
-        let pid = pid(&transaction).await?;
+        let pid = transaction.pid().await?;
         let changed = async {
             migrations::expect_this_version(&transaction).await?;
             transaction.execute("SELECT 1 FROM tollgate.configuration FOR UPDATE", &[]).await?;
@@ -125,9 +125,4 @@ pub(crate) async fn one_moment<'s>(client: &'s mut Client, patience: &str) -> Re
     transaction.batch_execute(patience).await?;
     migrations::expect_this_version(&transaction).await?;
     Ok(transaction)
-}
-
-/// The server's process that runs this transaction. A pool in front of it may give the next one another.
-pub(crate) async fn pid(transaction: &Transaction<'_>) -> Result<i32, PostgresError> {
-    Ok(transaction.query_one("SELECT pg_backend_pid()", &[]).await?.get(0))
 }

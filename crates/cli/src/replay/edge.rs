@@ -33,14 +33,14 @@ struct Recent {
 
 /// The most units that were admitted within a period, beside the rate of that period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Most {
-    pub(super) units: u64,
-    pub(super) rate: u64,
-    pub(super) period_us: u64,
+pub(crate) struct Most {
+    pub(crate) units: u64,
+    pub(crate) rate: u64,
+    pub(crate) period_us: u64,
 }
 
 impl Edges {
-    pub(super) fn of(rule: &Rule) -> Self {
+    pub(crate) fn of(rule: &Rule) -> Self {
         // Permits come back, so they have no rate.
         let limits = rule.limits().filter(|limit| !limit.algorithm().holds()).map(|limit| Edge {
             period_us: micros(limit.period()),
@@ -67,13 +67,13 @@ impl Edges {
     }
 
     /// That of the limit whose rate was exceeded most.
-    pub(super) fn most(&self) -> Option<Most> {
+    pub(crate) fn most(&self) -> Option<Most> {
         let most = |limit: &Edge| Most { units: limit.most, rate: limit.rate, period_us: limit.period_us };
         self.limits.iter().map(most).max_by(|one, other| one.times().total_cmp(&other.times()))
     }
 
     /// The most entries of a key within a period of the limit at this place among those that have one.
-    pub(super) fn entries(&self, place: usize, key: &[u8]) -> usize {
+    pub(crate) fn entries(&self, place: usize, key: &[u8]) -> usize {
         let recent = self.limits.get(place).and_then(|limit| limit.keys.get(key));
         recent.map_or(0, |recent| recent.most_entries)
     }
@@ -81,7 +81,7 @@ impl Edges {
 
 impl Most {
     /// How many times the rate.
-    pub(super) fn times(self) -> f64 {
+    pub(crate) fn times(self) -> f64 {
         self.units as f64 / self.rate.max(1) as f64
     }
 }
