@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tollgate::redis::{self, Client, Connection, RedisResult, Value, cmd, from_redis_value};
 
+use crate::polling::PATIENCE;
+
 /// A server keeps nothing on its disk unless a test says so.
 const OWN: &[&str] = &["--save", "", "--appendonly", "no", "--daemonize", "no"];
 
@@ -218,9 +220,12 @@ pub fn free_port() -> u16 {
 
 /// The reply to a command, or an error soon: the server may be dead or frozen.
 pub fn try_command(server: &Server, words: &[&str]) -> RedisResult<Value> {
-    const SOON: Duration = Duration::from_millis(500);
-    let mut connection = Client::open(server.url())?.get_connection_with_timeout(SOON)?;
-    connection.set_read_timeout(Some(SOON))?;
+    reply_within(Duration::from_millis(500), server, words)
+}
+
+fn reply_within(patience: Duration, server: &Server, words: &[&str]) -> RedisResult<Value> {
+    let mut connection = Client::open(server.url())?.get_connection_with_timeout(patience)?;
+    connection.set_read_timeout(Some(patience))?;
     cmd(words[0]).arg(&words[1..]).query(&mut connection)
 }
 
@@ -231,5 +236,5 @@ pub fn command_text(server: &Server, words: &[&str]) -> String {
 
 /// The reply to a command that must succeed.
 pub fn run_command(server: &Server, words: &[&str]) -> Value {
-    try_command(server, words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    reply_within(PATIENCE, server, words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
 }

@@ -82,16 +82,19 @@ fn unreadable(error: &tokio_postgres::Error) -> PostgresError {
     PostgresError::input(format!("{EXPECTED}: {why}"))
 }
 
-/// Whether a URL, whose path names the database, has an option twice, as one does whose password has `&dbname=` in it.
+/// Whether a URL, which names hosts and the database before its parameters, has an option twice, as one does whose
+/// password has `&dbname=` or `&host=` in it.
 fn has_a_parameter_twice(url: &str) -> bool {
     let Some((before, parameters)) = url.split_once('?') else { return false };
-    let path = before.split_once('/').filter(|(_, database)| !database.is_empty()).map(|_| "dbname");
+    let (authority, database) = before.split_once('/').unwrap_or((before, ""));
+    let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+    let named = [(!hosts.is_empty()).then_some("host"), (!database.is_empty()).then_some("dbname")];
     let names = parameters.split('&').filter_map(|parameter| parameter.split('=').next());
     let mut known = BTreeSet::new();
-    !path.into_iter().chain(names).all(|name| known.insert(name))
+    !named.into_iter().flatten().chain(names).all(|name| known.insert(name))
 }
 
-/// The same of an address in libpq's form, whose password has ` dbname=` in it.
+/// The same of an address in libpq's form, whose password has ` dbname=` or ` =` in it.
 fn has_an_option_twice(address: &str) -> bool {
     let (mut rest, mut known) = (address.chars().peekable(), BTreeSet::new());
     loop {
@@ -107,7 +110,8 @@ fn has_an_option_twice(address: &str) -> bool {
         }
         skip_spaces(&mut rest);
         skip_value(&mut rest);
-        if !known.insert(name) {
+        // At an option without a name the parser ends, and takes no notice of what follows.
+        if name.is_empty() || !known.insert(name) {
             return true;
         }
     }
@@ -144,11 +148,13 @@ mod tests {
             ("postgres://u:open@sesame@h/db", "%40"),
             ("postgres://h/db?user=u&password=open@sesame", "%40"),
             ("postgres://h/db?user=u&password=open&dbname=sesame", "each option once"),
+            ("postgres://h/db?user=u&password=open&host=sesame", "each option once"),
             ("postgres://u:open@sesame/x@h/db", "%40"),
             ("host=h user=u password=open sesame=x", "with quotes"),
             ("host=h user=u password=open sesame", "with quotes"),
             ("host=h user=u dbname=db password=open dbname=sesame", "each option once"),
             ("host=h password='open", "with quotes"),
+            ("user=u password=open host=sesame = host=h", "each option once"),
             ("host=h port=sesame password=x", "invalid value for option `port`"),
             ("user=u password=open host=sesame\\ host=h", "without spaces"),
             ("dbname=x", "a host"),
