@@ -27,7 +27,7 @@ pub(super) struct AttributeReaders {
     others: Vec<(Arc<str>, Read)>,
 }
 
-/// What a client is told without more detail, which may name a proxy.
+/// The text of such a refusal: the error's own may name a proxy.
 const UNREADABLE_ADDRESS: &str = "the address that this request comes from can't be read";
 
 /// The attributes of one request, as these read them.
@@ -103,7 +103,7 @@ impl RequestAttributes<'_> {
     /// # Errors
     ///
     /// What the client, or a proxy, sent can't be read, and a rule uses it: without the attribute, rules that deny by it
-    /// wouldn't apply. With what the client is told.
+    /// wouldn't apply. The error comes with the text of the refusal.
     pub(super) fn attributes<'a>(
         &'a self,
         parts: &'a Parts,

@@ -1,4 +1,4 @@
-//! Files of rules with a value of another kind in each field: what their authors are told.
+//! Files of rules with a value of the wrong kind in each field, and the error for each.
 
 use tollgate::rules::RuleSet;
 

@@ -51,7 +51,8 @@ const USING_OTHERS: &str = "
                 AND own.deptype IN ('a', 'i') AND relnamespace = to_regnamespace('tollgate'))
     ORDER BY 1 LIMIT 1";
 
-/// What an empty schema doesn't have. Who may use what will be made in it is for its owner to say.
+/// Objects in the schema, which an empty one doesn't have. Default privileges for later objects aren't among them: its
+/// owner sets these.
 const INSIDE: &str = "
     SELECT pg_describe_object(classid, objid, 0) FROM pg_depend
     WHERE refclassid = 'pg_namespace'::regclass AND refobjid = to_regnamespace('tollgate')
