@@ -32,8 +32,8 @@ measure() {
     local name=$1 user system real
     shift
     read -r user system real < <({ time target/release/tollgate "$@" > "$folder/out" 2> "$folder/err"; } 2>&1)
-    awk -v name="$name" -v lines="$lines" -v busy="$user" -v system="$system" -v real="$real" 'BEGIN {
-        busy += system
+    awk -v name="$name" -v lines="$lines" -v busy="$user" -v kernel="$system" -v real="$real" 'BEGIN {
+        busy += kernel
         printf "%-28s %8.2f s of processor time, %9.0f lines for each; %8.2f s in all\n", name, busy, lines / busy, real
     }'
 }
