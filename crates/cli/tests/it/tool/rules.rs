@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{KeySecret, Limiter, Redis};
+use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::repository::read;
 
 use super::*;
@@ -229,7 +230,7 @@ async fn a_services_keys_are_reached_by_its_own_rules() {
     let path = file(&directory, "rules.toml", &hashed);
     let rules = RuleSet::read(&path).expect("a set");
     let redis = Redis::open(&url).expect("a good address");
-    let limiter = Limiter::new(redis).prefix("shop").expect("a good prefix");
+    let limiter = Limiter::new(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE);
     let limiter = limiter.key_secret(&KeySecret::new(SECRET).expect("a secret"));
     for (rule, key, attributes, cost) in [
         ("uploads", "user:a|b", &["--attr", "org=acme", "--attr", "megabytes=5"][..], 5),

@@ -2,6 +2,7 @@
 
 use tollgate::{KeySecret, Limiter, Redis, Request, Rule};
 use tollgate_testing::acl::least;
+use tollgate_testing::polling::PATIENCE;
 
 use super::*;
 use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
@@ -17,7 +18,7 @@ fn keys(server: &Server) -> Vec<String> {
 /// A service whose keys have a prefix and a name of their own, and which has decided on one of them.
 async fn service(server: &Server) -> (Limiter, Rule) {
     let redis = Redis::open(&server.url()).expect("a good address");
-    let limiter = Limiter::new(redis).prefix("shop").expect("a good prefix");
+    let limiter = Limiter::new(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE);
     let rule = "gcra 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name").tagged("org");
     let orgs = "fixed-window 1000/1d".parse::<Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
     let rule = rule.and_by("org", orgs).expect("a rule");
@@ -62,7 +63,12 @@ async fn a_services_hashed_keys_are_reached_by_its_secret() {
     let redis = Redis::open(&url).expect("a good address");
     let secret = KeySecret::new(SECRET).expect("a secret");
     let rule = "gcra 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name");
-    Limiter::new(redis).key_secret(&secret).acquire(&rule, "alice@example.com").await.expect("a decision");
+    Limiter::new(redis)
+        .deadline(PATIENCE)
+        .key_secret(&secret)
+        .acquire(&rule, "alice@example.com")
+        .await
+        .expect("a decision");
     let file = directory.path().join("secret");
     let path = file.to_str().expect("a path");
     let inspect = ["inspect", "gcra 10/1d", "alice@example.com", "--name", "api", "--url", &url];
