@@ -16,8 +16,8 @@ use super::time;
 /// Names of a time at which the line was written, with the request answered: nginx's, Caddy's, and what log shippers
 /// make of them.
 const ENDED: [&str; 7] = ["msec", "time_iso8601", "time_local", "ts", "@timestamp", "timestamp", "time"];
-/// Of the time at which the request arrived: Envoy's, Traefik's.
-const BEGAN: [&str; 2] = ["start_time", "StartUTC"];
+/// Of the time at which the request arrived: Envoy's, Traefik's, of which one may be dropped.
+const BEGAN: [&str; 3] = ["start_time", "StartUTC", "StartLocal"];
 /// The address that the server takes for the client's, behind proxies too, before that of its peer.
 const HOST: [&str; 10] = [
     "client_ip",
@@ -46,29 +46,32 @@ pub(super) fn object(text: &[u8]) -> Result<Object, String> {
 
 /// The fields of an access log's line; none if it isn't about a request, such as what a server says of itself.
 pub(super) fn access<'l>(object: &'l Object, places: &Places, text: &'l [u8]) -> Result<Option<Access<'l>>, String> {
-    if places.have_time() {
+    if places.have_time() && !places.are_times() {
         return places.read(object, None);
     }
-    let Some(found) = own(&object.0, text, !places.are_none())? else { return Ok(None) };
+    let Some(found) = own(&object.0, text, places)? else { return Ok(None) };
     let is_request = |access: &Access<'_>| places.are_none() || access.says_anything();
     Ok(places.read(object, Some(found))?.filter(is_request))
 }
 
-/// Of a log that is known; `partly` if more may be found by --fields.
-fn own<'l>(fields: &'l Map<String, Value>, text: &'l [u8], partly: bool) -> Result<Option<Access<'l>>, String> {
+/// Of a log that is known, of which more may be found in these places.
+fn own<'l>(fields: &'l Map<String, Value>, text: &'l [u8], places: &Places) -> Result<Option<Access<'l>>, String> {
     let host = text_of(fields, &HOST);
     let request = text_of(fields, &[REQUEST]);
     let line = request.map(str::as_bytes);
     let method = text_of(fields, &METHOD).map(str::as_bytes).or_else(|| access::method(line?));
     let path = text_of(fields, &TARGET).map(|target| access::path_of_target(Cow::Borrowed(target.as_bytes())));
     let path = path.or_else(|| Some(Cow::Borrowed(access::path(line?)?)));
-    let anything = host.is_some() || line.is_some() || method.is_some() || path.is_some() || partly;
-    let times = || fields.keys().any(|name| ENDED.contains(&name.as_str()) || BEGAN.contains(&name.as_str()));
+    let anything = host.is_some() || line.is_some() || method.is_some() || path.is_some() || !places.are_none();
+    let times = || {
+        places.have_time() || fields.keys().any(|name| ENDED.contains(&name.as_str()) || BEGAN.contains(&name.as_str()))
+    };
     if is_of_the_server_itself(fields) || (!anything && !fields.contains_key(REQUEST) && times()) {
         return Ok(None);
     }
     Ok(Some(Access {
-        time: time(fields)?,
+        // Where the time is given, it is read from there.
+        time: if places.have_time() { Time::Ended(0) } else { time(fields)? },
         took: took(fields),
         host: host.unwrap_or_default().as_bytes().into(),
         user: text_of(fields, &USER).map(|user| user.as_bytes().into()),
@@ -91,7 +94,7 @@ pub(super) fn is_likely(text: &[u8]) -> bool {
     let Ok(object) = object(text) else { return false };
     !is_record(&object.0)
         && text_of(&object.0, &HOST).is_some()
-        && matches!(own(&object.0, text, false), Ok(Some(access)) if !access.host.is_empty())
+        && matches!(own(&object.0, text, &Places::default()), Ok(Some(access)) if !access.host.is_empty())
 }
 
 /// Whether this line has what only a record has.
@@ -133,8 +136,9 @@ fn micros_of(name: &str, value: &Value) -> Result<u64, String> {
     }
 }
 
-/// How long the request took, where the unit is known: nginx's request_time and Caddy's duration are in seconds,
-/// Envoy's in milliseconds, Traefik's in nanoseconds. A service of one's own may write anything under these names.
+/// How long the request took, where the unit is known: nginx's request_time and Caddy's duration, with decimals, are in
+/// seconds, Envoy's in milliseconds, Traefik's in nanoseconds. A service of one's own may write anything under these
+/// names.
 fn took(fields: &Map<String, Value>) -> Option<u64> {
     let of = |name: &str, unit: Unit| match fields.get(name)? {
         Value::Number(number) => unit.micros(number.as_f64()?),
@@ -144,17 +148,17 @@ fn took(fields: &Map<String, Value>) -> Option<u64> {
         _ => None,
     };
     let has = |name: &&str| fields.contains_key(*name);
-    // nginx always writes three decimals.
-    let has_decimals = fields.get("request_time").is_some_and(|value| value.as_u64().is_none());
+    // nginx always writes three decimals; Caddy none in nanoseconds and milliseconds, which it can be told to write.
+    let has_decimals = |name: &str| fields.get(name).is_some_and(|value| value.as_u64().is_none());
     let is_caddys = text_of(fields, &["logger"]).is_some_and(|logger| logger.starts_with("http.log.access"));
     let envoys = ["downstream_remote_address", "response_flags", "upstream_cluster", "upstream_host"];
-    if has(&"request_time") && has_decimals {
+    if has(&"request_time") && has_decimals("request_time") {
         of("request_time", Unit::Seconds)
-    } else if is_caddys {
+    } else if is_caddys && has_decimals("duration") {
         of("duration", Unit::Seconds)
     } else if has(&"start_time") && envoys.iter().any(has) {
         of("duration", Unit::Milliseconds)
-    } else if has(&"StartUTC") {
+    } else if has(&"StartUTC") || has(&"StartLocal") {
         of("Duration", Unit::Nanoseconds)
     } else {
         // Or it says its unit.
@@ -341,9 +345,14 @@ mod tests {
             (r#""duration":0.25"#, None),
             (r#""duration":"250ms""#, Some(250_000)),
             (r#""logger":"http.log.access.log0","duration":0.25"#, Some(250_000)),
+            (r#""logger":"http.log.access.log0","duration":4.5e-05"#, Some(45)),
+            // As it is told by duration_format nano, or ms.
+            (r#""logger":"http.log.access.log0","duration":45000"#, None),
+            (r#""logger":"http.log.access.log0","duration":"5.06336ms""#, Some(5_063)),
             (r#""start_time":1,"duration":250"#, None),
             (r#""start_time":1,"response_flags":"-","duration":250"#, Some(250_000)),
             (r#""StartUTC":"2015-05-17T10:05:03Z","Duration":250000000"#, Some(250_000)),
+            (r#""StartLocal":"2015-05-17T12:05:03+02:00","Duration":250000000"#, Some(250_000)),
         ] {
             let text = format!(r#"{{"ts":1431857103,"remote_addr":"a",{fields}}}"#);
             let object = object(text.as_bytes()).unwrap();
@@ -394,7 +403,7 @@ mod tests {
         let no_time = key(r#"{"remote_addr":"a"}"#, KeyField::Ip).unwrap_err();
         assert_eq!(
             no_time,
-            "time: expected one of start_time, StartUTC, msec, time_iso8601, time_local, ts, @timestamp, timestamp, time, got remote_addr"
+            "time: expected one of start_time, StartUTC, StartLocal, msec, time_iso8601, time_local, ts, @timestamp, timestamp, time, got remote_addr"
         );
         assert!(key("{}", KeyField::Ip).unwrap_err().ends_with("got no field"));
         assert_eq!(key(r#"{"ts":1,"uri":"/"}"#, KeyField::Ip), Err("no host on this line".into()));

@@ -23,6 +23,11 @@ impl Clients {
         Ok(Self { field, proxies: behind.map_err(|error| error.to_string())? })
     }
 
+    /// Whether proxies were named, but not the field in which they write addresses.
+    pub(super) fn lack_a_field(&self) -> bool {
+        self.proxies.is_some() && self.field.is_none()
+    }
+
     /// The address that a request counts by, whose connection had this peer and which has this in the field; `None` if
     /// the peer is named, or none. What is in the field is a list whose last entry the nearest proxy has written.
     pub(super) fn address(&self, peer: &[u8], forwarded: Option<&[u8]>) -> Result<Option<IpAddr>, String> {

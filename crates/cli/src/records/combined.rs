@@ -14,21 +14,36 @@ use super::places::micros_with_unit;
 use super::time::{self, Zone};
 
 pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
-    let (host, user, rest) = who(text)
-        .ok_or_else(|| unexpected("line", "host ident user [time] \"request\" status bytes", &quoted(text)))?;
-    let (t_us, rest) = time(rest)?;
+    let (head, t_us, rest) = at_its_time(text)?;
+    let (host, user) = who(head).ok_or_else(|| unexpected("line", EXPECTED, &quoted(text)))?;
     let (request, after) =
         request(rest).ok_or_else(|| unexpected("request", "text between quotes", &quoted(rest.trim_ascii())))?;
+    let traefiks = traefiks(after);
     Ok(Access {
-        // nginx writes a line, and its time, when the request has ended.
-        time: Time::Ended(t_us),
-        took: took(after),
+        // nginx writes a line, and its time, when the request has ended; Traefik the time at which it came.
+        time: if traefiks.is_some() { Time::Began(t_us) } else { Time::Ended(t_us) },
+        took: traefiks.or_else(|| took(after)),
         host: if host == b"-" { Cow::Borrowed(b"") } else { unescape(host) },
         user: Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\"")).map(unescape),
         method: access::method(request).map(Cow::Borrowed),
         path: access::path(request).map(unescape),
         request: Cow::Borrowed(request),
     })
+}
+
+const EXPECTED: &str = "host ident user [time] \"request\" status bytes";
+
+/// How long a request took whose line ends as Traefik's: `7 "router@file" "http://10.0.0.9:80" 12ms`. Traefik doesn't
+/// escape what a client sends, but that stands before it.
+fn traefiks(after: &[u8]) -> Option<u64> {
+    let mut words = after.rsplit(|byte| *byte == b' ');
+    let took = words.next().filter(|word| word.ends_with(b"ms"))?;
+    let are_quoted = [words.next()?, words.next()?].iter().all(|word| matches!(word, [b'"', .., b'"']));
+    let is_number = |word: &[u8]| word == b"-" || (!word.is_empty() && word.iter().all(u8::is_ascii_digit));
+    if !are_quoted || !is_number(words.next()?) {
+        return None;
+    }
+    str::from_utf8(took).ok().and_then(micros_with_unit)
 }
 
 /// In microseconds: nginx's `$request_time`, which is what `request_time=` or `rt=` names, or else the first number
@@ -68,20 +83,53 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
     end.map_or((text, &[]), |end| (&text[..end], &text[end + 1..]))
 }
 
-/// Host and user, and the text from the time on.
-fn who(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    let time = text.windows(2).position(|bytes| bytes == b" [")?;
-    let (head, rest) = (&text[..time], &text[time + 1..]);
+/// What stands before the time, the time in microseconds, and what follows it. A user may have a name with ` [` in it, so
+/// it is the first bracket that has a time and a request behind it; no name has a time, whose colons would end it.
+fn at_its_time(text: &[u8]) -> Result<(&[u8], u64, &[u8]), String> {
+    let mut first = None;
+    for (at, _) in text.windows(2).enumerate().filter(|(_, bytes)| bytes == b" [") {
+        let found = time(&text[at + 1..]).map(|(t_us, rest)| (&text[..at], t_us, rest));
+        if matches!(found, Ok((_, _, [b' ', b'"', ..]))) {
+            return found;
+        }
+        first.get_or_insert(found);
+    }
+    first.unwrap_or_else(|| Err(unexpected("line", EXPECTED, &quoted(text))))
+}
+
+/// Host and user, which stand before the time.
+fn who(head: &[u8]) -> Option<(&[u8], &[u8])> {
     let (mut host, mut after) = host(head)?;
+    let has_more = after.iter().filter(|byte| **byte == b' ').count() >= 2;
     // `v:80 h - -`: the host follows.
-    if after.iter().filter(|byte| **byte == b' ').count() >= 2
+    if has_more
         && let Some((next, rest)) = self::host(after)
-        && (ClientAddress::read(last_of(next)).is_some() || ends_with_port(host))
+        && (is_address(next) || ends_with_port(host))
     {
         (host, after) = (next, rest);
+    } else if has_more && !is_address(host) && !after.starts_with(b"- ") {
+        (host, after) = prefixed(head).unwrap_or((host, after));
     }
     let (_ident, user) = split(after, b' ')?;
-    Some((host, user, rest))
+    Some((host, user))
+}
+
+/// The client behind what others write before a line: syslog `Nov 26 17:27:31 host nginx: `, docker compose `web-1 | `,
+/// Kubernetes a time and `stdout F `. It is the first address before a `-`, or else the last word before `- -`.
+fn prefixed(head: &[u8]) -> Option<(&[u8], &[u8])> {
+    /// As many words as such a prefix has at most.
+    const WORDS: usize = 16;
+    let starts = head.iter().enumerate().filter(|(_, byte)| **byte == b' ').map(|(at, _)| at + 1);
+    let mut places = starts.take(WORDS).filter_map(|at| host(&head[at..]));
+    places.find(|(host, after)| is_address(host) && after.starts_with(b"- ")).or_else(|| {
+        let named = head.strip_suffix(b" - -")?;
+        let name = named.rsplit(|byte| *byte == b' ').next()?;
+        Some((name, &head[named.len() + 1..]))
+    })
+}
+
+fn is_address(host: &[u8]) -> bool {
+    ClientAddress::read(last_of(host)).is_some()
 }
 
 /// The host, which may be a list in quotes or with spaces after its commas, and what follows.
@@ -108,9 +156,10 @@ fn ends_with_port(name: &[u8]) -> bool {
 /// `[17/May/2015:10:05:03 +0000]`, or nginx's `[2015-05-17T10:05:03+00:00]`, in microseconds, and the text after it.
 fn time(text: &[u8]) -> Result<(u64, &[u8]), String> {
     const EXPECTED: &str = "[dd/Mon/yyyy:hh:mm:ss +zzzz]";
-    let (time, rest) = text
-        .strip_prefix(b"[")
-        .and_then(|rest| split(rest, b']'))
+    // No longer than a time can be: a line may have a great many brackets.
+    let end = text.iter().take(64).position(|byte| *byte == b']');
+    let (time, rest) = end
+        .and_then(|end| Some((text[..end].strip_prefix(b"[")?, &text[end + 1..])))
         .ok_or_else(|| unexpected("time", EXPECTED, &quoted(text)))?;
     let found = str::from_utf8(time).ok().and_then(|text| time::common(text, Zone::Needed).or_else(|| time::iso(text)));
     let t_us = found.ok_or_else(|| unexpected("time", EXPECTED, &quoted(time)))??;
@@ -229,7 +278,7 @@ mod tests {
             (r#" "-" "agent" "10.0.0.1" request_time="1.003""#, Some(1_003_000)),
             (r#" "-" "a \" 0.003 \" rt=0.003" 3.21 1700000000.123"#, None),
             (r#" "-" "0.003" "rt=0.003""#, None),
-            (r#" "-" "-" 7 "router@file" "http://10.0.0.9:80" 12ms"#, Some(12_000)),
+            (r#" "-" "-" 7 "router@file" 12ms"#, Some(12_000)),
             (r#" "-" "agent" 1234"#, None),
             (r#" "-" "cut off 0.003"#, None),
         ] {
@@ -239,6 +288,20 @@ mod tests {
                 None => (T_US, Permits::Unknown),
             };
             assert_eq!((record.t_us, record.permits), expected, "{tail}");
+        }
+    }
+
+    #[test]
+    fn traefiks_time_is_when_a_request_came_and_a_client_cannot_write_how_long_it_took() {
+        let head = r#"h - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 5"#;
+        for (tail, took) in [
+            (r#" "-" "curl" 7 "router@file" "http://10.0.0.9:80" 12ms"#, 12_000),
+            (r#" "-" "-" - "-" "-" 0ms"#, 0),
+            (r#" "-" "x" 99999ms "" 7 "router@file" "http://10.0.0.9:80" 12ms"#, 12_000),
+            (r#" "-" "x" 7 "a" "b" 99999ms" 7 "router@file" "http://10.0.0.9:80" 12ms"#, 12_000),
+        ] {
+            let record = parse(1, format!("{head}{tail}").as_bytes(), Identity::Key(KeyField::Ip)).unwrap();
+            assert_eq!((record.t_us, record.permits), (T_US, Permits::Until(T_US + took)), "{tail}");
         }
     }
 
@@ -316,6 +379,23 @@ mod tests {
             ("::ffff:192.0.2.1 - -", "192.0.2.1", None),
             ("[2001:db8::7]:4711 - -", "2001:db8::/64", None),
             ("192.0.2.1:4711 - -", "192.0.2.1", None),
+            // Behind what others write before a line.
+            ("Nov 26 17:27:31 host nginx: 192.0.2.1 - ann", "192.0.2.1", Some("ann")),
+            ("Nov 26 17:27:31 10.0.0.5 nginx[12]: 192.0.2.1 - -", "192.0.2.1", None),
+            ("<190>1 2026-11-26T17:27:31Z host nginx 12 - - 192.0.2.1 - -", "192.0.2.1", None),
+            ("<190>1 2026-11-26T17:27:31Z 10.0.0.5 nginx - - - 192.0.2.1 - ann", "192.0.2.1", Some("ann")),
+            ("web-1  | 192.0.2.1 - Ann Smith", "192.0.2.1", Some("Ann Smith")),
+            ("web-1  | 192.0.2.1, 198.51.100.7 - -", "198.51.100.7", None),
+            ("web-1  | client.example - -", "client.example", None),
+            ("2026-11-26T17:27:31.123456789Z stdout F 2001:db8::7 - -", "2001:db8::/64", None),
+            ("[pod/web-1/nginx] 192.0.2.1 - -", "192.0.2.1", None),
+            // A user's name is the client's to choose.
+            ("192.0.2.1 - x [y", "192.0.2.1", Some("x [y")),
+            ("192.0.2.1 - x [17/May/2015", "192.0.2.1", Some("x [17/May/2015")),
+            ("192.0.2.1 - 198.51.100.7 - x", "192.0.2.1", Some("198.51.100.7 - x")),
+            ("192.0.2.1 - 198.51.100.7 - -", "192.0.2.1", Some("198.51.100.7 - -")),
+            ("client.example - 198.51.100.7 - -", "client.example", Some("198.51.100.7 - -")),
+            ("web-1 | 192.0.2.1 - 198.51.100.7 - -", "192.0.2.1", Some("198.51.100.7 - -")),
         ] {
             let line = format!("{head} [2015-05-17T10:05:03+00:00] \"GET / HTTP/1.1\" 200 1");
             assert_eq!(key(&line, KeyField::Ip).as_deref(), Ok(client), "{head}");

@@ -15,20 +15,23 @@ use super::words::Words;
 const EXPECTED: &str = "client:port [time] frontend backend/server TR/Tw/Tc/Tr/Ta status ... \"request\"";
 
 /// None if it says something else of HAProxy.
-pub(super) fn parse<'l>(words: &Words<'l>, text: &[u8]) -> Result<Option<Access<'l>>, String> {
+pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Access<'l>>, String> {
     let words = words.all();
     let client = |word| without_port(word).filter(|client| ClientAddress::read(client).is_some());
-    let pair = words.windows(2).find_map(|pair| accepted(pair[1]).is_some().then_some((client(pair[0])?, pair[1])));
-    let Some((client, at)) = pair else {
+    let place = |(at, pair): (usize, &[&'l [u8]])| accepted(pair[1]).is_some().then_some((client(pair[0])?, at + 1));
+    let Some((client, at)) = words.windows(2).enumerate().find_map(place) else {
         let is_its_own = text.windows(8).any(|bytes| bytes == b"haproxy[" || bytes == b"haproxy:");
         return if is_its_own { Ok(None) } else { Err(unexpected("line", EXPECTED, &quoted(text))) };
     };
-    let began = accepted(at).unwrap_or_else(|| Err(unexpected("time", EXPECTED, &quoted(at))))?;
-    // A connection by TCP has three timers and no request.
-    let timers = words.iter().find(|word| word.iter().filter(|byte| **byte == b'/').count() == 4 && is_timers(word));
+    let began = accepted(words[at]).unwrap_or_else(|| Err(unexpected("time", EXPECTED, &quoted(words[at]))))?;
+    // A connection by TCP has three timers and no request; counts of connections that look like timers follow.
+    let slashes = |word: &[u8]| word.iter().filter(|byte| **byte == b'/').count();
+    let timers = words[at..].iter().find(|word| slashes(word) >= 2 && is_timers(word));
+    let Some(timers) = timers.filter(|timers| slashes(timers) == 4) else { return Ok(None) };
     let request = words.iter().rev().find(|word| matches!(word, [b'"', .., b'"']));
-    let (Some(timers), Some(request)) = (timers, request) else { return Ok(None) };
-    let request = &request[1..request.len() - 1];
+    // HAProxy cuts its lines off, at 1024 bytes unless it is told otherwise. A quote within a field would be escaped.
+    let cut_off = || text.windows(2).position(|bytes| bytes == b" \"").map(|at| &text[at + 2..]);
+    let request = request.map(|request| &request[1..request.len() - 1]).or_else(cut_off).unwrap_or_default();
     Ok(Some(Access {
         time: Time::Began(began),
         took: timers.rsplit(|byte| *byte == b'/').next().and_then(milliseconds),

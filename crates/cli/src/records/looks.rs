@@ -21,6 +21,8 @@ pub(crate) struct Looks {
     pub(crate) format: Option<Format>,
     /// What to give as --fields, if it has another but that can be seen.
     pub(crate) places: Option<String>,
+    /// What its first bytes show that no format can be read from, and what to do about it.
+    pub(crate) foreign: Option<&'static str>,
     /// Its first non-blank line, as one short printable line; `None` if there is none.
     pub(crate) begins: Option<String>,
 }
@@ -39,8 +41,12 @@ pub(crate) fn look<R: BufRead>(
         if input.by_ref().take(left).read_until(b'\n', &mut head)? == 0 {
             break;
         }
-        let line = head[start..].trim_ascii();
-        let line = if start == 0 { line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line) } else { line };
+        if start == 0 {
+            looks.foreign = foreign(&head);
+        }
+        let line = if start == 0 { head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head) } else { &head[start..] };
+        // gunicorn behind a socket writes no client, but the space after it.
+        let (line, whole) = (line.trim_ascii(), line.trim_ascii_end());
         if line.starts_with(b"{") {
             objects += 1
         } else {
@@ -49,7 +55,7 @@ pub(crate) fn look<R: BufRead>(
         if line.is_empty() {
             continue;
         }
-        looks.format = of_line(line, looks.begins.is_none(), places);
+        looks.format = of_line(line, whole, looks.begins.is_none(), places);
         if looks.format.is_none() && looks.places.is_none() {
             looks.places = match access_json::object(line) {
                 Ok(object) => object.suggested(),
@@ -77,8 +83,25 @@ fn of_table(columns: &mut Vec<String>, line: &[u8]) -> Option<String> {
     (cells.len() > 2 && cells.len() == columns.len()).then(|| Object::of_row(columns, &cells).suggested())?
 }
 
-/// The format of a line; `first` if it may be a header.
-fn of_line(line: &[u8], first: bool, places: &Places) -> Option<Format> {
+/// What isn't text of which lines can be read.
+fn foreign(head: &[u8]) -> Option<&'static str> {
+    const MAGIC: [(&[u8], &str); 7] = [
+        (b"BZh", "bzip2: decompress it first, as by bzcat"),
+        (b"\xfd7zXZ\0", "xz: decompress it first, as by xzcat"),
+        (b"\x04\x22\x4d\x18", "lz4: decompress it first, as by lz4cat"),
+        (b"PK\x03\x04", "a ZIP archive: unpack it first, as by unzip -p"),
+        (b"\x1f\x8b", "gzip within another compression: decompress it once first"),
+        (b"\xff\xfe", "text in UTF-16: convert it first, as by iconv -f UTF-16 -t UTF-8"),
+        (b"\xfe\xff", "text in UTF-16: convert it first, as by iconv -f UTF-16 -t UTF-8"),
+    ];
+    let found = MAGIC.iter().find(|(magic, _)| head.starts_with(magic))?;
+    // As text may begin, too.
+    let is_text = found.0 == b"BZh" && head.get(4..10) != Some(b"1AY&SY");
+    (!is_text).then_some(found.1)
+}
+
+/// The format of a line, also given with the spaces before it; `first` if it may be a header.
+fn of_line(line: &[u8], whole: &[u8], first: bool, places: &Places) -> Option<Format> {
     let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
     if line.starts_with(b"{") {
         return match () {
@@ -93,15 +116,20 @@ fn of_line(line: &[u8], first: bool, places: &Places) -> Option<Format> {
     if first && names().any(|name| matches!(name, b"t_us" | b"key") || name.starts_with(b"attr.")) {
         return Some(Format::Csv);
     }
-    if places.have_time() {
+    let is_combined = || {
+        combined::parse(whole)
+            .is_ok_and(|access| !access.host.is_empty() || (whole.starts_with(b" ") && access.path.is_some()))
+    };
+    let is_haproxy = || haproxy::parse(&Words::of(line), line).is_ok();
+    if places.have_time() && !(places.are_times() && (is_combined() || is_haproxy())) {
         let has = |place: &str| names().any(|name| name == place.as_bytes());
         let is_header = first && places.names().is_some_and(|mut all| all.all(has));
         let may_be = if is_header { Format::Csv } else { Format::Text };
         return (!line.starts_with(b"#")).then_some(may_be);
     }
-    if combined::parse(line).is_ok_and(|access| !access.host.is_empty()) {
+    if is_combined() {
         Some(Format::Combined)
-    } else if haproxy::parse(&Words::of(line), line).is_ok() {
+    } else if is_haproxy() {
         Some(Format::Haproxy)
     } else if text::known(line).is_some() {
         Some(Format::Text)
@@ -133,6 +161,7 @@ mod tests {
             ),
             ("{\"ts\":1,\"request\":{\"remote_ip\":\"a\"}}\n".into(), Some(Format::AccessJson)),
             (LOG.into(), Some(Format::Combined)),
+            (LOG.replace("1.2.3.4", ""), Some(Format::Combined)),
             (format!("-- log of May --\r\n{LOG}"), Some(Format::Combined)),
             ("t_us,key\n1,a\n".into(), Some(Format::Csv)),
             ("\"key\" , \"time\"\n".into(), Some(Format::Csv)),

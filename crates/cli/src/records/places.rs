@@ -13,6 +13,11 @@ pub(super) trait Line {
     /// The text of a field, if the line has it.
     fn at(&self, place: &Place) -> Option<Cow<'_, [u8]>>;
 
+    /// The same of a list of addresses, without what the format writes in place of a space.
+    fn addresses(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
+        self.at(place)
+    }
+
     /// The fields that may hold a client's address which a proxy has written, each with its text.
     fn forwarded(&self) -> Vec<(Place, Cow<'_, [u8]>)>;
 }
@@ -145,9 +150,15 @@ impl Places {
     }
 
     /// All of them.
-    fn all(&self) -> impl Iterator<Item = &Place> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Place> {
         let ones = [&self.time, &self.start, &self.ip, &self.user, &self.method, &self.path, &self.request];
         ones.into_iter().flatten().chain(self.duration.iter().flat_map(|took| &took.of))
+    }
+
+    /// Whether they say no more than the time and the duration, so that the format has the rest.
+    pub(super) fn are_times(&self) -> bool {
+        let Self { ip, user, method, path, request, .. } = self;
+        [ip, user, method, path, request].iter().all(|place| place.is_none())
     }
 
     pub(super) fn have_duration(&self) -> bool {

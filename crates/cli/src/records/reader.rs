@@ -6,6 +6,7 @@ use super::access::Access;
 use super::csv_table::{self, Columns, Named};
 use super::field::{quoted, unexpected};
 use super::lines::{Lines, too_long};
+use super::place::Place;
 use super::places::{Line, Places};
 use super::sample::Sample;
 use super::w3c::Header;
@@ -40,6 +41,12 @@ struct Way {
     wanted: Wanted,
     /// Until enough requests were looked at; none if the address doesn't count, or it was said where it is.
     sample: Option<Sample>,
+    /// Whether there was any line.
+    any: bool,
+    /// The fields that were asked for and that no line had so far.
+    unseen: Vec<Place>,
+    /// Whether a list of addresses was expected, and no line had one so far.
+    unlisted: bool,
 }
 
 impl<R: BufRead> Records<R> {
@@ -57,7 +64,9 @@ impl<R: BufRead> Records<R> {
             Format::Text => Shape::Text(Some(wanted.places.clone()).filter(Places::have_time)),
         };
         let sample = (by_address && unsaid).then(Sample::default);
-        Self { lines: Lines::new(input), shape, way: Way { wanted, sample }, begun: false, ended: false }
+        let (unseen, unlisted) = (wanted.places.all().cloned().collect(), wanted.clients.lack_a_field());
+        let way = Way { wanted, sample, any: false, unseen, unlisted };
+        Self { lines: Lines::new(input), shape, way, begun: false, ended: false }
     }
 
     fn next_record(&mut self) -> io::Result<Option<Result<Record, Unreadable>>> {
@@ -118,14 +127,17 @@ impl<R: BufRead> Iterator for Records<R> {
         let item = self.next_record();
         if let Ok(Some(Ok(record))) = &item
             && !std::mem::replace(&mut self.begun, true)
-            && matches!(self.shape, Shape::Jsonl | Shape::Csv(_))
         {
-            self.doubt_unit(record.t_us);
+            match self.shape {
+                Shape::Jsonl | Shape::Csv(_) => self.doubt_unit(record.t_us),
+                Shape::Combined => self.way.doubt_end(),
+                _ => {}
+            }
         }
         // A stream that failed once may fail for ever, and a caller that only counts errors would never end.
         self.ended = !matches!(item, Ok(Some(_)));
         if self.ended {
-            self.way.end_sample();
+            self.way.end();
         }
         item.transpose()
     }
@@ -196,11 +208,26 @@ impl Way {
 
     /// Whether nothing is asked of a line beside what its format says.
     fn is_simple(&self) -> bool {
-        self.sample.is_none() && self.wanted.places.are_none() && self.wanted.clients.field.is_none()
+        let asked = !self.wanted.places.are_none() || self.wanted.clients.field.is_some() || self.unlisted;
+        self.sample.is_none() && !asked
+    }
+
+    /// Of a time that is taken for a request's end, which a duration is subtracted from, whether it is one.
+    fn doubt_end(&self) {
+        let places = &self.wanted.places;
+        if places.have_duration() && !places.have_time() {
+            self.wanted.tally.finding(
+                "a line's time counts as its request's end, as nginx and gunicorn write it; Apache writes when the \
+                 request arrived: with its logs, add start=4 to --fields (the time's place), else time=4"
+                    .to_owned(),
+            );
+        }
     }
 
     fn record(&mut self, number: u64, line: &dyn Line, access: Option<Access<'_>>) -> Result<Option<Record>, String> {
         let Wanted { about, clients, tally, .. } = &self.wanted;
+        self.any = true;
+        self.unseen.retain(|place| line.at(place).is_none());
         let Some(access) = access else {
             tally.passed_over();
             return Ok(None);
@@ -208,7 +235,8 @@ impl Way {
         if let Some(sample) = &mut self.sample {
             sample.note(&access.host, line);
         }
-        let forwarded = clients.field.as_ref().map(|place| line.at(place));
+        self.unlisted &= !access.host.contains(&b',');
+        let forwarded = clients.field.as_ref().map(|place| line.addresses(place));
         if let Some(forwarded) = &forwarded {
             tally.client(forwarded.is_some());
         }
@@ -217,6 +245,21 @@ impl Way {
             self.end_sample();
         }
         record.map(Some)
+    }
+
+    fn end(&mut self) {
+        self.end_sample();
+        if !std::mem::take(&mut self.any) {
+            return;
+        }
+        let tally = &self.wanted.tally;
+        for place in std::mem::take(&mut self.unseen) {
+            tally.finding(format!("no line has the field {place}, which --fields names"));
+        }
+        if std::mem::take(&mut self.unlisted) {
+            let how = "name the field in which they write them by --client-address";
+            tally.finding(format!("no line has a list of addresses in the client's place for --proxies: {how}"));
+        }
     }
 
     fn end_sample(&mut self) {

@@ -38,12 +38,12 @@ impl Tally {
         self.findings.lock().unwrap_or_else(|broken| broken.into_inner()).push(text);
     }
 
-    /// Reports all of it, once, of this source, from which anything else was read or nothing.
-    pub(crate) fn say(&self, source: &str, any_read: bool) {
+    /// Reports all of it, once, of this source, which is known to have its format or isn't.
+    pub(crate) fn say(&self, source: &str, is_sure: bool) {
         if let count @ 1.. = self.passed_over.swap(0, Ordering::Relaxed) {
             let lines = counted(count, "line");
             let are = if count == 1 { "is no request" } else { "are no requests" };
-            let hint = if any_read { "" } else { "; without --input, its format is detected" };
+            let hint = if is_sure { "" } else { "; without --input, its format is detected" };
             messages::note(format!("{source}: {lines} {are}; passed over{hint}"));
         }
         let (without, with) =

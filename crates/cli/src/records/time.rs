@@ -41,11 +41,15 @@ pub(super) fn since_1970(number: f64) -> Option<u64> {
     (us <= MAX_T_US as f64).then_some(us as u64)
 }
 
-/// `2015-05-17T10:05:03.25+00:00`, with a space or without a zone too; `None` if it isn't such a time.
+/// `2015-05-17T10:05:03.25+00:00`, with a space or without a zone too, and `2015/05/17 10:05:03`, as programs in Go and
+/// Caddy's `wall` have it; `None` if it isn't such a time.
 pub(super) fn iso(text: &str) -> Option<Result<u64, String>> {
     // Not dates alone, nor years.
     if text.len() < 19 || !text.as_bytes()[0].is_ascii_digit() {
         return None;
+    }
+    if matches!(text.as_bytes(), [_, _, _, _, b'/', _, _, b'/', ..]) {
+        return iso(&text.replacen('/', "-", 2));
     }
     let civil = || text.parse::<DateTime>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|at| at.timestamp());
     let at = text.parse::<Timestamp>().ok().or_else(civil)?;

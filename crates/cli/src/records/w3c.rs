@@ -58,24 +58,29 @@ impl Header {
 
 impl Cells<'_> {
     pub(super) fn access(&self, places: &Places) -> Result<Option<Access<'_>>, String> {
-        let own = if places.have_time() { None } else { Some(self.own()?) };
-        places.read(self, own)
+        // Where the time is given, it is read from there.
+        let time = if places.have_time() { Time::Ended(0) } else { self.time()? };
+        places.read(self, Some(self.at_time(time)))
     }
 
-    fn own(&self) -> Result<Access<'_>, String> {
+    fn time(&self) -> Result<Time, String> {
         let get = |name: &str| self.cell(name).filter(|cell| !matches!(*cell, b"" | b"-"));
         let expected = "time: expected the columns date and time in #Fields, or time=FIELD in --fields";
         let (date, time) = get("date").zip(get("time")).ok_or(expected)?;
-        let at = time::read("time", &[date, b" ", time].concat())?;
+        time::read("time", &[date, b" ", time].concat()).map(Time::Ended)
+    }
+
+    fn at_time(&self, time: Time) -> Access<'_> {
+        let get = |name: &str| self.cell(name).filter(|cell| !matches!(*cell, b"" | b"-"));
         let took = get("time-taken").and_then(|text| str::from_utf8(text).ok()?.parse().ok());
-        Ok(Access {
+        Access {
             took: self.unit.zip(took).and_then(|(unit, number)| unit.micros(number)),
             host: get("c-ip").unwrap_or_default().into(),
             user: get("cs-username").map(Cow::Borrowed),
             method: get("cs-method").map(Cow::Borrowed),
             path: get("cs-uri-stem").or_else(|| get("cs-uri")).map(|uri| access::path_of_target(uri.into())),
-            ..Access::at(Time::Ended(at))
-        })
+            ..Access::at(time)
+        }
     }
 
     fn cell(&self, name: &str) -> Option<&[u8]> {
@@ -94,9 +99,21 @@ impl Line for Cells<'_> {
         }
     }
 
+    /// IIS writes a space as `+`, CloudFront as `%20`.
+    fn addresses(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
+        let list = self.at(place)?;
+        Some(Cow::Owned(String::from_utf8_lossy(&list).replace("%20", " ").replace('+', " ").into_bytes()))
+    }
+
     fn forwarded(&self) -> Vec<(Place, Cow<'_, [u8]>)> {
         let telling = |name: &&String| name.to_ascii_lowercase().contains("forwarded");
         let found = self.columns.iter().filter(telling);
-        found.filter_map(|name| Some((Place::Named(name.clone()), Cow::Borrowed(self.cell(name)?)))).collect()
+        found
+            .filter_map(|name| {
+                let place = Place::Named(name.clone());
+                let text = self.addresses(&place)?;
+                Some((place, text))
+            })
+            .collect()
     }
 }

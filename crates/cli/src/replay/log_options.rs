@@ -10,8 +10,8 @@ use crate::records::{Clients, Format, Identity, Place, Places, Wanted};
 pub(crate) struct LogOptions {
     /// Where an access log has what, such as time=ts,ip=client.ip.
     ///
-    /// Of time (of the line, at a request's end) or start, ip, user, method, path or request, and duration; what isn't
-    /// given is found as --input says. A FIELD is a name in JSON (with dots into objects), a column's name, NAME in
+    /// Of time (of the line, at a request's end) or start (its arrival, as Apache writes it), ip, user, method, path or
+    /// request, and duration; what isn't given is found as --input says. A FIELD is a name in JSON (with dots into objects), a column's name, NAME in
     /// NAME=VALUE, the position of a word from 1, or from the end from -1 (text in quotes or brackets is one word), or
     /// last-quoted. A duration is a number with its unit, or takes the one given: duration=FIELD:s, ms, us or ns; the sum
     /// of several is FIELD+FIELD.
@@ -55,6 +55,7 @@ impl LogOptions {
             (true, ..) => "--key",
             (_, Some(_), _) => "--fields",
             (.., Some(_)) => "--client-address",
+            _ if !self.proxies.is_empty() => "--proxies",
             _ => return Ok(()),
         };
         if !self.is_access_log(format) {

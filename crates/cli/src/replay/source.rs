@@ -230,6 +230,9 @@ impl Source {
 
     /// The format to read: the one given, or the one detected.
     fn settled(&self, shown: &str, looks: &Looks) -> Result<Format> {
+        if let Some(what) = looks.foreign {
+            bail!("{shown}: expected text, or text in gzip or zstd, got {what}");
+        }
         let format = match (self.reading.input, looks.format, &looks.begins) {
             (Some(given), ..) => given,
             (None, Some(format), _) => {

@@ -89,8 +89,8 @@ impl Warnings {
         if !self.held.is_empty() {
             return Err(self.nothing_read());
         }
-        if let Some(Named { name, tally, .. }) = self.files.last() {
-            tally.say(name, self.any_read);
+        if let Some(Named { name, tally, is_sure, .. }) = self.files.last() {
+            tally.say(name, self.any_read || *is_sure);
         }
         Ok(())
     }
@@ -147,6 +147,9 @@ impl Warnings {
         match self.files.last() {
             Some(Named { looks: Some(looks), .. }) => format!("; it looks like {looks}: give --input {looks}"),
             Some(Named { places: Some(places), .. }) => format!("; without --input, give --fields {places}"),
+            Some(Named { is_sure: true, format: Format::Jsonl, .. }) => {
+                "; of another program's log, --fields says what stands where".to_owned()
+            }
             Some(Named { is_sure: false, .. }) => "; without --input, its format is detected".to_owned(),
             Some(_) | None => String::new(),
         }

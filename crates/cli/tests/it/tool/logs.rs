@@ -8,10 +8,10 @@ use super::*;
 use crate::support::tool::{code, lines, stderr, tollgate};
 
 /// Each file, with what it takes to read it.
-const LOGS: [(&str, &[&str]); 46] = [
+const LOGS: [(&str, &[&str]); 55] = [
     ("apache-combined.log", &[]),
     ("apache-common.log", &[]),
-    ("apache-duration.log", &["--fields", "duration=-1:us"]),
+    ("apache-duration.log", &["--fields", "start=4,duration=-1:us"]),
     ("apache-forwarded-first.log", &[]),
     ("apache-micros.log", &[]),
     ("apache-named-users.log", &[]),
@@ -20,6 +20,8 @@ const LOGS: [(&str, &[&str]); 46] = [
     ("aws-classic-elb.log", &[]),
     ("aws-cloudfront.log", &[]),
     ("aws-s3.log", &[]),
+    ("caddy-nano.log", &[]),
+    ("caddy-wall.log", &[]),
     ("caddy.log", &[]),
     (
         "cloudflare-logpush-unixnano.log",
@@ -37,6 +39,7 @@ const LOGS: [(&str, &[&str]); 46] = [
         "cloudfront-export.csv",
         &["--fields", "time=date_time,ip=request_ip,method=method,path=uri,duration=time_taken:s"],
     ),
+    ("docker-compose.log", &[]),
     (
         "ecs-dotted.log",
         &["--fields", "time=@timestamp,ip=client.ip,method=http.request.method,path=url.path,duration=event.duration"],
@@ -58,10 +61,13 @@ const LOGS: [(&str, &[&str]); 46] = [
              duration=httpRequest.latency",
         ],
     ),
+    ("gunicorn-socket.log", &[]),
     ("gunicorn.log", &[]),
+    ("haproxy-cut-off.log", &[]),
     ("haproxy-docs.log", &[]),
     ("haproxy-http.log", &[]),
     ("heroku-router.log", &[]),
+    ("iis-forwarded.log", &["--client-address", "X-Forwarded-For", "--proxies", "10.0.0.0/8"]),
     ("iis-w3c.log", &[]),
     ("istio-json.log", &[]),
     ("istio-text.log", &[]),
@@ -83,9 +89,12 @@ const LOGS: [(&str, &[&str]); 46] = [
     ("nginx-json.log", &["--client-address", "x_forwarded_for", "--proxies", "127.0.0.0/8,198.51.100.0/24"]),
     ("nginx-main.log", &["--client-address", "last-quoted"]),
     ("nginx-named-durations.log", &[]),
+    ("nginx-odd-users.log", &[]),
     ("nginx-request-time.log", &[]),
+    ("nginx-syslog.log", &[]),
     ("pino.log", &["--fields", "time=time,ip=req.remoteAddress,method=req.method,path=req.url,duration=responseTime"]),
     ("traefik-clf.log", &[]),
+    ("traefik-json-local.log", &[]),
     ("traefik-json.log", &[]),
     ("w3c-own.log", &["--fields", "duration=time-taken:s"]),
     (
@@ -248,6 +257,93 @@ fn fields_that_cannot_be_are_refused() {
         said.contains("--proxies: expected a network without bits beyond its length, such as 10.0.0.0/8"),
         "{said}"
     );
+}
+
+/// What is asked of a log and isn't in it is said, not passed over.
+#[test]
+fn fields_that_no_line_has_are_reported() {
+    for (name, options, said) in [
+        ("nginx-json.log", &["--fields", "ip=clinet"][..], "no line has the field clinet, which --fields names"),
+        ("nginx-main.log", &["--fields", "user=nobody"], "no line has the field nobody, which --fields names"),
+        ("cloudfront-export.csv", &["--fields", "time=date_time,ip=request_ip,user=who"], "no line has the field who,"),
+        ("pino.log", &["--fields", "time=when,ip=where"], "no line has the field where, which --fields names"),
+        ("nginx-main.log", &["--proxies", "127.0.0.1"], "name the field in which they write them by --client-address"),
+    ] {
+        let (output, found) = read(&folder().join(name), options);
+        assert_eq!(code(&output), 0, "{name}: {found}");
+        assert!(found.contains(said), "{name}: {found}");
+        assert!(!found.contains("its format is detected"), "{name}: {found}");
+    }
+    for (name, options) in LOGS {
+        let (_, found) = read(&folder().join(name), options);
+        assert!(!found.contains("no line has"), "{name}: {found}");
+    }
+    let records = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(&records, "{\"t_us\":1,\"attrs\":{\"user\":\"a\"}}\n").expect("written");
+    let (output, found) = read(records.path(), &["--proxies", "10.0.0.0/8"]);
+    assert_eq!(code(&output), 2, "{found}");
+    assert!(found.contains("expected an access log with --proxies, got JSON lines"), "{found}");
+}
+
+/// The rest is found as the format has it.
+#[test]
+fn the_time_alone_can_be_said() {
+    for (text, fields) in [
+        ("192.0.2.1 - - [01/Feb/2024:10:00:01 +0000] \"GET /a HTTP/1.1\" 200 1 250\n", "start=4,duration=-1:ms"),
+        (
+            "192.0.2.1:7 [01/Feb/2024:10:00:09.000] f b/s 0/0/0/1/1 200 1 - - ---- 1/1/0/0/0 0/0 \
+             \"GET /a HTTP/1.1\" 1706781601 250\n",
+            "start=-2,duration=-1:ms",
+        ),
+        (
+            "{\"when\":\"2024-02-01T10:00:01Z\",\"remote_addr\":\"192.0.2.1\",\"request\":\"GET /a HTTP/1.1\",\"ms\":250}\n",
+            "start=when,duration=ms:ms",
+        ),
+        ("#Fields: at c-ip cs-method cs-uri-stem ms\n1706781601 192.0.2.1 GET /a 250\n", "start=at,duration=ms:ms"),
+    ] {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(&file, text).expect("written");
+        let (output, said) = read(file.path(), &["--fields", fields]);
+        assert_eq!(records(&output), "1706781601000000 0.250000 192.0.2.1 GET /a -\n", "{text}{said}");
+        assert!(!said.contains("counts as"), "{said}");
+    }
+}
+
+#[test]
+fn whose_time_a_duration_is_taken_from_is_said() {
+    let apaches = folder().join("apache-duration.log");
+    for (fields, is_said) in [("duration=-1:us", true), ("time=4,duration=-1:us", false), ("user=3", false)] {
+        let (output, said) = read(&apaches, &["--fields", fields]);
+        assert_eq!(code(&output), 0, "{said}");
+        assert_eq!(said.contains("Apache writes when the request arrived"), is_said, "{fields}: {said}");
+    }
+}
+
+#[test]
+fn what_is_no_text_is_named() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    for (bytes, what) in [
+        (&b"BZh91AY&SYV^\xec"[..], "bzip2"),
+        (b"\xfd7zXZ\0\0\x04", "xz"),
+        (b"PK\x03\x04", "a ZIP archive"),
+        (b"\xff\xfe1\0.\02\0", "text in UTF-16"),
+    ] {
+        fs::write(&file, bytes).expect("written");
+        for options in [&[][..], &["--fields", "time=1,ip=2"]] {
+            let (output, said) = read(file.path(), options);
+            assert_eq!((code(&output), said.lines().count()), (2, 1), "{said}");
+            assert!(said.contains(&format!("expected text, or text in gzip or zstd, got {what}")), "{said}");
+        }
+    }
+}
+
+#[test]
+fn json_of_another_program_is_refused_with_the_option_to_give() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(&file, "{\"date\":\"2026-11-26\",\"time\":\"17:27:31\",\"c-ip\":\"192.0.2.1\"}\n").expect("written");
+    let (output, said) = read(file.path(), &[]);
+    assert_eq!(code(&output), 2, "{said}");
+    assert!(said.contains("--fields says what stands where"), "{said}");
 }
 
 #[test]
