@@ -19,6 +19,8 @@ const BYTES: u64 = 256 << 10;
 pub(crate) struct Looks {
     /// The format that one of its first lines has.
     pub(crate) format: Option<Format>,
+    /// Whether that is only what objects of which nothing is known most likely should have.
+    pub(crate) is_guessed: bool,
     /// What to give as --fields, if it has another but that can be seen.
     pub(crate) places: Option<String>,
     /// What its first bytes show that no format can be read from, and what to do about it.
@@ -68,8 +70,8 @@ pub(crate) fn look<R: BufRead>(
         }
     }
     // Of objects that say nothing of requests, records are what they most likely should be.
-    let is_unknown = matters && looks.format.is_none() && looks.places.is_none() && objects > 0;
-    looks.format = looks.format.or(is_unknown.then_some(Format::Jsonl));
+    looks.is_guessed = matters && looks.format.is_none() && looks.places.is_none() && objects > 0;
+    looks.format = looks.format.or(looks.is_guessed.then_some(Format::Jsonl));
     Ok((looks, io::Cursor::new(head).chain(input)))
 }
 

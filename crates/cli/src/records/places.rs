@@ -28,6 +28,8 @@ pub(crate) struct Places {
     time: Option<Place>,
     start: Option<Place>,
     ip: Option<Place>,
+    /// Where the address is of a line that has none there.
+    peer: Option<Place>,
     user: Option<Place>,
     method: Option<Place>,
     path: Option<Place>,
@@ -145,6 +147,11 @@ impl Places {
         self.time.is_some() || self.start.is_some()
     }
 
+    /// With the place of the connection's address, for lines that have no other.
+    pub(super) fn or_peer(self, peer: Option<i16>) -> Self {
+        Self { peer: peer.map(Place::At), ..self }
+    }
+
     pub(super) fn have_ip(&self) -> bool {
         self.ip.is_some()
     }
@@ -183,7 +190,7 @@ impl Places {
         };
         let method = get(&self.method).or_else(|| part(access::method));
         let path = get(&self.path).map(access::path_of_target).or_else(|| part(access::path));
-        let (host, user) = (get(&self.ip), get(&self.user));
+        let (host, user) = (get(&self.ip).or_else(|| get(&self.peer)), get(&self.user));
         if found.is_none() && host.is_none() && method.is_none() && path.is_none() && request.is_none() {
             return Ok(None);
         }

@@ -9,22 +9,24 @@ use super::places::Places;
 use super::time;
 use super::words::{Words, said};
 
-/// Of Envoy, Istio, AWS's balancers and its S3, Heroku's router, and of nginx with `$time_iso8601` first.
-const KNOWN: [&str; 8] = [
-    "start=1,request=2,duration=7:ms,ip=9",
-    "start=1,request=2,duration=10:ms,ip=12",
-    "time=2,ip=4,request=13,duration=6+7+8:s",
-    "start=1,ip=3,request=12,duration=5+6+7:s",
-    "start=3,ip=4,request=9,duration=14:ms",
-    "time=1,ip=fwd,method=method,path=path,duration=service",
-    "time=1,ip=2,request=3",
-    "time=1,ip=2,user=4,request=5",
+/// Of Envoy, Istio, AWS's balancers and its S3, Heroku's router, and of nginx with `$time_iso8601` first. Within a mesh,
+/// Istio's lines have no forwarded address but that of the connection, which its later field has.
+const KNOWN: [(&str, Option<i16>); 8] = [
+    ("start=1,request=2,duration=7:ms,ip=9", None),
+    ("start=1,request=2,duration=10:ms,ip=12", Some(20)),
+    ("time=2,ip=4,request=13,duration=6+7+8:s", None),
+    ("start=1,ip=3,request=12,duration=5+6+7:s", None),
+    ("start=3,ip=4,request=9,duration=14:ms", None),
+    ("time=1,ip=fwd,method=method,path=path,duration=service", None),
+    ("time=1,ip=2,request=3", None),
+    ("time=1,ip=2,user=4,request=5", None),
 ];
 
 /// The places of a line that is as one of these.
 pub(super) fn known(text: &[u8]) -> Option<Places> {
     let words = Words::of(text);
-    KNOWN.iter().filter_map(|places| places.parse().ok()).find(|places| fits(places, &words))
+    let known = KNOWN.iter().filter_map(|(places, peer)| Some(places.parse::<Places>().ok()?.or_peer(*peer)));
+    known.into_iter().find(|places| fits(places, &words))
 }
 
 fn fits(places: &Places, words: &Words<'_>) -> bool {

@@ -37,6 +37,8 @@ struct Named {
     looks: Option<Format>,
     /// Whether it is known to have this format.
     is_sure: bool,
+    /// Whether it is only guessed, of objects of which nothing is known.
+    is_guessed: bool,
     /// What to give as --fields, if that can be seen.
     places: Option<String>,
     /// What its reader notes.
@@ -53,8 +55,9 @@ impl Warnings {
         self.end()?;
         let Begun { name, format, looks, before, tally } = begun;
         let is_sure = looks.format == Some(format) || looks.begins.is_none();
+        let is_guessed = is_sure && looks.is_guessed;
         let (places, looks) = (looks.places, looks.format.filter(|looks| *looks != format));
-        self.files.push(Named { name, before, format, looks, is_sure, places, tally });
+        self.files.push(Named { name, before, format, looks, is_sure, is_guessed, places, tally });
         self.any_read = false;
         Ok(())
     }
@@ -147,7 +150,7 @@ impl Warnings {
         match self.files.last() {
             Some(Named { looks: Some(looks), .. }) => format!("; it looks like {looks}: give --input {looks}"),
             Some(Named { places: Some(places), .. }) => format!("; without --input, give --fields {places}"),
-            Some(Named { is_sure: true, format: Format::Jsonl, .. }) => {
+            Some(Named { is_guessed: true, .. }) => {
                 "; of another program's log, --fields says what stands where".to_owned()
             }
             Some(Named { is_sure: false, .. }) => "; without --input, its format is detected".to_owned(),

@@ -282,7 +282,7 @@ fn several_rules_are_all_or_nothing_for_concurrent_tools() {
     let (small, large) = ("fixed-window 300/1h start first-hit", "gcra 1000/30d burst 1000");
     let tools: Vec<_> = (0..8)
         .map(|_| {
-            let arguments = ["probe", small, large, "k", "--count", "100", "--url", &url];
+            let arguments = ["probe", small, large, "k", "--count", "100", "--url", &url, "--deadline", "1m"];
             command(&arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the tool runs")
         })
         .collect();

@@ -253,8 +253,8 @@ fn permits_that_are_taken_without_an_id_are_shown_with_one_to_give_them_back_by(
     let server = Server::start();
     let url = server.url();
     for op in ["acquire", "at-most", "penalty"] {
-        let probe =
-            |options: &[&str]| tollgate(&[&["probe", "concurrency 2 ttl 1h", op, "--url", &url], options].concat());
+        let about = ["probe", "concurrency 2 ttl 1h", op, "--url", &url, "--deadline", "1m"];
+        let probe = |options: &[&str]| tollgate(&[&about[..], options].concat());
         let held = lines(&probe(&["--op", op, "--count", "2"]));
         let ids: Vec<_> = held.iter().map(|line| line["id"].as_str().expect("an id")).collect();
         assert_ne!(ids[0], ids[1]);
