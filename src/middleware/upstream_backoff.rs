@@ -95,15 +95,20 @@ fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
     let lines = headers.get_all("ratelimit").iter().rev().skip(added).map(text);
     let of_line = |line: Cow<'_, str>| {
         let items = items(&line);
-        let member = |name: &str| {
+        let members = |name: &'static str| {
             let members = items.iter().filter_map(|item| item.split_once('='));
-            members.filter(|(key, _)| key.trim() == name).find_map(|(_, value)| number(before_parameters(value)))
+            members.filter(move |(key, _)| key.trim() == name).map(|(_, value)| number(before_parameters(value)))
         };
-        let of_members = member("reset").filter(|_| member("remaining") == Some(0));
+        let of_members = longest(members("remaining").zip(members("reset")));
         let empty = items.iter().filter(|item| parameter(item, "r") == Some(0));
         empty.filter_map(|item| parameter(item, "t")).chain(of_members).max()
     };
     lines.filter_map(of_line).max().map(Duration::from_secs)
+}
+
+/// The longest time of what is used up, of pairs of what remains and when there is more.
+fn longest(pairs: impl Iterator<Item = (Option<u64>, Option<u64>)>) -> Option<u64> {
+    pairs.filter(|(remaining, _)| *remaining == Some(0)).filter_map(|(_, reset)| reset).max()
 }
 
 fn before_parameters(value: &str) -> &str {
@@ -111,12 +116,13 @@ fn before_parameters(value: &str) -> &str {
 }
 
 /// For `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-` as the draft had it at first: seconds
-/// from now or, as with GitHub and others, seconds or milliseconds since the epoch. Of several lines, each is of the same
-/// limit as the other field's.
+/// from now or, as with GitHub and others, seconds or milliseconds since the epoch. Of several lines, which may have been
+/// joined on the way, each is of the same limit as the other field's.
 fn by_own_fields(headers: &HeaderMap, remaining: HeaderName, reset: HeaderName, now: SystemTime) -> Option<Duration> {
-    let numbers = |name| headers.get_all(name).iter().map(|line| number(&text(line)));
-    let lines = numbers(remaining).zip(numbers(reset));
-    let reset = lines.filter(|(remaining, _)| *remaining == Some(0)).filter_map(|(_, reset)| reset).max()?;
+    let numbers = |name| -> Vec<_> {
+        headers.get_all(name).iter().flat_map(|line| text(line).split(',').map(number).collect::<Vec<_>>()).collect()
+    };
+    let reset = longest(numbers(remaining).into_iter().zip(numbers(reset)))?;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     // No wait lasts thirty years: larger numbers are timestamps.
     Some(match reset {
@@ -263,6 +269,7 @@ mod tests {
             (&["limit=5, remaining=0"], None),
             (&["limit=5, remaining=, reset="], None),
             (&["limit=5, remaining=0, reset=5", "limit=9, remaining=3, reset=600"], Some(5)),
+            (&["limit=9, remaining=3, reset=600, limit=5, remaining=0, reset=5"], Some(5)),
         ] {
             let fields: Vec<_> = lines.iter().map(|line| ("ratelimit", *line)).collect();
             assert_eq!(waited(200, &fields), expected, "{lines:?}");
@@ -306,6 +313,9 @@ mod tests {
                 ],
                 Some(6),
             ),
+            (&[("x-ratelimit-remaining", "4, 0"), ("x-ratelimit-reset", "600, 6")], Some(6)),
+            (&[("x-ratelimit-remaining", "0,4"), ("x-ratelimit-reset", "6.5 ,600")], Some(7)),
+            (&[("ratelimit-remaining", "0, 0"), ("ratelimit-reset", "5, 50"), ("ratelimit-reset", "500")], Some(50)),
         ] {
             assert_eq!(waited(200, fields), expected, "{fields:?}");
         }
