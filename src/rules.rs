@@ -45,6 +45,7 @@ mod deciding;
 mod definition;
 mod error;
 mod file;
+mod find;
 mod index;
 mod names;
 mod path;
@@ -63,14 +64,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::rule::Rule;
 
 use compiled::{Compiled, CompiledAction};
 use error::{Field, MOST_FAULTS};
-use index::{Index, Lookup};
+use index::Index;
 use throttle::Limits;
 
 pub use crate::rule::fields::Policy;
@@ -108,6 +108,8 @@ struct Shared {
     definitions: Vec<Definition>,
     /// All attributes that the rules match, count or cost by.
     attributes: BTreeSet<Box<str>>,
+    /// Those of rules that take effect: all but shadow rules.
+    enforced: BTreeSet<Box<str>>,
     reading: Reading,
     /// In the order in which they apply.
     rules: Vec<Compiled>,
@@ -304,16 +306,22 @@ impl RuleSet {
         self.shared.attributes.iter().map(|name| &**name)
     }
 
-    /// Whether a rule looks at paths, and this path could be read in two ways, while the set doesn't choose one. The
-    /// middleware refuses such a request before any rule; [`applies`](Self::applies) doesn't.
+    /// Whether a rule other than a shadow rule looks at paths, and this path could be read in two ways, while the set
+    /// doesn't choose one. The middleware refuses such a request before any rule; [`applies`](Self::applies) doesn't.
     #[must_use]
     pub fn reads_two_ways(&self, request: &Attributes<'_>) -> bool {
-        self.shared.reading.paths == Paths::Unambiguous && self.uses("path") && request.reads_two_ways()
+        self.shared.reading.paths == Paths::Unambiguous && self.enforces(names::PATH) && request.reads_two_ways()
     }
 
     /// Whether a rule matches, counts or costs by this attribute.
+    #[cfg(feature = "http")]
     pub(crate) fn uses(&self, attribute: &str) -> bool {
         self.shared.attributes.contains(attribute)
+    }
+
+    /// The same, of rules that take effect: a shadow rule refuses no request.
+    pub(crate) fn enforces(&self, attribute: &str) -> bool {
+        self.shared.enforced.contains(attribute)
     }
 
     /// Identifies the set: another one once it has been reloaded.
@@ -394,8 +402,9 @@ impl RuleSet {
         };
         let checks = rules.iter().zip(found_by).map(check).collect();
         let attributes = definitions.iter().flat_map(Definition::attributes).map(Into::into).collect();
-        let shared =
-            Shared { definitions: Vec::new(), attributes, reading, rules, checks, index, warnings: Vec::new() };
+        let enforced = definitions.iter().filter(|rule| rule.shadow != Some(true)).flat_map(Definition::attributes);
+        let enforced = enforced.map(Into::into).collect();
+        let shared = Shared { attributes, enforced, reading, rules, checks, index, ..Shared::default() };
         for (place, at) in places.iter().enumerate() {
             if wrong.len() < MOST_FAULTS
                 && let Some(before) = shared.hidden_by(place)
@@ -409,62 +418,14 @@ impl RuleSet {
         };
         if wrong.is_empty() {
             let doubted = definitions.iter().enumerate();
-            let doubted = doubted.flat_map(|(at, rule)| warnings::of(rule).into_iter().map(move |fault| (at, fault)));
+            let doubted =
+                doubted.flat_map(|(at, rule)| warnings::of(rule, reading).into_iter().map(move |fault| (at, fault)));
             let warnings = doubted.take(MOST_FAULTS).map(located).collect();
             return Ok(Self { shared: Arc::new(Shared { warnings, definitions, ..shared }) });
         }
         // Rules that can't apply were found in the order of priority.
         wrong.sort_by_key(|(at, _)| *at);
         Err(RuleSetError::new(wrong.into_iter().take(MOST_FAULTS).map(located).collect()))
-    }
-}
-
-impl Shared {
-    /// The index of the rule that applies, and the shadow rules before it.
-    fn find(&self, request: &Attributes<'_>) -> (Option<u32>, SmallVec<[u32; 4]>) {
-        let mut found = None;
-        let mut shadows: SmallVec<[u32; 4]> = SmallVec::new();
-        for list in self.index.lists(&Lookup::of_request(request)) {
-            for &place in list {
-                if found.is_some_and(|found| place >= found) {
-                    break;
-                }
-                let check = self.checks[place as usize];
-                if check.more && !self.rules[place as usize].applies(request, check.found_by) {
-                    continue;
-                }
-                if check.shadow {
-                    shadows.push(place);
-                } else {
-                    found = Some(place);
-                    break;
-                }
-            }
-        }
-        shadows.retain(|place| found.is_none_or(|found| *place < found));
-        shadows.sort_unstable();
-        shadows.dedup();
-        (found, shadows)
-    }
-
-    fn shadows<'s>(&'s self, places: SmallVec<[u32; 4]>, request: &Attributes<'_>) -> impl Iterator<Item = Shadow<'s>> {
-        places.into_iter().map(move |place| {
-            let rule = &self.rules[place as usize];
-            (&rule.name, rule.effect(request))
-        })
-    }
-
-    /// The name of a rule before this one that leaves it nothing to apply to.
-    fn hidden_by(&self, place: usize) -> Option<&str> {
-        let rule = &self.rules[place];
-        let mut first = place;
-        for list in self.index.lists(&Lookup::of_rule(&rule.conditions)) {
-            let end = first;
-            let mut before = list.iter().map(|other| *other as usize).take_while(|other| *other < end);
-            let hides = |other: &usize| self.checks[*other].hides && rule.is_hidden_by(&self.rules[*other]);
-            first = before.find(hides).unwrap_or(first);
-        }
-        (first < place).then(|| &*self.rules[first].name)
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::attributes::{Attributes, upper_case};
+use super::attributes::{Attributes, OTHER_METHOD, is_standard, upper_case};
 use super::definition::Reading;
 use super::names::{IP, METHOD, PATH};
 use super::path::{self, Pattern};
@@ -28,6 +28,12 @@ pub(super) enum Values {
     /// Sorted.
     Texts(Vec<Box<[u8]>>),
 }
+
+/// All addresses.
+pub(super) const EVERY_NET: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
+];
 
 impl Condition {
     /// From an attribute and a rule's values for it; or which value is wrong, and what was expected.
@@ -93,20 +99,28 @@ impl Condition {
         }
     }
 
+    /// Whether this value of it is a method that isn't a standard one, which `OTHER` names too.
+    pub(super) fn names_another_method(&self, value: &[u8]) -> bool {
+        *self.attribute == *METHOD && std::str::from_utf8(value).is_ok_and(|method| !is_standard(method))
+    }
+
     /// Whether it holds whenever all of these do.
     pub(super) fn follows_from(&self, others: &[Self]) -> bool {
         others.iter().filter(|other| other.attribute == self.attribute).any(|other| {
             match (&self.values, &other.values) {
                 (Values::Present, _) => true,
+                (Values::Paths(own), Values::Present) => own.iter().any(Pattern::covers_all),
+                (Values::Nets(own), Values::Present) => EVERY_NET.iter().all(|net| own.contains(net)),
                 (Values::Paths(own), Values::Paths(other)) => {
                     own == other || other.iter().all(|other| own.iter().any(|own| own.covers(other.segments())))
                 }
                 (Values::Nets(own), Values::Nets(other)) => {
                     other.iter().all(|other| last_before(own, other.network()).is_some_and(|own| own.contains(other)))
                 }
-                (Values::Texts(own), Values::Texts(other)) => {
-                    other.iter().all(|other| own.binary_search(other).is_ok())
-                }
+                (Values::Texts(own), Values::Texts(other)) => other.iter().all(|other| {
+                    let has = |value: &[u8]| own.binary_search_by(|own| (**own).cmp(value)).is_ok();
+                    has(other) || self.names_another_method(other) && has(OTHER_METHOD.as_bytes())
+                }),
                 _ => false,
             }
         })
@@ -172,7 +186,7 @@ pub(crate) fn net(text: &str) -> Result<IpNet, String> {
     };
     let net = match net {
         IpNet::V6(v6) if v6.prefix_len() >= 96 => match v6.addr().to_ipv4_mapped() {
-            Some(v4) => ipnet::Ipv4Net::new(v4, v6.prefix_len() - 96).map_or(net, IpNet::V4),
+            Some(v4) => Ipv4Net::new(v4, v6.prefix_len() - 96).map_or(net, IpNet::V4),
             None => net,
         },
         net => net,

@@ -8,8 +8,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 use smallvec::SmallVec;
 
-use super::attributes::Attributes;
-use super::condition::{Condition, Values};
+use super::attributes::{Attributes, OTHER_METHOD};
+use super::condition::{Condition, EVERY_NET, Values};
 use super::names::{IP, PATH};
 use super::path::{self, Segment};
 
@@ -183,8 +183,14 @@ impl Index {
                     if let (Values::Texts(values), Some(at)) =
                         (&condition.values, self.names.get(condition.attribute()))
                     {
-                        // A rule that hides this one is in the list of each of its values.
                         let places = |value: &[u8]| self.texts[*at].1.get(value).map_or(&[][..], SmallVec::as_slice);
+                        if values.iter().any(|value| condition.names_another_method(value)) {
+                            // The other rule may name it, or all of them.
+                            let values = values.iter().map(|value| &**value).chain([OTHER_METHOD.as_bytes()]);
+                            lists.extend(values.map(places));
+                            continue;
+                        }
+                        // A rule that hides this one is in the list of each of its values.
                         lists.extend(values.iter().map(|value| places(value)).min_by_key(|places| places.len()));
                     }
                 }
@@ -206,11 +212,12 @@ impl<'a, 'r> Lookup<'a, 'r> {
         let of = |attribute| conditions.iter().find(|condition| condition.attribute() == attribute);
         let path = of(PATH).and_then(|condition| match &condition.values {
             Values::Paths(patterns) => patterns.first().map(|pattern| pattern.segments().collect()),
-            _ => None,
+            // What covers every path covers the root's.
+            _ => Some(SmallVec::new()),
         });
         let net = of(IP).and_then(|condition| match &condition.values {
             Values::Nets(nets) => nets.first().copied(),
-            _ => None,
+            _ => EVERY_NET.first().copied(),
         });
         Self { path, net, texts: Texts::Rule(conditions) }
     }

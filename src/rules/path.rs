@@ -238,6 +238,11 @@ impl Pattern {
         fixed.chain(self.open.then_some(Segment::Rest))
     }
 
+    /// Whether it covers every path.
+    pub(super) fn covers_all(&self) -> bool {
+        self.open && self.segments.is_empty()
+    }
+
     /// Whether this pattern covers everything that the other, a path or a pattern, stands for.
     pub(super) fn covers<'o>(&self, other: impl IntoIterator<Item = Segment<'o>>) -> bool {
         let mut others = other.into_iter();

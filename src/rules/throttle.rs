@@ -146,6 +146,7 @@ impl Throttle {
                         };
                         (at.clone(), format!("{key}: {why}"))
                     })?;
+                    min_cost(definition, &rule).map_err(|(_, why)| (at.clone(), format!("{key}: {why}")))?;
                     Override::Rule(Box::new(rule))
                 }
             };
@@ -190,7 +191,7 @@ impl Throttle {
             let example = example.join("|").replace("ip:...", "ip:192.0.2.1");
             format!("expected a key that the rule counts by, such as {example}, got {key:?}")
         };
-        let values = if self.key.len() == 1 { vec![key.to_owned()] } else { unescaped(key) };
+        let values = listed_values(key, self.key.len());
         if values.len() != self.key.len() {
             return Err(expected());
         }
@@ -327,6 +328,11 @@ impl Throttle {
         }
         key
     }
+}
+
+/// A listed key's attributes, of which it should have so many.
+pub(super) fn listed_values(key: &str, attributes: usize) -> Vec<String> {
+    if attributes == 1 { vec![key.to_owned()] } else { unescaped(key) }
 }
 
 /// A composed key's attributes, split and without the backslashes that escape them.

@@ -1,9 +1,9 @@
 //! What is valid in a rule and probably doesn't match as meant: values written as patterns where none are read.
 
-use super::definition::Definition;
+use super::definition::{Definition, Paths, Reading};
 use super::error::Field;
-use super::names::{METHOD, PATH, TIER};
-use super::throttle::Refusal;
+use super::names::{IP, METHOD, PATH, TIER};
+use super::throttle::{Refusal, listed_values};
 
 /// The route that a router has matched; its own patterns are written in braces.
 const ROUTE: &str = "route";
@@ -11,8 +11,11 @@ const ROUTE: &str = "route";
 /// The host that a request is for, which the middleware reads in one spelling.
 const HOST: &str = "host";
 
+const A_HOST: &str = "expected a host as the middleware reads it, in lower case, without port and final dot";
+const NO_BLANKS: &str = "expected a value without blanks around it, which no header field has";
+
 /// What is compared literally in this rule though it looks like a pattern.
-pub(super) fn of(rule: &Definition) -> Vec<Refusal> {
+pub(super) fn of(rule: &Definition, reading: Reading) -> Vec<Refusal> {
     let mut found = Vec::new();
     for (attribute, values) in &rule.conditions {
         // Any value.
@@ -20,7 +23,7 @@ pub(super) fn of(rule: &Definition) -> Vec<Refusal> {
             continue;
         }
         for (index, value) in values.0.iter().enumerate() {
-            let warning = in_condition(attribute, value);
+            let warning = in_condition(attribute, value, reading);
             found.extend(warning.map(|why| {
                 let at = Field::named("match").entry(attribute).item(index);
                 (at, format!("{attribute}: {why}, got {value:?}"))
@@ -28,7 +31,12 @@ pub(super) fn of(rule: &Definition) -> Vec<Refusal> {
         }
     }
     let of_key = |field: &str, key: &str| {
-        key.contains('*').then(|| format!("{field}: expected a whole key, since keys have no patterns, got {key:?}"))
+        let why = if key.contains('*') {
+            "expected a whole key, since keys have no patterns"
+        } else {
+            of_values(&rule.key.0, key)?
+        };
+        Some(format!("{field}: {why}, got {key:?}"))
     };
     for key in rule.overrides.keys() {
         found.extend(of_key("overrides", key).map(|why| (Field::named("overrides").entry(key), why)));
@@ -40,9 +48,29 @@ pub(super) fn of(rule: &Definition) -> Vec<Refusal> {
     found
 }
 
+/// What was probably meant by the values in a key, which are compared as they are written.
+fn of_values(attributes: &[String], key: &str) -> Option<&'static str> {
+    let values = listed_values(key, attributes.len());
+    values.iter().zip(attributes).find_map(|(value, attribute)| {
+        let value = value.strip_prefix(&**attribute)?.strip_prefix(':')?;
+        match &**attribute {
+            // Read as in a request.
+            PATH | METHOD | IP => None,
+            HOST if has_another_spelling(value) => Some(A_HOST),
+            _ if value.trim() != value => Some(NO_BLANKS),
+            _ => None,
+        }
+    })
+}
+
 /// What was probably meant by a value of a condition.
-fn in_condition(attribute: &str, value: &str) -> Option<&'static str> {
+fn in_condition(attribute: &str, value: &str, reading: Reading) -> Option<&'static str> {
     match attribute {
+        PATH if reading.paths == Paths::Segments
+            && value.bytes().any(|byte| !byte.is_ascii_graphic() || byte == b'"') =>
+        {
+            Some("expected it percent-encoded, as requests have it, since paths are compared as they are sent")
+        }
         PATH if has_an_expression(value) => {
             Some("expected * for a segment that varies, since everything else is compared literally")
         }
@@ -52,9 +80,8 @@ fn in_condition(attribute: &str, value: &str) -> Option<&'static str> {
         }
         ROUTE => None,
         _ if value.contains('*') => Some("expected a whole value, since only path has patterns"),
-        HOST if has_another_spelling(value) => {
-            Some("expected a host as the middleware reads it, in lower case, without port and final dot")
-        }
+        HOST if has_another_spelling(value) => Some(A_HOST),
+        _ if value.trim() != value => Some(NO_BLANKS),
         METHOD | TIER if value.contains(['|', ',']) => Some("expected a list of values, such as [\"a\", \"b\"]"),
         _ => None,
     }
@@ -129,7 +156,7 @@ mod tests {
                     "/a/...",
                 ][..],
             ),
-            ("tier", &["fr*", "*free", "free|paid", "free,paid"], &["*", "free", "a.b"]),
+            ("tier", &["fr*", "*free", "free|paid", "free,paid", " free", "free\t"], &["*", "free", "a.b", "a b"]),
             ("method", &["GET|POST", "P*"], &["GET", "*"]),
             ("route", &["/users/*", "/*"], &["/users/{id}", "/files/{*path}", "*", "/{a}/{tail:.*}"]),
             (
@@ -140,6 +167,57 @@ mod tests {
         ] {
             doubted.iter().for_each(|value| assert!(warned(attribute, value), "{attribute} {value}"));
             fine.iter().for_each(|value| assert!(!warned(attribute, value), "{attribute} {value}"));
+        }
+    }
+
+    #[test]
+    fn a_listed_key_that_is_spelled_as_no_request_is_doubted() {
+        for (key, doubted, fine) in [
+            (
+                &["user"][..],
+                &["user: 42", "user:42 ", "user:4*"][..],
+                &["user:42", "user:Ada Lovelace", "user:A.:1"][..],
+            ),
+            (
+                &["host"],
+                &["host:Evil.example", "host:evil.example:443", "host:evil.example.", "host:b\u{fc}cher.example"],
+                &["host:evil.example", "host:[2001:db8::1]"],
+            ),
+            (&["ip"], &[], &["ip:2001:DB8::1"]),
+            (&["path"], &["path:/a/*"], &["path:/A.", "path:/a%20"]),
+            (
+                &["user", "host"],
+                &["user:42|host:Evil.example", "user:42 |host:a"],
+                &["user:A|host:a", "user:a\\|B|host:a"],
+            ),
+        ] {
+            for (listed, expected) in doubted.iter().map(|key| (key, 1)).chain(fine.iter().map(|key| (key, 0))) {
+                for field in ["block", "allow", "overrides"] {
+                    let mut rule = Definition::new("a");
+                    rule.key = super::super::OneOrMore(key.iter().map(|&name| name.to_owned()).collect());
+                    rule.limits = vec!["gcra 1/1s".into()];
+                    match field {
+                        "block" => rule.block.push((*listed).to_owned()),
+                        "allow" => rule.allow.push((*listed).to_owned()),
+                        _ => drop(rule.overrides.insert((*listed).to_owned(), "gcra 2/1s".to_owned())),
+                    }
+                    let rules = RuleSet::new([rule]).unwrap_or_else(|error| panic!("{listed}: {error}"));
+                    assert_eq!(rules.warnings().len(), expected, "{field} {listed}: {:?}", rules.warnings());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_is_compared_as_sent_and_never_sent_so_is_doubted() {
+        for (pattern, encoded) in [("/caf\u{e9}", "/caf%C3%A9"), ("/a b/*", "/a%20b/*"), ("/a\"b", "/a%22b")] {
+            for (paths, of_raw) in [("paths = \"segments\"\n", 1), ("paths = \"decoded\"\n", 0), ("", 0)] {
+                for (pattern, expected) in [(pattern, of_raw), (encoded, 0)] {
+                    let rule = format!("[[rule]]\nname = 'a'\nmatch = {{ path = '{pattern}' }}\naction = 'block'");
+                    let rules: RuleSet = format!("{paths}{rule}").parse().unwrap();
+                    assert_eq!(rules.warnings().len(), expected, "{paths}{pattern}: {:?}", rules.warnings());
+                }
+            }
         }
     }
 }

@@ -386,6 +386,26 @@ async fn the_policy_for_an_outage_is_set_for_all_rules_or_one() {
 
 /// A charge can be peeked, settled or given back as any request can.
 #[tokio::test]
+async fn an_override_keeps_what_was_used_under_the_same_name() {
+    let server = Server::start();
+    let limiter = limiter(&server);
+    for (name, limit, instead, left) in [
+        ("same", "\"fixed-window 10/1h\"", "fixed-window 20/1h", 16),
+        ("period", "\"fixed-window 10/1h\"", "fixed-window 20/2h", 19),
+        ("named", "{ name = \"hour\", limit = \"fixed-window 10/1h\" }", "fixed-window 20/1h", 19),
+    ] {
+        let text = format!("[[rule]]\nname = \"{name}\"\nkey = \"user\"\nlimits = [{limit}]\n");
+        let changed = rule_set(&format!("{text}overrides = {{ \"user:42\" = \"{instead}\" }}"));
+        let user = Attributes::new().user("42");
+        for _ in 0..3 {
+            assert!(verdict(&limiter, &rule_set(&text), &user).await.allowed);
+        }
+        let decision = verdict(&limiter, &changed, &user).await.decision.expect("a decision");
+        assert_eq!(decision.remaining, left, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn units_charged_by_a_rule_can_be_given_back() {
     let server = Server::start();
     let (limiter, rules) = (limiter(&server.tcp_url()), rule_set(API));

@@ -106,6 +106,30 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
         ),
         (
+            with("cost = \"x\"\nmin_cost = 1\noverrides = { \"user:a\" = \"gcra 5/1s\" }")
+                .replace("min_cost = 1", "min_cost = 6")
+                .replace("gcra 1/1s", "gcra 9/1s"),
+            "rules.toml:7:26: rule a: user:a: min_cost: expected at most 5, all that is ever admitted by gcra 5/1s, got 6",
+        ),
+        (
+            "[[rule]]\nname = \"a\"\nmatch = { method = [\"GET\", \"OTHER\"] }\naction = \"block\"\n\
+             [[rule]]\nname = \"b\"\nmatch = { method = [\"PROPFIND\", \"HEAD\"] }\naction = \"allow\"\n"
+                .into(),
+            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
+        ),
+        (
+            "[[rule]]\nname = \"a\"\nmatch = { path = [\"/x\", \"/*\"] }\naction = \"block\"\n\
+             [[rule]]\nname = \"b\"\nmatch = { path = \"*\", tier = \"x\" }\naction = \"allow\"\n"
+                .into(),
+            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
+        ),
+        (
+            "[[rule]]\nname = \"a\"\nmatch = { ip = [\"0.0.0.0/0\", \"::/0\"] }\naction = \"block\"\n\
+             [[rule]]\nname = \"b\"\nmatch = { ip = \"*\", tier = \"x\" }\naction = \"allow\"\n"
+                .into(),
+            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
+        ),
+        (
             second("match = { tier = \"free\" }\naction = \"deny\""),
             "rules.toml:8:10: rule b: action: expected one of throttle, block, allow, got \"deny\"",
         ),

@@ -37,7 +37,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
 }
 
 fn network() -> impl Strategy<Value = String> {
-    (address(), 0_u8..=128).prop_map(|(address, length)| {
+    (address(), prop_oneof![3 => 0_u8..=128, 1 => Just(0)]).prop_map(|(address, length)| {
         let (bits, width) = bits(address);
         let length = length.min(width);
         let kept = bits & mask(length, width);
@@ -60,6 +60,11 @@ fn mask(length: u8, width: u8) -> u128 {
     all & !all.checked_shr(length.into()).unwrap_or_default()
 }
 
+/// These, or any.
+fn or_any(values: impl Strategy<Value = OneOrMore>) -> impl Strategy<Value = OneOrMore> {
+    prop_oneof![9 => values, 1 => Just("*".into())]
+}
+
 fn one_or_more(values: impl Strategy<Value = String>) -> impl Strategy<Value = OneOrMore> {
     vec(values, 1..=2).prop_map(OneOrMore)
 }
@@ -68,11 +73,15 @@ fn own() -> impl Strategy<Value = String> {
     select(vec!["x", "y", "*"]).prop_map(str::to_owned)
 }
 
+fn method() -> impl Strategy<Value = &'static str> {
+    select(vec!["GET", "post", "HEAD", "OTHER", "PROPFIND", "purge"])
+}
+
 prop_compose! {
     fn definition()(
-        path in option::of(one_or_more(pattern())),
-        ip in option::weighted(0.3, one_or_more(network())),
-        method in option::weighted(0.3, one_or_more(select(vec!["GET", "post", "HEAD"]).prop_map(str::to_owned))),
+        path in option::of(or_any(one_or_more(pattern()))),
+        ip in option::weighted(0.3, or_any(one_or_more(network()))),
+        method in option::weighted(0.3, or_any(one_or_more(method().prop_map(str::to_owned)))),
         own in btree_map(select(vec!["tier", "org"]), own(), 0..=2),
         priority in -1_i64..=1,
         shadow in prop::bool::weighted(0.15),
@@ -105,7 +114,7 @@ prop_compose! {
     fn sample()(
         path in option::weighted(0.9, path()),
         ip in option::of(address()),
-        method in option::of(select(vec!["GET", "POST", "HEAD", "PUT"])),
+        method in option::of(select(vec!["GET", "POST", "HEAD", "PUT", "PROPFIND", "PURGE"])),
         own in btree_map(select(vec!["tier", "org"]), select(vec!["x", "y", "z"]), 0..=2),
     ) -> Sample {
         Sample { path, ip, method, own }
@@ -132,15 +141,21 @@ impl Sample {
 fn holds(rule: &Definition, request: &Sample) -> bool {
     let has = rule.conditions.iter().all(|(name, OneOrMore(values))| {
         let one = |value: &String| match name.as_str() {
+            "path" if value == "*" => request.path.is_some(),
+            "ip" if value == "*" => request.ip.is_some(),
+            "method" if value == "*" => request.method.is_some(),
             "path" => request.path.as_ref().is_some_and(|path| path_matches(value, path)),
             "ip" => request.ip.is_some_and(|address| {
                 let (network, length) = value.split_once('/').expect("a network");
                 let ((kept, width), (bits, of)) = (bits(network.parse().expect("an address")), bits(address));
                 width == of && bits & mask(length.parse().expect("a length"), width) == kept
             }),
-            "method" => request
-                .method
-                .is_some_and(|method| *method == value.to_uppercase() || (value == "GET" && method == "HEAD")),
+            "method" => request.method.is_some_and(|method| {
+                let is_another = ["PROPFIND", "PURGE"].contains(&method);
+                *method == value.to_uppercase()
+                    || (value == "GET" && method == "HEAD")
+                    || (value == "OTHER" && is_another)
+            }),
             name => request.own.get(name).is_some_and(|own| own == value || value == "*"),
         };
         values.iter().any(one)

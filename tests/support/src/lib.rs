@@ -1,7 +1,6 @@
 //! What tests share: servers of their own, random limits and histories, and the oracle that answers are held against.
 
 pub mod acl;
-#[cfg(feature = "record")]
 pub mod alone;
 #[cfg(feature = "record")]
 pub mod api_keys;
