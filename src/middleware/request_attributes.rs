@@ -27,6 +27,9 @@ pub(super) struct AttributeReaders {
     others: Vec<(Arc<str>, Read)>,
 }
 
+/// What an earlier layer says of the user behind a request.
+const OF_ACCOUNTS: [&str; 3] = ["user", "tier", "api_key"];
+
 /// The text of such a refusal: the error's own may name a proxy.
 const UNREADABLE_ADDRESS: &str = "the address that this request comes from can't be read";
 
@@ -62,15 +65,25 @@ impl AttributeReaders {
         self.others.push((name.into(), read));
     }
 
-    /// Reports attributes that rules use and no request has, by the first request.
-    pub(super) fn check(&self, rules: &RuleSet, first: &Extensions, knows_accounts: bool) {
+    /// Reports attributes that rules use and no request has, by the first request; but for those of accounts, which it
+    /// may lack although others have them.
+    pub(super) fn check(&self, rules: &RuleSet, first: &Extensions) {
         let known = |name: &str| {
             ["method", "path", "ip"].contains(&name)
+                || OF_ACCOUNTS.contains(&name)
                 || name == "route" && route(first, self.side).is_some()
-                || knows_accounts && ["user", "tier", "api_key"].contains(&name)
-                || self.others.iter().any(|(other, _)| **other == *name)
         };
-        rules.attributes().filter(|name| !known(name)).for_each(telemetry::unsourced);
+        self.unsourced(rules, |name| !known(name));
+    }
+
+    /// The same of those of accounts, if none comes with any request.
+    pub(super) fn check_accounts(&self, rules: &RuleSet) {
+        self.unsourced(rules, |name| OF_ACCOUNTS.contains(&name));
+    }
+
+    fn unsourced(&self, rules: &RuleSet, of: impl Fn(&str) -> bool) {
+        let is_read = |name: &str| self.others.iter().any(|(other, _)| **other == *name);
+        rules.attributes().filter(|name| of(name) && !is_read(name)).for_each(telemetry::unsourced);
     }
 
     /// # Errors
@@ -102,8 +115,8 @@ impl RequestAttributes<'_> {
     ///
     /// # Errors
     ///
-    /// What the client, or a proxy, sent can't be read, and a rule uses it: without the attribute, rules that deny by it
-    /// wouldn't apply. The error comes with the text of the refusal.
+    /// What the client, or a proxy, sent can't be read, and a rule that takes effect uses it: without the attribute,
+    /// rules that deny by it wouldn't apply. The error comes with the text of the refusal.
     pub(super) fn attributes<'a>(
         &'a self,
         parts: &'a Parts,
@@ -113,13 +126,13 @@ impl RequestAttributes<'_> {
         let own = |name: &str| self.others.iter().any(|(other, _)| *other == name);
         let mut request = match &self.ip {
             Ok(Some(address)) => request.ip(*address),
-            Err(error) if rules.uses("ip") && !own("ip") => return Err((UNREADABLE_ADDRESS, error.clone())),
+            Err(error) if rules.enforces("ip") && !own("ip") => return Err((UNREADABLE_ADDRESS, error.clone())),
             _ => request,
         };
         for (name, value) in &self.others {
             request = match *name {
                 "ip" | "path" | "method" if value.is_empty() => request,
-                "ip" | "path" | "method" if rules.uses(name) => {
+                "ip" | "path" | "method" if rules.enforces(name) => {
                     let detail = match *name {
                         "ip" => UNREADABLE_ADDRESS,
                         "path" => "the path of this request can't be read",

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response};
+use http::{Extensions, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
@@ -18,7 +18,7 @@ use super::answer::{self, Failure, Protocol};
 use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
 use super::pending::Pending;
 use super::request_attributes::RequestAttributes;
-use super::settings::Settings;
+use super::settings::{Checked, Settings};
 use super::upstream_backoff::back_off;
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
@@ -33,6 +33,10 @@ use crate::telemetry;
 
 const NO_PEER: &str = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
+
+/// Without an account in so many requests, none comes from an earlier layer: it puts none into those of strangers, such
+/// as a health check.
+const STRANGERS: usize = 100;
 
 /// A service under rules, created by a [`RateLimitLayer`](super::RateLimitLayer).
 #[derive(Clone, Debug)]
@@ -61,10 +65,7 @@ where
         let again = self.service.clone();
         let service = mem::replace(&mut self.service, again);
         let (settings, rules) = (Arc::clone(&self.settings), self.settings.rules.rules());
-        if settings.checked.load(Ordering::Relaxed) != rules.address() {
-            settings.checked.store(rules.address(), Ordering::Relaxed);
-            settings.readers.check(&rules, request.extensions(), settings.knows_accounts(&request));
-        }
+        settings.check(&rules, request.extensions());
         Box::pin(settings.pass(rules, service, request))
     }
 }
@@ -98,6 +99,7 @@ impl Settings {
         if self.skip.as_ref().is_some_and(|skip| skip(&parts)) {
             // Handlers ask for them, and find that there are none.
             parts.extensions.get_or_insert_default::<Permits>();
+            drop(rules);
             let response = service.call(Request::from_parts(parts, body)).await?;
             return Ok(response.map(|body| ResponseBody::inner(body, None)));
         }
@@ -105,6 +107,8 @@ impl Settings {
             Ok(admitted) => admitted,
             Err(answer) => return Ok(answer.map(ResponseBody::answer)),
         };
+        // A handler may take long, and meanwhile another set may have taken the place of this one.
+        drop(rules);
         let Admitted { verdict, ends, charged, pending } = admitted;
         let fields = verdict.headers(self.style);
         parts.extensions.insert(verdict);
@@ -158,22 +162,19 @@ impl Settings {
         if lacks_a_peer {
             telemetry::no_peer(NO_PEER);
             // Otherwise it would be led around a rule by address.
-            if rules.misses("ip", &attributes) {
+            if applies.user_block.is_none() && rules.misses("ip", &attributes) {
                 return Err(failed(uncounted(no_peer())));
             }
         }
         let began = self.hands_on().then(Instant::now);
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
-        let latency = began.map(|began| began.elapsed()).unwrap_or_default();
-        let mut pending = Pending::default();
-        if let Some(sink) = self.rules.sink() {
-            pending.add(sink.decided(&attributes, &verdict, latency));
-        }
         if lacks_a_peer && matches!(&verdict.reason, Reason::Missing(name) if name == "ip") {
             return Err(failed(no_peer()));
         }
-        if let Some(sink) = &self.sink {
+        let latency = began.map(|began| began.elapsed()).unwrap_or_default();
+        let mut pending = Pending::default();
+        for sink in self.rules.sink().into_iter().chain(self.sink.as_deref()) {
             pending.add(sink.decided(&attributes, &verdict, latency));
         }
         if !verdict.allowed {
@@ -210,9 +211,22 @@ impl Settings {
         self.sink.is_some() || self.rules.sink().is_some()
     }
 
-    /// Whether a request's user, tier and API key may come from elsewhere than the layer's own readers.
-    fn knows_accounts<B>(&self, request: &Request<B>) -> bool {
-        self.rules.knows_users() || request.extensions().get::<Account>().is_some()
+    /// Reports, once for each set of rules, the attributes that they use and no request has.
+    fn check(&self, rules: &RuleSet, request: &Extensions) {
+        let Checked { set, strangers } = &*self.checked;
+        if set.swap(rules.address(), Ordering::Relaxed) != rules.address() {
+            strangers.store(0, Ordering::Relaxed);
+            self.readers.check(rules, request);
+        }
+        // Most requests come after it is known.
+        if strangers.load(Ordering::Relaxed) >= STRANGERS {
+            return;
+        }
+        if self.rules.knows_users() || request.get::<Account>().is_some() {
+            strangers.store(STRANGERS, Ordering::Relaxed);
+        } else if strangers.fetch_add(1, Ordering::Relaxed) + 1 == STRANGERS {
+            self.readers.check_accounts(rules);
+        }
     }
 
     /// The account behind the request: as an earlier layer found it, with what the source of the rules knows of the

@@ -24,8 +24,17 @@ pub(super) struct Settings {
     /// The longest pause that a response may cause.
     pub(super) upstream_backoff: Option<Duration>,
     pub(super) sink: Option<Arc<dyn DecisionSink>>,
-    /// The address of the last checked set of rules. A router creates a layer's services again and again.
-    pub(super) checked: Arc<AtomicUsize>,
+    /// Shared, since a router creates a layer's services again and again.
+    pub(super) checked: Arc<Checked>,
+}
+
+/// What is known of the set of rules that was last checked for attributes that no request has.
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    /// Its address.
+    pub(super) set: AtomicUsize,
+    /// How many requests had no account, until one had.
+    pub(super) strangers: AtomicUsize,
 }
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;

@@ -6,6 +6,7 @@ mod connections;
 mod header_fields;
 mod outgoing_calls;
 mod permits;
+mod refusals;
 mod responses;
 mod rewritten_targets;
 mod routes;

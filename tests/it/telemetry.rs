@@ -12,8 +12,9 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 use tollgate::middleware::RateLimitLayer;
-use tollgate::rules::{Attributes, RuleSet};
+use tollgate::rules::{Account, Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
+use tollgate_testing::alone::alone;
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::redis_server::Server;
 use tower::{Layer, ServiceExt, service_fn};
@@ -229,20 +230,47 @@ impl Log {
     }
 }
 
+/// An earlier layer puts no account into the requests of strangers, of which the first may be one.
+#[test]
+fn attributes_of_accounts_are_reported_only_where_no_account_comes() {
+    if alone("telemetry::attributes_of_accounts_are_reported_only_where_no_account_comes", &[]).is_some() {
+        return;
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let rules = "[[rule]]\nname = \"paid\"\nmatch = { tier = \"paid\" }\nkey = \"user\"\nlimits = [\"gcra 1/1h\"]";
+    tracing::subscriber::with_default(subscriber, || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let layer = || RateLimitLayer::new(Limiter::new(Embedded::new()), rules.parse::<RuleSet>().expect("rules"));
+            let hello =
+                || service_fn(|_: http::Request<()>| async { Ok::<_, Infallible>(http::Response::new(Body::empty())) });
+            let with_user = layer().attribute("user", |_| None::<String>);
+            for (service, account_comes) in
+                [(layer().layer(hello()), true), (layer().layer(hello()), false), (with_user.layer(hello()), false)]
+            {
+                for number in 0..250 {
+                    let mut request = http::Request::new(());
+                    if number == 99 && account_comes {
+                        request.extensions_mut().insert(Account::new("42"));
+                    }
+                    service.clone().oneshot(request).await.expect("infallible");
+                }
+            }
+        });
+    });
+    let text = log.text();
+    for (attribute, times) in [("tier", 2), ("user", 1)] {
+        let line = format!("rules ask for an attribute that no request has attribute=\"{attribute}\"");
+        assert_eq!(text.matches(&line).count(), times, "once where none comes, and nobody reads it: {text}");
+    }
+}
+
 #[test]
 fn spans_and_events_report_outcomes_and_never_a_key() {
-    // A process of its own: what one thread traces depends on which threads came by each place in the code before.
-    const ALONE: &str = "TOLLGATE_TEST_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        let test = "telemetry::spans_and_events_report_outcomes_and_never_a_key";
-        let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
-        let output = again.args(["--exact", test, "--nocapture"]).env(ALONE, "yes").output().expect("its end");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && text.contains("1 passed"),
-            "{text}{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+    // What one thread traces depends on which threads came by each place in the code before.
+    if alone("telemetry::spans_and_events_report_outcomes_and_never_a_key", &[]).is_some() {
         return;
     }
     let mut server = Server::start();
