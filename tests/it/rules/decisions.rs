@@ -388,11 +388,11 @@ async fn the_policy_for_an_outage_is_set_for_all_rules_or_one() {
 #[tokio::test]
 async fn an_override_keeps_what_was_used_under_the_same_name() {
     let server = Server::start();
-    let limiter = limiter(&server);
+    let limiter = limiter(&server.url());
     for (name, limit, instead, left) in [
-        ("same", "\"fixed-window 10/1h\"", "fixed-window 20/1h", 16),
-        ("period", "\"fixed-window 10/1h\"", "fixed-window 20/2h", 19),
-        ("named", "{ name = \"hour\", limit = \"fixed-window 10/1h\" }", "fixed-window 20/1h", 19),
+        ("same", "\"sliding-log 10/1h\"", "sliding-log 20/1h", 16),
+        ("period", "\"sliding-log 10/1h\"", "sliding-log 20/2h", 19),
+        ("named", "{ name = \"hour\", limit = \"sliding-log 10/1h\" }", "sliding-log 20/1h", 19),
     ] {
         let text = format!("[[rule]]\nname = \"{name}\"\nkey = \"user\"\nlimits = [{limit}]\n");
         let changed = rule_set(&format!("{text}overrides = {{ \"user:42\" = \"{instead}\" }}"));
