@@ -213,17 +213,18 @@ impl Settings {
 
     /// Reports, once for each set of rules, the attributes that they use and no request has.
     fn check(&self, rules: &RuleSet, request: &Extensions) {
-        let Checked { set, strangers } = &*self.checked;
-        if set.swap(rules.address(), Ordering::Relaxed) != rules.address() {
+        let Checked { set, strangers, accounts } = &*self.checked;
+        // Read alone by nearly every request, of all threads.
+        if set.load(Ordering::Relaxed) != rules.address() {
+            set.store(rules.address(), Ordering::Relaxed);
             strangers.store(0, Ordering::Relaxed);
             self.readers.check(rules, request);
         }
-        // Most requests come after it is known.
-        if strangers.load(Ordering::Relaxed) >= STRANGERS {
+        if accounts.load(Ordering::Relaxed) || strangers.load(Ordering::Relaxed) >= STRANGERS {
             return;
         }
         if self.rules.knows_users() || request.get::<Account>().is_some() {
-            strangers.store(STRANGERS, Ordering::Relaxed);
+            accounts.store(true, Ordering::Relaxed);
         } else if strangers.fetch_add(1, Ordering::Relaxed) + 1 == STRANGERS {
             self.readers.check_accounts(rules);
         }

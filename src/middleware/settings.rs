@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use http::request::Parts;
@@ -28,13 +28,15 @@ pub(super) struct Settings {
     pub(super) checked: Arc<Checked>,
 }
 
-/// What is known of the set of rules that was last checked for attributes that no request has.
+/// What is known of attributes that no request has.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
-    /// Its address.
+    /// The address of the set of rules that was last checked.
     pub(super) set: AtomicUsize,
-    /// How many requests had no account, until one had.
+    /// How many requests under that set had no account.
     pub(super) strangers: AtomicUsize,
+    /// Whether one ever had.
+    pub(super) accounts: AtomicBool,
 }
 
 type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
