@@ -30,6 +30,8 @@ enum Kind {
     Schema,
     /// What was sent can't be stored.
     Data,
+    /// The same, by what a function or a trigger of the database's owner says, or by a limit of the server's.
+    Rejected,
     /// Somebody else has held a lock for too long.
     Locked,
     /// What was to be created is there.
@@ -143,13 +145,13 @@ impl PostgresError {
             Kind::Denied => "denied",
             Kind::Locked => "locked",
             Kind::Schema => "schema",
-            Kind::Input | Kind::Data | Kind::Exists | Kind::Refused => "refused",
+            Kind::Input | Kind::Data | Kind::Rejected | Kind::Exists | Kind::Refused => "refused",
         }
     }
 
     /// The data can't be stored, however often that is tried.
     pub(crate) fn is_data(&self) -> bool {
-        self.kind == Kind::Data
+        matches!(self.kind, Kind::Data | Kind::Rejected)
     }
 
     /// What was to be created is there, or another transaction made it at the same moment, which an index of the server's
@@ -205,6 +207,8 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
         // Connection errors, lack of resources, an operator's intervention.
         ref state if ["08", "53", "57"].contains(&&state.code()[..2]) => Kind::Unreachable,
         ref state if ["21", "22", "23"].contains(&&state.code()[..2]) => Kind::Data,
+        // RAISE EXCEPTION among others; a view's WITH CHECK OPTION; an index's row that is too large.
+        ref state if ["27", "38", "39", "44", "54", "P0"].contains(&&state.code()[..2]) => Kind::Rejected,
         SqlState::LOCK_NOT_AVAILABLE => Kind::Locked,
         SqlState::DUPLICATE_SCHEMA | SqlState::DUPLICATE_TABLE => Kind::Exists,
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,

@@ -10,6 +10,9 @@ use crate::postgres::PostgresError;
 const MOST_ROWS: usize = 16;
 const MOST_NAMES: usize = 3;
 
+/// What is checked at a commit alone would refuse the whole batch then.
+const SAVEPOINT: &str = "SAVEPOINT part; SET CONSTRAINTS ALL IMMEDIATE";
+
 /// What of a batch wasn't written.
 #[derive(Default)]
 pub(crate) struct SetAside {
@@ -57,7 +60,7 @@ impl<'r, R> Parts<'r, R> {
     /// The next rows to add; call [`end`](Self::end) with the outcome.
     pub(crate) async fn begin(&mut self, transaction: &Transaction<'_>) -> Result<Option<&'r [R]>, PostgresError> {
         let Some(part) = self.parts.pop() else { return Ok(None) };
-        answered(transaction.batch_execute("SAVEPOINT part")).await?;
+        answered(transaction.batch_execute(SAVEPOINT)).await?;
         Ok(Some(part))
     }
 

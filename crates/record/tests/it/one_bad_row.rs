@@ -148,6 +148,38 @@ async fn a_total_that_is_refused_is_named_and_the_others_are_added() {
     .await;
 }
 
+/// By a trigger of the owner's that raises an exception, and by a constraint that is checked at the commit.
+#[tokio::test]
+async fn a_row_that_a_trigger_or_a_commit_refuses_holds_up_no_other() {
+    let (server, tool) = prepared().await;
+    let service = tool.follow(&limiter()).await.expect("a configuration");
+    let history = tool.record(HistorySettings::new()).expect("recording");
+    server
+        .run(
+            "CREATE TABLE customers (id text PRIMARY KEY); INSERT INTO customers SELECT generate_series(0, 99);
+            INSERT INTO customers VALUES ('raises');
+            ALTER TABLE tollgate.user_quotas ADD FOREIGN KEY (user_id) REFERENCES customers DEFERRABLE INITIALLY DEFERRED;
+            CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF NEW.user_id = 'raises' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
+            CREATE TRIGGER raises BEFORE INSERT ON tollgate.user_quotas FOR EACH ROW EXECUTE FUNCTION raises();
+            CREATE TRIGGER raises BEFORE INSERT ON tollgate.rate_limit_audit_logs FOR EACH ROW EXECUTE FUNCTION raises()",
+        )
+        .await;
+    let users = (0..100).map(|user| user.to_string()).chain(["raises", "unknown"].map(str::to_owned));
+    for user in users.clone() {
+        service.count(&Attributes::new().user(&user), true);
+    }
+    record(&history, users).await;
+    wait_until("the others are written", async || {
+        let _ = (service.finish().await, history.finish().await);
+        service.status().totals_lag.is_zero() && history.status().queued == 0 && history.status().lag.is_zero()
+    })
+    .await;
+    assert_eq!((service.status().totals_lost, history.status().lost), (2, 1));
+    assert_eq!(one(&server, "SELECT count(*) FROM tollgate.user_quotas").await, "100");
+    assert_eq!(one(&server, "SELECT count(*) FROM tollgate.rate_limit_audit_logs").await, "101");
+}
+
 /// If every row is refused, they are not looked at one by one.
 #[tokio::test]
 async fn a_batch_of_which_all_is_refused_is_given_up() {
