@@ -65,8 +65,8 @@ pub(crate) struct Database {
 /// The database, and who changes it.
 #[derive(Debug, Args)]
 pub(crate) struct Author {
-    /// Who makes the change; stored with it.
-    #[arg(long, value_name = "WHO", env = "USER", default_value = "")]
+    /// Who makes the change; stored with it. Default: the database's role.
+    #[arg(long, value_name = "WHO", env = "USER", default_value = "", hide_default_value = true)]
     pub(crate) by: String,
     #[command(flatten)]
     pub(crate) database: Database,

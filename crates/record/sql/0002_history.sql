@@ -67,11 +67,11 @@ CREATE TABLE tollgate.rate_limit_metrics (
     -- Decisions that the process made from denials that it remembers or units that it leased, and those that Redis made.
     cache_hits bigint NOT NULL CHECK (cache_hits >= 0),
     cache_misses bigint NOT NULL CHECK (cache_misses >= 0),
-    -- Others could not be added to.
-    latency tollgate.histogram NOT NULL CONSTRAINT latency_is_a_histogram CHECK (
+    -- Others could not be added to. A check of NULL passes, so none is left of it.
+    latency tollgate.histogram NOT NULL CONSTRAINT latency_is_a_histogram CHECK ((
         array_ndims((latency).buckets) = 1 AND array_ndims((latency).counts) = 1
         AND cardinality((latency).buckets) = cardinality((latency).counts) AND cardinality((latency).buckets) <= 2048
-        AND 0 <= ALL ((latency).buckets) AND 1024 >= ALL ((latency).buckets) AND 0 <= ALL ((latency).counts)),
+        AND 0 <= ALL ((latency).buckets) AND 1024 >= ALL ((latency).buckets) AND 0 <= ALL ((latency).counts)) IS TRUE),
     -- Also the index by which a time is read.
     PRIMARY KEY (width, began, user_id, endpoint, region)
 ) PARTITION BY LIST (width);
@@ -83,23 +83,28 @@ CREATE TABLE tollgate.rate_limit_metrics_hour PARTITION OF tollgate.rate_limit_m
 CREATE TABLE tollgate.rate_limit_metrics_day PARTITION OF tollgate.rate_limit_metrics
     FOR VALUES IN ('day') PARTITION BY RANGE (began);
 
+-- These functions are for anybody's queries, so nothing in them depends on a caller's search path: what somebody else has put
+-- there would run with the caller's rights.
+
 -- The same with each bucket once, in their order.
 CREATE FUNCTION tollgate.summed(latency tollgate.histogram) RETURNS tollgate.histogram
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
     SELECT ROW(array_agg(bucket ORDER BY bucket), array_agg(count ORDER BY bucket))::tollgate.histogram
     FROM (
         SELECT bucket, least(sum(count), 9223372036854775807)::bigint AS count
         FROM unnest((latency).buckets, (latency).counts) AS each (bucket, count) GROUP BY bucket
-    ) AS summed
-$$;
+    ) AS summed;
+END;
 
 -- Two histograms as one.
 CREATE FUNCTION tollgate.added(a tollgate.histogram, b tollgate.histogram) RETURNS tollgate.histogram
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
-    joined tollgate.histogram = ROW(a.buckets || b.buckets, a.counts || b.counts);
+    joined tollgate.histogram =
+        ROW(a.buckets OPERATOR(pg_catalog.||) b.buckets, a.counts OPERATOR(pg_catalog.||) b.counts);
 BEGIN
-    IF cardinality(joined.buckets) <= 128 THEN
+    IF pg_catalog.cardinality(joined.buckets) OPERATOR(pg_catalog.<=) 128 THEN
         RETURN joined;
     END IF;
     RETURN tollgate.summed(joined);
@@ -113,15 +118,16 @@ CREATE AGGREGATE tollgate.total(tollgate.histogram) (
 
 -- What so large a share of a histogram's decisions took at most, in microseconds: the middle of its bucket, within 2.2 %.
 CREATE FUNCTION tollgate.percentile(latency tollgate.histogram, share double precision) RETURNS double precision
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
     SELECT CASE bucket WHEN 0 THEN 1 ELSE 2 ^ ((bucket - 0.5) / 16) END
     FROM (
         SELECT bucket, sum(sum(count)) OVER (ORDER BY bucket) AS so_far, sum(sum(count)) OVER () AS everything
         FROM unnest((latency).buckets, (latency).counts) AS each (bucket, count) GROUP BY bucket
     ) AS cumulated
     WHERE so_far >= greatest(1, ceil(everything * share))
-    ORDER BY bucket LIMIT 1
-$$;
+    ORDER BY bucket LIMIT 1;
+END;
 
 -- Makes the missing partitions of last month, this month and `months_ahead` months after it (0 to 24, else an error).
 -- Returns how many it made. Runs with its owner's rights, so that services need only the right to call it. Partitions are

@@ -2,6 +2,7 @@
 
 mod address;
 pub(crate) mod client;
+pub(crate) mod connecting;
 mod error;
 pub(crate) mod migrations;
 mod ownership;
@@ -31,6 +32,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, Connection, IsolationLevel, Row, Socket};
 
 use client::{Client, Deadline, Transaction};
+use connecting::{Connecting, SAFE_PATH};
 use seal::Seal;
 
 #[cfg(feature = "tls")]
@@ -158,14 +160,13 @@ impl Postgres {
         if config.get_ssl_mode() == SslMode::Require && !config.get_hosts().iter().all(by_tcp) {
             return Err(PostgresError::input("postgres: expected a host for TLS, got a Unix socket"));
         }
-        // Of several hosts, one that doesn't answer leaves time for the others.
-        let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).max(1);
-        config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN / hosts);
+        config.application_name("tollgate").connect_timeout(CONNECTED_WITHIN);
         // Notices a server that vanished silently.
         config.tcp_user_timeout(SILENT_FOR).keepalives_idle(SILENT_FOR).keepalives_interval(SILENT_FOR / 5);
         // An idle connection may have died silently, so it is checked before use.
         let recycled = ManagerConfig { recycling_method: RecyclingMethod::Verified };
-        let manager = Manager::from_config(config.clone(), Connector::clone(&connector), recycled);
+        let connecting = Connecting(Connector::clone(&connector));
+        let manager = Manager::from_connect(config.clone(), connecting, recycled);
         let pool = Pool::builder(manager)
             .max_size(MOST_CONNECTIONS)
             .wait_timeout(Some(CONNECTED_WITHIN))
@@ -173,7 +174,8 @@ impl Postgres {
             .recycle_timeout(Some(ASKED_WITHIN))
             .runtime(Runtime::Tokio1)
             .post_create(Hook::async_fn(|client: &mut ClientWrapper, _| {
-                Box::pin(async move { client.batch_execute(PATIENCE).await.map_err(HookError::Backend) })
+                let settings = format!("{SAFE_PATH}; {PATIENCE}");
+                Box::pin(async move { client.batch_execute(&settings).await.map_err(HookError::Backend) })
             }))
             .build()
             .map_err(|error| PostgresError::input(format!("postgres: {error}")))?;
@@ -316,17 +318,18 @@ impl Postgres {
         let mut connection = self.connection().await?.within(within);
         let transaction = begin_reading(&mut connection).await?;
         // A little sooner, so that the server doesn't work on for nobody.
-        let allowed = (within * 15 / 17).as_millis().clamp(1, MOST_MILLIS);
+        let allowed = (within.saturating_mul(15) / 17).as_millis().clamp(1, MOST_MILLIS);
         transaction.batch_execute(&format!("SET LOCAL statement_timeout = {allowed}")).await?;
         transaction.batch_execute(LONGER_PATIENCE).await?;
-        let rows = transaction.query(select, parameters).await?;
+        let pid = transaction.pid().await?;
+        let rows = self.naming_blockers(pid, transaction.query(select, parameters)).await?;
         transaction.commit().await?;
         Ok(rows)
     }
 
-    /// A connection of its own; the caller drives it and reads its notifications.
+    /// A connection of its own; the caller drives it, reads its notifications, and sets its search path first.
     pub(crate) async fn connect(&self) -> Result<(Client, Connection<Socket, Stream>), PostgresError> {
-        let connecting = self.config.connect(Connector::clone(&self.connector));
+        let connecting = connecting::connect(&self.config, &self.connector);
         let Ok(connected) = timeout(self.at_most(CONNECTED_WITHIN), connecting).await else {
             return Err(PostgresError::late(&self.address));
         };

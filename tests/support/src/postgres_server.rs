@@ -131,6 +131,15 @@ impl PostgresServer {
         rows.collect()
     }
 
+    /// Sets the clock by which statements in its database go ahead by this interval: no setting of a session evades it.
+    pub async fn clock_ahead(&self, by: &str) {
+        self.run(&format!(
+            "CREATE OR REPLACE FUNCTION pg_catalog.now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
+            AS $$ SELECT pg_catalog.transaction_timestamp() + interval '{by}' $$"
+        ))
+        .await;
+    }
+
     /// What it has logged so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.path("log")).expect("its log")).into_owned()

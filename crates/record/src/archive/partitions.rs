@@ -8,6 +8,7 @@ use super::month::Month;
 use crate::history::columns::COLUMNS;
 use crate::postgres::Postgres;
 use crate::postgres::client::Client;
+use crate::postgres::connecting::SAFE_PATH;
 
 const PARENT: &str = "rate_limit_audit_logs";
 
@@ -17,7 +18,6 @@ const LOCK: &str = "SET lock_timeout = '5s'; BEGIN; LOCK TABLE tollgate.archive_
 
 /// Turns off the server's statement, idle and transaction timeouts, but limits the wait for locks.
 const SETTINGS: &str = "
-    SET search_path = pg_catalog, pg_temp;
     SELECT set_config(name, '0', false) FROM pg_settings
     WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout');
     SET lock_timeout = '30s';
@@ -65,6 +65,7 @@ pub(super) struct Partition {
 
 /// Prepares a connection for work that takes long. Returns the server's process.
 pub(super) async fn prepare(client: &Client) -> Result<i32, ArchiveError> {
+    client.batch_execute(SAFE_PATH).await?;
     client.batch_execute(SETTINGS).await?;
     let _ = client.batch_execute(NOTICED).await;
     Ok(client.query_one("SELECT pg_backend_pid()", &[]).await?.try_get(0)?)

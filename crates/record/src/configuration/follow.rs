@@ -20,6 +20,7 @@ use super::keep_cached::keep_cached;
 use super::state::{NOT_APPLIED, Shared};
 use crate::chance::jittered;
 use crate::postgres::client::{Client, Transaction};
+use crate::postgres::connecting::SAFE_PATH;
 use crate::postgres::transactions::{self, one_moment};
 use crate::postgres::{Postgres, PostgresError, checked_version, in_time};
 use crate::stored::key_text::KeyId;
@@ -203,7 +204,8 @@ async fn listen(
         // Before reading anything, so that no change is missed.
         // Without a bound, a server whose client is gone would wait on for a lock. Shorter than what is waited here, so
         // that whoever holds a lock is known.
-        in_time(ANSWERED_WITHIN, client.batch_execute("SET lock_timeout = '1s'; LISTEN tollgate")).await?;
+        let listen = format!("{SAFE_PATH}; SET lock_timeout = '1s'; LISTEN tollgate");
+        in_time(ANSWERED_WITHIN, client.batch_execute(&listen)).await?;
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
         loop {
             take(shared, postgres, (&mut client, pid), known, begun).await?;

@@ -35,6 +35,15 @@ pub(crate) fn config(address: &str) -> Result<Config, PostgresError> {
     if config.get_hosts().is_empty() {
         return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
     }
+    let (hosts, ports, addresses) = (config.get_hosts().len(), config.get_ports().len(), config.get_hostaddrs().len());
+    if ports > 1 && ports != hosts {
+        let expected = "expected one port, or one for each host";
+        return Err(PostgresError::input(format!("postgres: {expected}, got {ports} for {hosts} hosts")));
+    }
+    if addresses > 0 && addresses != hosts {
+        let expected = "expected a hostaddr for each host";
+        return Err(PostgresError::input(format!("postgres: {expected}, got {addresses} for {hosts} hosts")));
+    }
     let texts = config.get_hosts().iter().map(host_of).chain(config.get_dbname().map(str::to_owned));
     if texts.into_iter().any(|text| text.contains(['=', '@']) || text.contains(char::is_whitespace)) {
         // A backslash at the end of a password's half has taken the space after it along.
@@ -47,6 +56,7 @@ pub(crate) fn config(address: &str) -> Result<Config, PostgresError> {
 
 fn host_of(host: &Host) -> String {
     match host {
+        Host::Tcp(host) if host.contains(':') => format!("[{host}]"),
         Host::Tcp(host) => host.clone(),
         #[cfg(unix)]
         Host::Unix(path) => path.display().to_string(),
@@ -78,6 +88,10 @@ fn database(config: &Config) -> &str {
 /// option whose value is wrong is one of its own.
 fn unreadable(error: &tokio_postgres::Error) -> PostgresError {
     let why = error.source().map(ToString::to_string).filter(|why| why.starts_with("invalid value for option `"));
+    let why = why.map(|why| match why.ends_with("`sslmode`") {
+        true => why + ": expected require, which verifies as libpq's verify-full does, or disable",
+        false => why,
+    });
     let why = why.unwrap_or_else(|| "or host=... password='...', with quotes around a value with a space".to_owned());
     PostgresError::input(format!("{EXPECTED}: {why}"))
 }
@@ -156,6 +170,9 @@ mod tests {
             ("host=h password='open", "with quotes"),
             ("user=u password=open host=sesame = host=h", "each option once"),
             ("host=h port=sesame password=x", "invalid value for option `port`"),
+            ("postgres://u:sesame@h/db?sslmode=verify-full", "expected require, which verifies"),
+            ("host=a,b,c port=1,2 password=sesame", "one for each host, got 2 for 3 hosts"),
+            ("host=a,b hostaddr=127.0.0.1 password=sesame", "a hostaddr for each host, got 1 for 2 hosts"),
             ("user=u password=open host=sesame\\ host=h", "without spaces"),
             ("dbname=x", "a host"),
         ] {
@@ -171,6 +188,8 @@ mod tests {
         ] {
             assert_eq!(Postgres::open(address).expect(address).address(), "h:5432/db");
         }
+        let several = Postgres::open("postgres://u@[::1]:1,h:2/db").expect("an address");
+        assert_eq!(several.address(), "[::1]:1,h:2/db");
     }
 
     proptest! {

@@ -24,8 +24,7 @@ const STEPS: [Step; 2] = [
 /// table's owner can take it, and it holds up nobody who reads.
 const LOCK: &str = "LOCK TABLE tollgate.migrations IN EXCLUSIVE MODE";
 
-/// How long to wait for a migration that runs at the same time. The search path may be set for a database by its owner,
-/// to where his functions have the names of PostgreSQL's.
+/// How long to wait for a migration that runs at the same time.
 const SETTINGS: &str = "SET LOCAL lock_timeout = '60s'; SET LOCAL search_path = pg_catalog, pg_temp";
 
 /// How long the server may be silent in a statement, each of which may change a large table.
@@ -135,7 +134,9 @@ impl Postgres {
         let mut connection = self.connection().await?;
         let transaction = begin_reading(&mut connection).await?;
         let row = transaction.query_one("SELECT current_setting('server_version')", &[]).await?;
-        let done = if is_there(&transaction).await? { applied(&transaction).await? } else { Vec::new() };
+        let pid = transaction.pid().await?;
+        let done = async { if is_there(&transaction).await? { applied(&transaction).await } else { Ok(Vec::new()) } };
+        let done = self.naming_blockers(pid, done).await?;
         transaction.commit().await?;
         let migrations = STEPS.iter().zip(1..).map(|(step, number)| Migration {
             number,

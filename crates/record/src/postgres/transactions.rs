@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tokio::time::{sleep, timeout};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::client::{Client, Transaction};
+use super::connecting::SAFE_PATH;
 use super::{Postgres, PostgresError, begin_reading, begin_writing, in_time, migrations};
 
 /// How long a change of the configuration waits for others, and may stay open after its client is gone.
@@ -61,6 +64,31 @@ impl Postgres {
         Ok(changed)
     }
 
+    /// A query by itself.
+    pub(crate) async fn look(&self, select: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, PostgresError> {
+        let connection = self.connection().await?;
+        let pid = connection.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
+        self.naming_blockers(pid, connection.query(select, values)).await
+    }
+
+    /// Reads the configuration as of one moment.
+    pub(crate) async fn at_one_moment<T>(
+        &self,
+        work: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, PostgresError>,
+    ) -> Result<T, PostgresError> {
+        let mut connection = self.connection().await?;
+        let transaction = begin_reading(&mut connection).await?;
+        transaction.batch_execute(READ).await?;
+        let pid = transaction.pid().await?;
+        let read = async {
+            migrations::expect_this_version(&transaction).await?;
+            work(&transaction).await
+        };
+        let read = self.naming_blockers(pid, read).await?;
+        transaction.commit().await?;
+        Ok(read)
+    }
+
     /// Does this on the connection with this process id. If it fails because somebody held a lock, the error names who.
     pub(crate) async fn naming_blockers<T>(
         &self,
@@ -91,8 +119,7 @@ impl Postgres {
         let looked = async {
             let (client, connection) = self.connect().await.ok()?;
             let asked = async {
-                // The search path may lead elsewhere, and this may be a superuser.
-                client.batch_execute("SET search_path = pg_catalog, pg_temp").await?;
+                client.batch_execute(SAFE_PATH).await?;
                 client.query(BLOCKERS, &[&pid]).await
             };
             match select(pin!(asked), pin!(connection)).await {

@@ -299,7 +299,7 @@ impl Postgres {
             "SELECT writer, writes, host(client) AS client, requests, lost, started_at, written_at, ended_at, killed
             FROM tollgate.writers
             ORDER BY lost > 0 DESC, ended_at IS NULL DESC, killed DESC, started_at DESC LIMIT 100";
-        let rows = self.connection().await?.query(select, &[]).await?;
+        let rows = self.look(select, &[]).await?;
         let writer = |row: &tokio_postgres::Row| Writer {
             name: row.get("writer"),
             writes: if row.get::<_, &str>("writes") == "history" { Written::History } else { Written::Totals },
@@ -322,7 +322,8 @@ impl Postgres {
     pub async fn writer_counts(&self) -> Result<WriterCounts, PostgresError> {
         let select = "SELECT count(*), count(*) FILTER (WHERE ended_at IS NULL), count(*) FILTER (WHERE lost > 0)
             FROM tollgate.writers";
-        let row = self.connection().await?.query_one(select, &[]).await?;
+        let rows = self.look(select, &[]).await?;
+        let [row] = &*rows else { return Err(PostgresError::refused("writers: expected one row of counts")) };
         let [all, running, with_losses] = [0, 1, 2].map(|column| row.get::<_, i64>(column).unsigned_abs());
         Ok(WriterCounts { all, running, with_losses })
     }

@@ -226,7 +226,8 @@ impl Postgres {
     pub async fn revoke_key(&self, id: &str, by: &str) -> Result<StoredKey, PostgresError> {
         let id = named(id)?;
         input::by(by)?;
-        let update = "UPDATE tollgate.api_keys SET revoked_at = now(), revoked_by = $2
+        let update =
+            "UPDATE tollgate.api_keys SET revoked_at = now(), revoked_by = coalesce(nullif($2, ''), current_user)
             WHERE key_id = $1 AND revoked_at IS NULL";
         // As part of the change: a key that is revoked and then can't be read would look as if it weren't.
         self.change(async |transaction| {
@@ -244,8 +245,7 @@ impl Postgres {
     /// No connection; no tables; an id that no key can have.
     pub async fn key(&self, id: &str) -> Result<Option<StoredKey>, PostgresError> {
         let id = named(id)?;
-        let row = self.connection().await?.query_opt(&of_id(), &[&id.as_str()]).await?;
-        Ok(row.as_ref().map(StoredKey::of))
+        Ok(self.look(&of_id(), &[&id.as_str()]).await?.first().map(StoredKey::of))
     }
 
     /// The keys of a user or, without one, of all users, in the order in which they were created.
@@ -254,16 +254,15 @@ impl Postgres {
     ///
     /// No connection; no tables; a name that no user can have.
     pub async fn keys(&self, user: Option<&str>) -> Result<Vec<StoredKey>, PostgresError> {
-        let connection = self.connection().await?;
         let rows = match user {
             Some(user) => {
                 input::user(user)?;
                 let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys WHERE user_id = $1 ORDER BY created_at");
-                connection.query(&select, &[&user]).await?
+                self.look(&select, &[&user]).await?
             }
             None => {
                 let select = format!("SELECT {COLUMNS} FROM tollgate.api_keys ORDER BY user_id, created_at");
-                connection.query(&select, &[]).await?
+                self.look(&select, &[]).await?
             }
         };
         Ok(rows.iter().map(StoredKey::of).collect())
@@ -306,7 +305,8 @@ async fn insert(
     let insert = format!(
         "INSERT INTO tollgate.api_keys
             (key_id, hash, user_id, name, tier, per_second, per_hour, per_day, burst, expires_at, replaces, created_by)
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) RETURNING {COLUMNS}"
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, coalesce(nullif($12, ''), current_user))
+        RETURNING {COLUMNS}"
     );
     let OwnLimits { per_second, per_hour, per_day, burst } = terms.limits;
     let [per_second, per_hour, per_day, burst] = [per_second, per_hour, per_day, burst].map(input::column);

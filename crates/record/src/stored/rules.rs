@@ -5,7 +5,6 @@ use tollgate::rules::{RuleChanges, RuleSet};
 
 use super::input;
 use crate::postgres::client::Transaction;
-use crate::postgres::transactions::{READ, one_moment};
 use crate::postgres::{Postgres, PostgresError};
 
 /// The key of a set's rules in its JSON.
@@ -30,7 +29,8 @@ struct Stored {
 
 impl Postgres {
     /// Replaces the stored set of rules and returns what that changed: all of it or nothing, in one transaction.
-    /// Unchanged rules aren't touched; disabled ones are enabled again. `by` says who does it, in at most 256 bytes.
+    /// Unchanged rules aren't touched; disabled ones are enabled again. `by` says who does it, in at most 256 bytes;
+    /// empty: the database's role.
     ///
     /// # Errors
     ///
@@ -66,10 +66,7 @@ impl Postgres {
     ///
     /// No connection; no tables; no right.
     pub async fn compare_rules(&self, rules: &RuleSet) -> Result<RuleChanges, PostgresError> {
-        let mut connection = self.connection().await?;
-        let transaction = one_moment(&mut connection, READ).await?;
-        let stored = stored(&transaction).await?;
-        transaction.commit().await?;
+        let stored = self.at_one_moment(async |transaction| stored(transaction).await).await?;
         Ok(Stored::of(rules)?.changes_from(&stored))
     }
 
@@ -79,12 +76,11 @@ impl Postgres {
     ///
     /// No connection; no tables; rules that were written by hand and can't be used.
     pub async fn rules(&self) -> Result<StoredRules, PostgresError> {
-        let mut connection = self.connection().await?;
-        let transaction = one_moment(&mut connection, READ).await?;
-        let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
-        let rules = read(&transaction).await?;
-        transaction.commit().await?;
-        Ok(StoredRules { rules, version })
+        self.at_one_moment(async |transaction| {
+            let version = transaction.query_one("SELECT version FROM tollgate.configuration", &[]).await?.get(0);
+            Ok(StoredRules { rules: read(transaction).await?, version })
+        })
+        .await
     }
 }
 
@@ -134,7 +130,7 @@ async fn stored(transaction: &Transaction<'_>) -> Result<Stored, PostgresError> 
 async fn write(transaction: &Transaction<'_>, stored: &Stored, by: &str) -> Result<(), PostgresError> {
     let upsert = "
         INSERT INTO tollgate.rate_limit_rules AS rule (name, place, definition, updated_by)
-        SELECT name, place, definition::jsonb, $4
+        SELECT name, place, definition::jsonb, coalesce(nullif($4, ''), current_user)
         FROM unnest($1::text[], $2::int4[], $3::text[]) AS pushed (name, place, definition)
         ON CONFLICT (name) DO UPDATE
         SET place = excluded.place, definition = excluded.definition, enabled = true, updated_at = now(),

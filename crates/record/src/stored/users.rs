@@ -53,7 +53,8 @@ const COLUMNS: &str = "user_id, tier, per_hour, per_day, burst, blocked, blocked
 impl Postgres {
     /// Denies a user everything, for this reason, until the given moment or until the block is lifted. In force in
     /// every process within a second. Services compare the moment with their own clocks; [`now`](Postgres::now) is the
-    /// database's, to compute it from. Replaces an earlier block. `by` says who does it, in at most 256 bytes.
+    /// database's, to compute it from. Replaces an earlier block. `by` says who does it, in at most 256 bytes;
+    /// empty: the database's role.
     ///
     /// # Errors
     ///
@@ -72,7 +73,7 @@ impl Postgres {
         input::by(by)?;
         let upsert = "
             INSERT INTO tollgate.user_quotas (user_id, blocked, blocked_reason, blocked_until, updated_by)
-            VALUES ($1, true, $2, $3, $4)
+            VALUES ($1, true, $2, $3, coalesce(nullif($4, ''), current_user))
             ON CONFLICT (user_id) DO UPDATE
             SET blocked = true, blocked_reason = excluded.blocked_reason, blocked_until = excluded.blocked_until,
                 updated_at = now(), updated_by = excluded.updated_by";
@@ -89,7 +90,8 @@ impl Postgres {
         input::by(by)?;
         let update = "
             UPDATE tollgate.user_quotas
-            SET blocked = false, blocked_reason = NULL, blocked_until = NULL, updated_at = now(), updated_by = $2
+            SET blocked = false, blocked_reason = NULL, blocked_until = NULL, updated_at = now(),
+                updated_by = coalesce(nullif($2, ''), current_user)
             WHERE user_id = $1 AND blocked";
         Ok(self.changed(update, &[&user, &by]).await? > 0)
     }
@@ -118,7 +120,7 @@ impl Postgres {
         }
         let upsert = "
             INSERT INTO tollgate.user_quotas (user_id, tier, per_hour, per_day, burst, updated_by)
-            VALUES ($1, $2, $3, $4, $5, $6)
+            VALUES ($1, $2, $3, $4, $5, coalesce(nullif($6, ''), current_user))
             ON CONFLICT (user_id) DO UPDATE
             SET tier = excluded.tier, per_hour = excluded.per_hour, per_day = excluded.per_day, burst = excluded.burst,
                 updated_at = now(), updated_by = excluded.updated_by";
@@ -139,8 +141,7 @@ impl Postgres {
     pub async fn user(&self, user: &str) -> Result<Option<StoredUser>, PostgresError> {
         input::user(user)?;
         let select = format!("SELECT {COLUMNS} FROM tollgate.user_quotas WHERE user_id = $1");
-        let row = self.connection().await?.query_opt(&select, &[&user]).await?;
-        Ok(row.as_ref().map(StoredUser::of))
+        Ok(self.look(&select, &[&user]).await?.first().map(StoredUser::of))
     }
 
     /// Users with a tier, limits or a block of their own, in order of name.
@@ -153,7 +154,7 @@ impl Postgres {
             "SELECT {COLUMNS} FROM tollgate.user_quotas
             WHERE version > 0 AND (blocked OR num_nonnulls(tier, per_hour, per_day, burst) > 0) ORDER BY user_id"
         );
-        let rows = self.connection().await?.query(&select, &[]).await?;
+        let rows = self.look(&select, &[]).await?;
         Ok(rows.iter().map(StoredUser::of).collect())
     }
 }

@@ -171,3 +171,21 @@ async fn partitions_are_made_by_services_alone_and_within_bounds() {
         assert!(error.as_db_error().expect("a state").message().contains("expected 0 to 24 months ahead"), "{error:?}");
     }
 }
+
+/// Where nobody says who makes a change, the role does.
+#[tokio::test]
+async fn a_change_by_nobody_is_one_by_its_role() {
+    let (server, tool) = prepared().await;
+    let rules = "[[rule]]\nname = \"a\"\naction = \"allow\"".parse().expect("rules");
+    tool.push_rules(&rules, "").await.expect("pushed");
+    tool.block_user("1", None, None, "").await.expect("blocked");
+    tool.block_user("2", None, None, "me").await.expect("blocked");
+    tool.unblock_user("2", "").await.expect("unblocked");
+    tool.set_user("3", None, OwnLimits::default(), "").await.expect("set");
+    let (_, key) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
+    let revoked = tool.revoke_key(&key.id, "").await.expect("revoked");
+    assert_eq!((key.created_by.as_str(), revoked.revoked_by.as_deref()), ("tollgate", Some("tollgate")));
+    let by =
+        "SELECT DISTINCT updated_by FROM tollgate.user_quotas UNION SELECT updated_by FROM tollgate.rate_limit_rules";
+    assert_eq!(server.run(by).await, ["tollgate"]);
+}

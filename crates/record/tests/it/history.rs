@@ -349,13 +349,7 @@ async fn invented_paths_and_users_make_a_bounded_number_of_rows() {
 #[tokio::test]
 async fn decisions_by_a_clock_that_is_wrong_by_months_are_counted_as_lost() {
     let (server, tool) = prepared().await;
-    server
-        .run(
-            "CREATE SCHEMA another;
-            CREATE FUNCTION another.now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.now() + interval '70 days' $$;
-            ALTER DATABASE postgres SET search_path = another, pg_catalog",
-        )
-        .await;
+    server.clock_ahead("70 days").await;
     let history = database(&server).record(HistorySettings::new()).expect("recording");
     let (limiter, rules) = (limiter(), rules());
     decide(&limiter, &rules, &history, &Attributes::new().user("42").path("/else"), latency(0)).await;

@@ -1,10 +1,11 @@
 //! Locks that others hold, and changes at once: what they hold up, and who is named.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
 use tokio_postgres::{Client, NoTls};
 use tollgate::rules::{Attributes, RuleSet};
+use tollgate_record::history::{AuditQuery, StatsQuery, Width};
 use tollgate_record::{KeyTerms, OwnLimits};
 use tollgate_testing::alone::alone;
 use tollgate_testing::api_keys::Forger;
@@ -23,6 +24,39 @@ async fn holder(server: &PostgresServer, sql: &str) -> (Client, String) {
     client.batch_execute(&format!("SET application_name = 'holder'; BEGIN; {sql}")).await.expect("begun");
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.expect("a number").get(0);
     (client, format!("the lock is held by pid {pid} (user tollgate, holder, in a transaction since 20"))
+}
+
+/// What is read names the holder, as what is changed does: the runbook begins with reading.
+#[tokio::test]
+async fn what_cannot_be_read_for_a_lock_names_its_holder() {
+    let (server, tool) = prepared().await;
+    let tables = "tollgate.user_quotas, tollgate.api_keys, tollgate.rate_limit_rules, tollgate.rate_limit_metrics,
+        tollgate.rate_limit_audit_logs, tollgate.writers";
+    let (_holder, named) = holder(&server, &format!("LOCK TABLE {tables}")).await;
+    // Each on connections of its own.
+    let tools = [(); 9].map(|()| database(&server));
+    let (from, to) = (SystemTime::UNIX_EPOCH, SystemTime::now());
+    let (stats, audit) = (StatsQuery::new(Width::Day, from, to), AuditQuery::new("42", from, to));
+    let read = tokio::join!(
+        async { tools[0].users().await.map(drop) },
+        async { tools[1].user("42").await.map(drop) },
+        async { tools[2].keys(None).await.map(drop) },
+        async { tools[3].key("aaaaaaaaaaaa").await.map(drop) },
+        async { tools[4].rules().await.map(drop) },
+        async { tools[5].writers().await.map(drop) },
+        async { tools[6].writer_counts().await.map(drop) },
+        async { tools[7].stats(&stats).await.map(drop) },
+        async { tools[8].audit(&audit).await.map(drop) },
+    );
+    let read = [read.0, read.1, read.2, read.3, read.4, read.5, read.6, read.7, read.8];
+    for (at, read) in read.into_iter().enumerate() {
+        let error = read.expect_err("locked").to_string();
+        assert!(error.contains(&named), "{at}: {error}: {named}");
+    }
+    // A lock that nobody but this can take.
+    let (_other, named) = holder(&server, "LOCK TABLE tollgate.migrations").await;
+    let error = tool.schema().await.expect_err("locked").to_string();
+    assert!(error.contains(&named), "{error}: {named}");
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod pages;
 mod prepared_schemas;
 mod rules;
 mod schema;
+mod search_path;
 mod silent_server;
 mod starts_without_database;
 mod usage_totals;

@@ -12,7 +12,7 @@ use tollgate_record::{KeyTerms, OwnLimits, Postgres, PostgresError};
 use tollgate_testing::polling::{PATIENCE, wait_until};
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::proxy::Proxy;
-use tollgate_testing::record::{database, prepared};
+use tollgate_testing::record::{database, limiter, prepared};
 use tollgate_testing::repository::{read, rust_files};
 
 /// Short, so that many can pass. Where a slow machine lets an answer be late, that is one more that is missing.
@@ -79,6 +79,30 @@ async fn missing_each_answer(
         }
         assert!(answered < MOST_ANSWERS, "{name}: {text}");
     }
+}
+
+/// A first host that accepts connections and says nothing, as one does that is frozen, leaves time for the second.
+#[tokio::test]
+async fn of_several_hosts_a_silent_one_is_passed_over() {
+    let (server, _tool) = prepared().await;
+    let silent = Proxy::to(server.port()).await;
+    silent.swallow(true);
+    let both = format!("postgres://tollgate@127.0.0.1:{},127.0.0.1:{}/postgres", silent.port(), server.port());
+    let database = Postgres::open(&both).expect("an address");
+    assert_eq!(database.server().await.expect("the second"), Some(format!("127.0.0.1:{}", server.port())));
+    let service = database.follow(&limiter()).await.expect("a configuration");
+    assert!(service.status().is_connected && silent.requested() >= 2);
+}
+
+/// As somebody says who wants none.
+#[tokio::test]
+async fn the_longest_deadline_is_one() {
+    let (server, _tool) = prepared().await;
+    let database = database(&server).deadline(Duration::MAX);
+    let (from, to) = (SystemTime::UNIX_EPOCH, SystemTime::now());
+    assert!(database.stats(&StatsQuery::new(Width::Day, from, to)).await.expect("an answer").is_empty());
+    assert!(database.audit(&AuditQuery::new("42", from, to)).await.expect("an answer").is_empty());
+    database.set_user("42", None, OwnLimits::default(), "").await.expect("set");
 }
 
 fn rules() -> RuleSet {

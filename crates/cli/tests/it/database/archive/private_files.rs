@@ -159,14 +159,7 @@ async fn an_archive_is_replaced_only_by_consent_that_knows_how_many_rows_are_los
 async fn a_clock_of_the_database_that_is_ahead_makes_no_month_old() {
     let (server, _) = prepared().await;
     fill(&server, march(), 5).await;
-    server
-        .run(
-            "CREATE SCHEMA ahead;
-            CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql
-                AS $$ SELECT pg_catalog.now() + interval '4000 days' $$;
-            ALTER ROLE ALL SET search_path = ahead, pg_catalog, public",
-        )
-        .await;
+    server.clock_ahead("4000 days").await;
     assert_eq!(server.run("SELECT now() - clock_timestamp() > interval '3999 days'").await, ["t"], "it is ahead");
     let database = tollgate_testing::record::database(&server);
     let found = database.archivable(Duration::from_secs(90 * 86_400)).await.expect("an answer");
