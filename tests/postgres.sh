@@ -19,7 +19,7 @@ All of them unless some are named.
 # Modules of crates/record/tests/it, and of database in crates/cli/tests/it, that depend on PostgreSQL; with the tests
 # that are in no module of these.
 depends='api_keys archive clocks encrypted_connections following_rules grants history indexes locks one_bad_row
-prepared_schemas rules schema usage_totals users users_at_scale writers'
+prepared_schemas rules schema search_path usage_totals users users_at_scale writers'
 # The others, and those of examples/services: what they ask of it, the above ask too.
 alike='configuration_cache forged_entries history_at_scale history_interrupted known_keys pages passwords
 printed_keys report silent_server starts_without_database'
