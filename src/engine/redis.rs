@@ -20,6 +20,7 @@ mod shown_address;
 mod silence;
 mod spelling;
 mod sweep;
+mod texts;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 mod transport;

@@ -17,6 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::texts::Texts;
 use super::transport::Wire;
 
 /// How often to check whether anything was answered.
@@ -39,6 +40,7 @@ pub(super) struct Connection {
     /// None for a connection from a pool.
     wire: Option<Arc<Wire>>,
     health: Arc<Health>,
+    texts: Arc<Texts>,
 }
 
 #[derive(Debug)]
@@ -112,7 +114,7 @@ impl Connection {
             lost: AtomicBool::new(false),
             losing: Notify::new(),
         };
-        Self { number, multiplexed, wire, health: Arc::new(health) }
+        Self { number, multiplexed, wire, health: Arc::new(health), texts: Arc::default() }
     }
 
     /// The answer of each command, in one round trip.
@@ -189,6 +191,11 @@ impl Connection {
         // Any answer will do, even a refusal. If none comes, the watch gives the connection up.
         let answer = self.command(&redis::cmd("PING")).await;
         answer.err().is_none_or(|error| !error.is_io_error())
+    }
+
+    /// The scripts' texts that were sent over it.
+    pub(super) fn texts(&self) -> &Texts {
+        &self.texts
     }
 
     /// How long it may be silent.

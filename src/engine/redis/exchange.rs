@@ -26,6 +26,9 @@ use crate::runtime;
 /// The waits before calls that certainly didn't run are retried, each up to half as long again.
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
 
+/// How often calls are sent whose script the server doesn't have: the last time by its text, whoever else has sent that.
+const SENDINGS: usize = 4;
+
 /// A script call.
 pub(super) trait ScriptCall {
     type Answer;
@@ -128,7 +131,8 @@ impl Redis {
         }
     }
 
-    /// Sends these calls once, and again those whose script the server doesn't have.
+    /// Sends these calls once, and again those whose script the server doesn't have: one of them by its text, and, once
+    /// that is on its way, the others by its digest.
     pub(super) async fn exchange<Q: ScriptCall>(
         &self,
         per_runtime: &Arc<PerRuntime>,
@@ -138,12 +142,12 @@ impl Redis {
         retries: &Retries,
     ) -> Vec<Outcome<Q::Answer>> {
         let mut outcomes: Vec<_> = calls.iter().map(|_| Outcome::Unsent).collect();
-        let mut asked: Vec<_> = (0..calls.len()).collect();
-        for eval in [Eval::ByDigest, Eval::ByText] {
-            let written = connection.written();
+        let mut asked: Vec<_> = (0..calls.len()).map(|at| (at, Eval::ByDigest)).collect();
+        for further in (0..SENDINGS).rev() {
+            let (written, texts) = (connection.written(), connection.texts().count());
             let confirm = options.confirm_by.and_then(|by| self.confirms(by.saturating_duration_since(Instant::now())));
             let (count, asking) = (asked.len(), options.asking);
-            let commands: Vec<_> = asked.iter().map(|at| calls[*at].command(eval)).collect();
+            let commands: Vec<_> = asked.iter().map(|(at, eval)| calls[*at].command(*eval)).collect();
             let (answers, lacking) = if per_runtime.breaker.is_troubled() {
                 let send = |connection| async move { send(&connection, commands, asking, confirm).await };
                 per_runtime.send_in_task(connection, count, send).await
@@ -158,11 +162,13 @@ impl Redis {
                 break;
             }
             let (mut missing, mut answered, mut failed) = (Vec::new(), false, None);
-            for (at, answer) in asked.into_iter().zip(answers) {
+            for ((at, eval), answer) in asked.into_iter().zip(answers) {
                 let call = &calls[at];
                 let answer = match answer {
                     Err(error) if eval == Eval::ByDigest && is_noscript(&error) => {
-                        missing.push(at);
+                        let script = call.called().script;
+                        let again = if further > 1 { connection.texts().again(script, texts) } else { Eval::ByText };
+                        missing.push((at, again));
                         answered = true;
                         continue;
                     }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Limiter, Redis};
+use tollgate::{Limiter, Redis, Request};
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{THOUSAND, assert_of_every_algorithm, by_own_id, rule};
 
@@ -33,6 +34,50 @@ async fn a_server_that_lost_its_scripts_gets_each_one_back_with_one_eval() {
         }
     }
     assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 2);
+}
+
+/// A text is some hundred times as long as a call: those of a crowd would hold up the server longer than callers wait.
+#[tokio::test]
+async fn many_callers_that_miss_a_script_at_once_send_its_text_once() {
+    const CALLERS: u64 = 200;
+    let server = Server::start();
+    let limiter = limiter(&server.url());
+    let (bucket, both, permits) =
+        (rule("gcra 900/30d"), rule("gcra 900/30d, fixed-window 900/30d"), rule("concurrency 900 ttl 30d"));
+    // Connected, with none of the scripts.
+    limiter.acquire(&rule("sliding-log 5/30d"), "key").await.expect("a decision");
+    for what in ["an id", "two limits", "permits", "a reservation", "a look"] {
+        let (rule, by_digest, by_text) = match what {
+            "two limits" => (&both, "evalsha", "eval"),
+            "permits" => (&permits, "evalsha", "eval"),
+            "a look" => (&bucket, "evalsha_ro", "eval_ro"),
+            _ => (&bucket, "evalsha", "eval"),
+        };
+        cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).expect("flushed");
+        server.reset_command_counts();
+        let ids: Vec<_> = (0..CALLERS).map(|number| format!("{what} {number}")).collect();
+        let calls = ids.iter().map(async |id| match what {
+            "an id" => limiter.acquire(rule, Request::new(what).id(id)).await,
+            "permits" => limiter.acquire(rule, Request::new(what).id(id)).await,
+            "a reservation" => limiter.reserve(rule, what).await,
+            "a look" => limiter.peek(rule, what).await,
+            _ => limiter.acquire(rule, what).await,
+        });
+        let decisions = join_all(calls).await;
+        assert!(decisions.into_iter().all(|decision| decision.expect("a decision").allowed), "{what}");
+        let commands = server.commands();
+        assert_eq!((commands[by_digest], commands[by_text]), ((2 * CALLERS - 1, CALLERS), (1, 0)), "{what}");
+        let left = limiter.peek(rule, what).await.expect("a decision").remaining;
+        assert_eq!(left, if what == "a look" { 900 } else { 900 - CALLERS }, "{what}");
+    }
+    // In one pipeline, of 80 keys each.
+    cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).expect("flushed");
+    server.reset_command_counts();
+    let keys: Vec<_> = (0..800).map(|number| format!("user:{number}")).collect();
+    for decision in limiter.acquire_many(&bucket, &keys).await {
+        assert!(decision.expect("a decision").allowed);
+    }
+    assert_eq!(server.commands()["eval"], (1, 0));
 }
 
 /// Redis 7.4 and Valkey 8, and newer ones, drop a script that came by EVAL once 500 others have come that way since it

@@ -1,0 +1,60 @@
+//! Scripts' texts that were sent over a connection. Of many calls that find a script missing, one sends its text, and the
+//! others ask by its digest again, after it: a text is some hundred times as long as a call.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::pipeline::Eval;
+use crate::lock::Lock;
+use crate::script::Script;
+
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    sent: AtomicU64,
+    /// The number of each script's latest text.
+    latest: Lock<Vec<(&'static Script, u64)>>,
+}
+
+impl Texts {
+    /// How many were sent so far.
+    pub(super) fn count(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// How to ask again for this script, which a call that was sent after so many texts has found missing: by its digest
+    /// if another has sent its text since. Otherwise the caller sends it now, before it waits for anything else.
+    pub(super) fn again(&self, script: &'static Script, count: u64) -> Eval {
+        let mut latest = self.latest.lock();
+        let found = latest.iter().position(|(other, _)| std::ptr::eq(*other, script));
+        if found.is_some_and(|at| latest[at].1 > count) {
+            return Eval::ByDigest;
+        }
+        let number = self.sent.fetch_add(1, Ordering::Relaxed) + 1;
+        match found {
+            Some(at) => latest[at].1 = number,
+            None => latest.push((script, number)),
+        }
+        Eval::ByText
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static ONE: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
+    static OTHER: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
+
+    #[test]
+    fn one_of_those_that_miss_a_script_sends_its_text() {
+        let texts = Texts::default();
+        let before = texts.count();
+        assert!(texts.again(&ONE, before) == Eval::ByText);
+        assert!((0..9).all(|_| texts.again(&ONE, before) == Eval::ByDigest));
+        assert!(texts.again(&OTHER, before) == Eval::ByText);
+        assert!(texts.again(&ONE, before) == Eval::ByDigest);
+        // Lost once more.
+        let after = texts.count();
+        assert!(texts.again(&ONE, after) == Eval::ByText);
+        assert!(texts.again(&ONE, after) == Eval::ByDigest);
+    }
+}
