@@ -67,6 +67,15 @@ struct Waiting {
     /// When the last look was sent.
     looked_at: Option<Instant>,
     members: HashMap<u64, Member>,
+    /// Those that have given up since the turns were last read, which are put in order only then: many may leave at once.
+    left: Vec<Left>,
+}
+
+/// By how much those behind a place move up, in each limit of the rule.
+#[derive(Debug)]
+struct Left {
+    place: (Option<Instant>, u64),
+    sooner: SmallVec<[Duration; 2]>,
 }
 
 #[derive(Debug)]
@@ -172,6 +181,7 @@ impl Reservations {
 impl Place {
     fn join(&mut self, member: Member) {
         let mut waiting = self.queue.waiting();
+        waiting.move_up(&self.queue.rule);
         waiting.joined += 1;
         let number = waiting.joined;
         waiting.members.insert(number, member);
@@ -180,7 +190,9 @@ impl Place {
     }
 
     fn turn(&self) -> Option<Instant> {
-        self.queue.waiting().members.get(&self.number?).map(Member::turn)
+        let mut waiting = self.queue.waiting();
+        waiting.move_up(&self.queue.rule);
+        waiting.members.get(&self.number?).map(Member::turn)
     }
 }
 
@@ -243,28 +255,50 @@ impl Member {
 }
 
 impl Waiting {
-    /// Takes this one out. If it has given up, those behind it move up, whenever Redis learns of it; says whether any has.
+    /// Takes this one out. If it has given up, those behind it move up, whenever Redis learns of it; says whether any may.
     fn leave(&mut self, number: u64, rule: &Rule) -> bool {
-        let Some(left) = self.members.remove(&number) else { return false };
-        let (place, now) = (order(rule, number, &left), Instant::now());
-        let behind = self.members.iter_mut().filter(|(other, member)| order(rule, **other, member) > place);
-        let mut any = false;
-        for (_, member) in behind {
-            for ((limit, turn), left_turn) in rule.limits().zip(&mut member.turns).zip(&left.turns) {
-                let sooner = refills(limit, left.units, 0);
-                // What its turn had come for is refilled, or will be found by a look.
-                if *left_turn > now && !sooner.is_zero() {
-                    *turn = turn.checked_sub(sooner).unwrap_or(*turn);
-                    any = true;
-                }
+        let Some(member) = self.members.remove(&number) else { return false };
+        let now = Instant::now();
+        let sooner = rule.limits().zip(&member.turns).map(|(limit, turn)| match *turn > now {
+            true => refills(limit, member.units, 0),
+            // What its turn had come for is refilled, or will be found by a look.
+            false => Duration::ZERO,
+        });
+        let sooner: SmallVec<_> = sooner.collect();
+        let moves = !self.members.is_empty() && sooner.iter().any(|sooner: &Duration| !sooner.is_zero());
+        if moves {
+            self.left.push(Left { place: order(rule, number, &member), sooner });
+        }
+        moves
+    }
+
+    /// Moves up those behind the places that were left.
+    fn move_up(&mut self, rule: &Rule) {
+        if self.left.is_empty() {
+            return;
+        }
+        let mut left = std::mem::take(&mut self.left);
+        left.sort_unstable_by_key(|left| left.place);
+        let mut left = left.into_iter().peekable();
+        let in_order = self.members.iter_mut().map(|(number, member)| (order(rule, *number, member), member));
+        let mut in_order: Vec<_> = in_order.collect();
+        in_order.sort_unstable_by_key(|(place, _)| *place);
+        let mut before: SmallVec<[Duration; 2]> = SmallVec::new();
+        for (place, member) in in_order {
+            while let Some(left) = left.next_if(|left| left.place < place) {
+                before.resize(left.sooner.len(), Duration::ZERO);
+                before.iter_mut().zip(left.sooner).for_each(|(all, sooner)| *all = all.saturating_add(sooner));
+            }
+            for (turn, sooner) in member.turns.iter_mut().zip(&before) {
+                *turn = turn.checked_sub(*sooner).unwrap_or(*turn);
             }
         }
-        any
     }
 
     /// Moves up those that had reserved when this was asked: what was owed then to each limit is paid after the wait that
     /// it answers, counted from this time, when so many units remain of a window.
     fn pay(&mut self, rule: &Rule, asked_at: Instant, answered_at: Instant, limits: &[LimitDecision]) {
+        self.move_up(rule);
         self.looked_at = Some(asked_at);
         let mut paid: Vec<_> = self.members.iter_mut().filter(|(_, member)| member.reserved_at <= asked_at).collect();
         paid.sort_unstable_by_key(|(number, member)| order(rule, **number, member));
@@ -308,5 +342,36 @@ struct Looking<'a>(&'a Queue);
 impl Drop for Looking<'_> {
     fn drop(&mut self) {
         self.0.looking.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// That many would take minutes if each that leaves went over all that stay.
+    #[tokio::test(start_paused = true)]
+    async fn of_a_hundred_thousand_that_leave_at_once_each_is_counted() {
+        const MANY: u64 = 100_000;
+        let rule: Rule = "gcra 1000/1s burst 0 max-debt 1000000".parse().unwrap();
+        let (now, mut waiting) = (Instant::now(), Waiting::default());
+        let turn_of = |number| now + Duration::from_millis(number);
+        for number in 1..=MANY {
+            let member = Member { reserved_at: now, units: 1, turns: Turns::from_slice(&[turn_of(number)]) };
+            waiting.members.insert(number, member);
+        }
+        // All but each thousandth, those behind before those in front.
+        for number in (1..=MANY).rev().filter(|number| number % 1000 > 0) {
+            assert!(waiting.leave(number, &rule));
+        }
+        waiting.move_up(&rule);
+        assert_eq!(waiting.members.len(), 100);
+        for (number, member) in &waiting.members {
+            assert_eq!(member.turn(), turn_of(number / 1000), "{number}");
+        }
+        // One that proceeds moves nobody.
+        assert!(waiting.members.keys().copied().min() == Some(1000));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!waiting.leave(1000, &rule) && waiting.left.is_empty());
     }
 }
