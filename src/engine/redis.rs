@@ -33,11 +33,13 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use deadpool_redis::Pool;
 use redis::Client;
+use tokio::task::JoinSet;
 
 use super::deadline::{Deadline, LONGEST_DEADLINE};
 use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
+use crate::runtime;
 use address::{Endpoint, address};
 use breaker::Breaker;
 pub(crate) use dispatch::{Many, Queued};
@@ -73,7 +75,7 @@ enum Connector {
     Address(Box<Endpoint>),
     /// Through the caller's pool.
     Pool(Pool),
-    Sentinels(Box<Sentinels>),
+    Sentinels(Arc<Sentinels>),
 }
 
 impl fmt::Debug for Shared {
@@ -137,7 +139,7 @@ impl Redis {
 
     fn watched(watched: address::Watched) -> Result<Self, Error> {
         let address = watched.to_string();
-        Ok(Self::new(Connector::Sentinels(Box::new(Sentinels::new(watched)?)), address))
+        Ok(Self::new(Connector::Sentinels(Arc::new(Sentinels::new(watched)?)), address))
     }
 
     /// The Redis that this pool connects to. [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that
@@ -199,14 +201,20 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// The Sentinels name no primary by the deadline. The caller's own pool, which doesn't reveal its address.
+    /// The Sentinels name no primary by the deadline, or there is no runtime to ask them on. The caller's own pool, which
+    /// doesn't reveal its address.
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
         match &self.shared.connector {
             Connector::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
             Connector::Pool(_) => Err(unusable("expected a Redis that was opened by address, got a pool")),
             Connector::Sentinels(sentinels) => {
-                let found = tokio::time::timeout(deadline, sentinels.primary()).await;
-                let (primary, _) = found.unwrap_or_else(|_| Err(Error::deadline(deadline, false)))?;
+                // In a task of its own, since it needs a runtime with I/O.
+                runtime::with_timers()?;
+                let (sentinels, mut looking) = (Arc::clone(sentinels), JoinSet::new());
+                looking.spawn(async move { sentinels.primary().await });
+                let found = runtime::timeout_at(Deadline::after(deadline).at, looking.join_next()).await.flatten();
+                let found = found.unwrap_or_else(|| Ok(Err(Error::deadline(deadline, false))));
+                let (primary, _) = found.unwrap_or_else(|ended| Err(connecting::interrupted(ended)))?;
                 primary.client().map_err(|error| unusable(&error.to_string()))
             }
         }

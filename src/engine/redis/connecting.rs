@@ -8,6 +8,7 @@ use deadpool_redis::{Connection as PoolConnection, PoolError};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, ServerErrorKind, Value};
+use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use super::connection::Connection;
@@ -66,13 +67,7 @@ impl Redis {
             drop(attempt);
             made
         });
-        connect.await.unwrap_or_else(|ended| {
-            let error = match ended.is_panic() {
-                true => runtime::misused("one without I/O"),
-                false => Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down"),
-            };
-            Err(error.caused_by(ended))
-        })
+        connect.await.unwrap_or_else(|ended| Err(interrupted(ended)))
     }
 
     /// The first of several attempts to succeed. Another starts for each half a second that the others take: one attempt
@@ -155,6 +150,15 @@ impl Redis {
             self.shared.restarts.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+/// The error of a task that was to connect and didn't end by itself.
+pub(super) fn interrupted(ended: JoinError) -> Error {
+    let error = match ended.is_panic() {
+        true => runtime::misused("one without I/O"),
+        false => Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down"),
+    };
+    error.caused_by(ended)
 }
 
 /// Redis 7.0 introduced EVALSHA_RO and error codes from scripts. If the user may not ask, the version isn't known.

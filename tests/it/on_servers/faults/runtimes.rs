@@ -98,6 +98,7 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
         );
         assert_eq!(error.charged(), Charged::No);
     };
+    let watched = Redis::open(&format!("redis-sentinel://127.0.0.1:{}/primary", server.port())).expect("an address");
     let embedded = Limiter::new(tollgate::Embedded::new());
     let queue = tollgate_testing::rules::rule("gcra 1/1h burst 1 max-debt 5");
     let calls = async || {
@@ -107,10 +108,12 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
         misused("hold", limiter.hold(&permits, "key").await.map(drop));
         misused("hold wait", limiter.hold_wait(&permits, "key", PATIENCE).await.map(drop));
         misused("wait", limiter.acquire_wait(&open, "key", PATIENCE).await.map(drop));
+        misused("client", watched.client(PATIENCE).await.map(drop));
     };
     futures_util::FutureExt::now_or_never(calls()).expect("at once");
     bare.block_on(calls());
     misused("no I/O", without_io.block_on(limiter.acquire(&open, "key")).map(drop));
+    misused("no I/O for Sentinels", without_io.block_on(watched.client(PATIENCE)).map(drop));
     let waiting = futures_util::FutureExt::now_or_never(embedded.acquire_wait(&queue, "key", PATIENCE));
     misused("wait here", waiting.expect("at once").map(drop));
     // What decides in the process needs none.
