@@ -144,6 +144,36 @@ fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key()
     assert!(!format!("{seen:?}").contains("alice"), "{seen:?}");
 }
 
+/// The runtime that asks no more may be the only one that was refused.
+#[test]
+fn a_breaker_is_open_no_longer_than_its_runtime_lives() {
+    let counted = Counted::default();
+    metrics::with_local_recorder(&counted, || {
+        let limiter = Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address"));
+        let rule = rule("gcra 2/1h", "one");
+        let asked = |times: usize| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                for _ in 0..times {
+                    limiter.acquire(&rule, SECRET).await.expect_err("nobody listens");
+                }
+            });
+            runtime
+        };
+        let open = || counted.0.lock().expect("it").get("tollgate_breakers_open{}").copied().unwrap_or_default();
+        let _lasting = asked(1);
+        assert!(open() == 0.0);
+        let (one, other) = (asked(10), asked(10));
+        assert!(open() == 2.0);
+        drop(one);
+        assert!(open() == 1.0);
+        drop(other);
+        assert!(open() == 0.0);
+        drop(limiter);
+        assert!(open() == 0.0);
+    });
+}
+
 #[test]
 fn verdicts_and_shadow_rules_are_counted() {
     let text = "[[rule]]\nname = \"trial\"\nkey = \"global\"\nlimits = [\"gcra 1/1h\"]\nshadow = true\n\

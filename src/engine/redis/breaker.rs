@@ -61,6 +61,8 @@ struct State {
     probing: Option<(u64, Instant)>,
     /// How many calls have probed so far.
     probes: u64,
+    /// Whether its runtime has ended: it is no longer reported.
+    ended: bool,
 }
 
 #[derive(Debug)]
@@ -124,11 +126,11 @@ impl CircuitBreaker {
             let before = {
                 let mut state = self.state();
                 self.troubled.store(false, Ordering::Relaxed);
-                let probes = state.probes;
-                std::mem::replace(&mut *state, State { probes, ..State::default() })
+                let State { probes, ended, .. } = *state;
+                std::mem::replace(&mut *state, State { probes, ended, ..State::default() })
             };
             // Outside the lock: a subscriber may ask for the breaker's state.
-            if before.open.is_some() {
+            if before.is_reported() {
                 telemetry::breaker_closed();
             }
         }
@@ -154,20 +156,33 @@ impl CircuitBreaker {
     }
 
     fn open_if(&self, error: &Error, counts: impl FnOnce(&mut State) -> bool) -> Option<Error> {
-        let (unsent, was_closed) = {
+        let (unsent, is_new) = {
             let mut state = self.state();
             self.troubled.store(true, Ordering::Relaxed);
             if !counts(&mut state) {
                 return None;
             }
-            let was_closed = state.open.is_none();
-            (state.open(error), was_closed)
+            let was_reported = state.is_reported();
+            (state.open(error), state.is_reported() && !was_reported)
         };
         // Outside the lock, as above.
-        if was_closed {
+        if is_new {
             telemetry::breaker_opened(error.class());
         }
         Some(unsent)
+    }
+
+    /// Its runtime has ended.
+    pub(super) fn ended(&self) {
+        let was_reported = {
+            let mut state = self.state();
+            let was_reported = state.is_reported();
+            state.ended = true;
+            was_reported
+        };
+        if was_reported {
+            telemetry::breaker_gone();
+        }
     }
 
     pub(super) fn current(&self) -> Breaker {
@@ -186,11 +201,16 @@ impl CircuitBreaker {
 
 impl Default for State {
     fn default() -> Self {
-        Self { failures: 0, pauses: PAUSES, open: None, probing: None, probes: 0 }
+        Self { failures: 0, pauses: PAUSES, open: None, probing: None, probes: 0, ended: false }
     }
 }
 
 impl State {
+    /// Whether it counts as an open breaker.
+    fn is_reported(&self) -> bool {
+        self.open.is_some() && !self.ended
+    }
+
     /// Opens it; for twice as long as before, if it was open.
     fn open(&mut self, error: &Error) -> Error {
         if self.open.is_none() {
@@ -206,7 +226,7 @@ impl State {
 
 impl Drop for CircuitBreaker {
     fn drop(&mut self) {
-        if self.state.get_mut().open.is_some() {
+        if self.state.get_mut().is_reported() {
             telemetry::breaker_gone();
         }
     }

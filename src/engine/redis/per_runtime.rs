@@ -35,6 +35,11 @@ pub(super) struct PerRuntime {
     dropped: Arc<Notify>,
 }
 
+/// Dropped as the runtime ends.
+struct RuntimeEnds {
+    breaker: Arc<CircuitBreaker>,
+}
+
 impl Redis {
     /// The state of the runtime that this is called on.
     pub(super) fn per_runtime(&self) -> Result<Arc<PerRuntime>, Error> {
@@ -76,8 +81,13 @@ impl PerRuntime {
     fn of(runtime: &Handle) -> Self {
         let dropped = Arc::new(Notify::new());
         let until = Arc::clone(&dropped);
-        let lifetime = runtime.spawn(async move { until.notified().await }).abort_handle();
         let (current, queue, breaker) = (RwLock::default(), Queue::new(runtime), Arc::default());
+        let ends = RuntimeEnds { breaker: Arc::clone(&breaker) };
+        let lifetime = async move {
+            let _ends = ends;
+            until.notified().await;
+        };
+        let lifetime = runtime.spawn(lifetime).abort_handle();
         let connecting = Arc::default();
         Self { runtime: runtime.clone(), current, connecting, queue, breaker, lifetime, dropped }
     }
@@ -212,6 +222,12 @@ impl PerRuntime {
             self.report_failure(&error);
         }
         error
+    }
+}
+
+impl Drop for RuntimeEnds {
+    fn drop(&mut self) {
+        self.breaker.ended();
     }
 }
 
