@@ -153,6 +153,9 @@ impl<'a> Request<'a> {
     /// this id, and the call is remembered only while they are held.
     ///
     /// An id belongs to one operation: an acquire by the id of a reservation is misuse, an error of class `input`.
+    ///
+    /// Under a rule of permits alone an id is only who holds them: acquires, at-mosts and penalties may share it, and each
+    /// penalty adds permits to it and each refund takes some back, also one that is sent again.
     #[must_use]
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.id = Some(id.as_ref());
@@ -201,9 +204,10 @@ impl<'a> Request<'a> {
     ///
     /// A refund gives back no more than was granted, so nothing for a call that was denied; and no more than is still
     /// owed: what has refilled or left its window since then is gone. It reckons from the two calls' times on this
-    /// machine, so to within a round trip, or by the clock given to an embedded engine; and doesn't know what was given back since: two refunds after one decision
-    /// give back its units twice. [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know, in
-    /// Redis, and give back once.
+    /// machine, so to within a round trip, and by as much more as its clock is set back in between; or by the clock given
+    /// to an embedded engine. It doesn't know what was given back since: two refunds after one decision give back its
+    /// units twice. [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know, in Redis, and give
+    /// back once.
     ///
     /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
     /// the answer is [`By::Policy`](crate::By::Policy). If the engine in this process answered
