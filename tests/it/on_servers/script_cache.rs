@@ -66,7 +66,9 @@ async fn many_callers_that_miss_a_script_at_once_send_its_text_once() {
         let decisions = join_all(calls).await;
         assert!(decisions.into_iter().all(|decision| decision.expect("a decision").allowed), "{what}");
         let commands = server.commands();
-        assert_eq!((commands[by_digest], commands[by_text]), ((2 * CALLERS - 1, CALLERS), (1, 0)), "{what}");
+        // Some may ask for the first time only after the text was sent.
+        let (asked, missed) = commands[by_digest];
+        assert_eq!((asked - missed, commands[by_text]), (CALLERS - 1, (1, 0)), "{what}");
         let left = limiter.peek(rule, what).await.expect("a decision").remaining;
         assert_eq!(left, if what == "a look" { 900 } else { 900 - CALLERS }, "{what}");
     }
