@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -14,7 +15,7 @@ pub struct PostgresServer {
     process: Child,
     port: u16,
     /// Removed once it has ended.
-    directory: Option<TempDir>,
+    directory: TempDir,
 }
 
 /// Where `initdb` and `postgres` are: in TOLLGATE_TEST_POSTGRES, on the PATH, or where Debian puts them.
@@ -45,12 +46,55 @@ pub fn not_as_root(command: &mut Command, directory: &Path) {
 /// The user and the group of the server, if the tests are run by root.
 #[cfg(unix)]
 fn instead_of_root() -> Option<(u32, u32)> {
-    let id = |arguments: &[&str]| -> u32 {
-        let output = Command::new("id").args(arguments).output().expect("id");
-        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        text.parse().unwrap_or_else(|_| panic!("expected a user postgres, which PostgreSQL's package makes"))
-    };
-    (id(&["-u"]) == 0).then(|| (id(&["-u", "postgres"]), id(&["-g", "postgres"])))
+    static KNOWN: OnceLock<Option<(u32, u32)>> = OnceLock::new();
+    *KNOWN.get_or_init(|| (id(&["-u"]) == 0).then(|| (id(&["-u", "postgres"]), id(&["-g", "postgres"]))))
+}
+
+fn id(arguments: &[&str]) -> u32 {
+    let output = Command::new("id").args(arguments).output().expect("id");
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    text.parse().unwrap_or_else(|_| panic!("expected a user postgres, which PostgreSQL's package makes"))
+}
+
+/// What `initdb` makes, which is the same for each server and takes it half a second of a processor: made once for all
+/// programs of this build.
+fn as_initdb_makes_it() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let version = Command::new(program("initdb")).arg("--version").output().expect("initdb");
+        let version =
+            String::from_utf8_lossy(&version.stdout).trim().replace(|letter: char| !letter.is_ascii_digit(), "-");
+        // Another user may not read it.
+        let name = format!("postgres{version}of-{}", id(&["-u"]));
+        let kept = std::env::current_exe().expect("this program").with_file_name(name);
+        if !kept.exists() {
+            make_by_initdb(&kept);
+        }
+        kept
+    })
+}
+
+fn make_by_initdb(kept: &Path) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut initdb = Command::new(program("initdb"));
+    initdb.args(["--no-sync", "--no-locale", "--encoding=UTF8", "--username=tollgate", "--wal-segsize=1"]);
+    initdb.args(["--auth=trust", "-D"]).arg(directory.path().join("data"));
+    // Whatever zone the machine is in, its days are those of the tool.
+    initdb.env("TZ", "UTC");
+    not_as_root(&mut initdb, directory.path());
+    let made = initdb.output().expect("initdb");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    // Whole, or not at all: other programs may be making the same.
+    let beside = tempfile::tempdir_in(kept.parent().expect("a folder")).expect("a folder of the build");
+    copy(&directory.path().join("data"), &beside.path().join("data"));
+    let moved = std::fs::rename(beside.path().join("data"), kept);
+    assert!(moved.is_ok() || kept.exists(), "{}: {moved:?}", kept.display());
+}
+
+/// With owners and modes.
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-Rp").args([from, to]).output().expect("cp");
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
 }
 
 impl PostgresServer {
@@ -76,24 +120,17 @@ impl PostgresServer {
 
     fn start_with(settings: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let mut initdb = Command::new(program("initdb"));
-        initdb.args(["--no-sync", "--no-locale", "--encoding=UTF8", "--username=tollgate", "--wal-segsize=1"]);
-        initdb.args(["--auth=trust", "-D"]).arg(directory.path().join("data"));
-        // Whatever zone the machine is in, its days are those of the tool.
-        initdb.env("TZ", "UTC");
-        not_as_root(&mut initdb, directory.path());
-        let made = initdb.output().expect("initdb");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        copy(as_initdb_makes_it(), &directory.path().join("data"));
         settings(&directory.path().join("data"));
         // Tries another port if the free one has been taken since.
+        let port = free_port();
+        let mut server = Self { process: launch(directory.path(), port), port, directory };
         for _ in 0..5 {
-            let port = free_port();
-            let process = launch(directory.path(), port);
-            let mut server = Self { process, port, directory: None };
             if server.comes_up() {
-                server.directory = Some(directory);
                 return server;
             }
+            server.port = free_port();
+            server.process = launch(server.directory.path(), server.port);
         }
         panic!("postgres ends as soon as it is started");
     }
@@ -163,36 +200,39 @@ impl PostgresServer {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.as_ref().expect("it has started").path().join(name)
+        self.directory.path().join(name)
     }
 
     /// Whether it answers; if not, it has ended.
     fn comes_up(&mut self) -> bool {
         let began = Instant::now();
-        // It listens before it accepts clients: until then it closes connections.
-        let ready = || {
-            let mut probe = Command::new(program("pg_isready"));
-            let asked = probe.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]).status();
-            asked.expect("pg_isready").success()
-        };
-        while !ready() {
+        while !self.accepts_clients() {
             if self.process.try_wait().expect("a state").is_some() {
                 return false;
             }
             assert!(began.elapsed() < Duration::from_secs(60), "postgres doesn't answer");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(5));
         }
         true
     }
 
+    /// As it says in this file, with its process id, since one that was killed leaves its own there. That it listens
+    /// means nothing yet: until it is ready it closes connections.
+    fn accepts_clients(&self) -> bool {
+        let said = std::fs::read_to_string(self.path("data/postmaster.pid")).unwrap_or_default();
+        let lines: Vec<_> = said.lines().map(str::trim).collect();
+        lines.first() == Some(&self.process.id().to_string().as_str())
+            && matches!(lines.get(7), Some(&("ready" | "standby")))
+    }
+
     /// Shows another certificate, once it is started again.
     pub fn shows(&self, pair: &Pair) {
-        show(&self.directory.as_ref().expect("it has started").path().join("data"), pair);
+        show(&self.directory.path().join("data"), pair);
     }
 
     /// Starts it again after it was stopped, on what that left.
     pub fn start_again(&mut self) {
-        self.process = launch(self.directory.as_ref().expect("it has started").path(), self.port);
+        self.process = launch(self.directory.path(), self.port);
         assert!(self.comes_up(), "postgres ends as soon as it is started");
     }
 
