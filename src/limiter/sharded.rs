@@ -204,7 +204,10 @@ mod tests {
     /// the_better_of_two -- --nocapture`.
     #[tokio::test]
     async fn the_better_of_two_denies_less_that_one_limiter_admits_than_one_by_chance() {
-        let calls = std::env::var("SHARDS_CALLS").map_or(1500, |calls| calls.parse().unwrap());
+        let asked = std::env::var("SHARDS_CALLS").ok().map(|calls| calls.parse().unwrap());
+        let calls = asked.unwrap_or(1500);
+        // With fewer shards both may be close to zero, so only the tables have them.
+        let numbers = if asked.is_some() { &[2, 8, 32][..] } else { &[32] };
         let of_traffic: [(&str, Traffic, u64); 2] = [("even", even, calls), ("uneven", uneven, calls / 4)];
         for text in ["gcra 1000/1s burst 400", "fixed-window 1000/1s"] {
             for (name, traffic, calls) in of_traffic {
@@ -213,7 +216,7 @@ mod tests {
                 for load in LOADS {
                     let traffic = traffic(load, calls);
                     print!("| {load:.1} |");
-                    for shards in [2, 8, 32] {
+                    for &shards in numbers {
                         let two = price(text, shards, 2, &traffic).await;
                         let one = price(text, shards, 1, &traffic).await;
                         print!(
@@ -225,7 +228,6 @@ mod tests {
                     }
                     println!();
                 }
-                // With fewer shards both may be close to zero.
                 assert!(sums[&(32, 2)] * 1.2 < sums[&(32, 1)], "{text}, {name}: {sums:?}");
             }
         }
