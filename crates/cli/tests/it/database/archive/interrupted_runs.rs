@@ -1,8 +1,8 @@
 //! Archive runs that are interrupted, rows that arrive during one, and altered files.
 
-use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Mutex;
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
@@ -48,28 +48,42 @@ async fn assert_moved(server: &PostgresServer, place: &Place, expected: &Archive
     assert!(place.archive.leftovers(march()).await.expect("an answer").is_empty(), "{why}");
 }
 
-/// Runs until it was polled so often, and is dropped then. Answers how it ended, if it did, and where it was.
-async fn polled(
+/// When a run is dropped.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// Polled so often.
+    Polls(usize),
+    /// Where it first waits in this step.
+    In(Step),
+}
+
+/// Runs until this moment, and is dropped then. Answers how it ended, if it did, and where it was.
+async fn dropped_at(
     database: &Database,
     place: &Place,
     options: &ArchiveOptions,
-    polls: usize,
+    moment: Moment,
 ) -> (Option<Vec<Archived>>, Option<Step>) {
-    let mut step = None;
-    let mut left = polls;
+    let step = Mutex::new(None);
+    let mut polls = 0;
     let done = {
-        let mut work = pin!(database.archive(&place.archive, options, |progress| step = Some(progress.step)));
-        poll_fn(|context| match work.as_mut().poll(context) {
-            Poll::Ready(done) => Poll::Ready(Some(done.expect("a run"))),
-            Poll::Pending if left == 0 => Poll::Ready(None),
-            Poll::Pending => {
-                left -= 1;
-                Poll::Pending
+        let mut work = pin!(
+            database.archive(&place.archive, options, |progress| *step.lock().expect("no panic") = Some(progress.step))
+        );
+        poll_fn(|context| {
+            if let Poll::Ready(done) = work.as_mut().poll(context) {
+                return Poll::Ready(Some(done.expect("a run")));
             }
+            polls += 1;
+            let is_over = match moment {
+                Moment::Polls(most) => polls > most,
+                Moment::In(last) => *step.lock().expect("no panic") == Some(last),
+            };
+            if is_over { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
     };
-    (done, step)
+    (done, step.into_inner().expect("no panic"))
 }
 
 #[tokio::test]
@@ -77,29 +91,32 @@ async fn an_archiver_dropped_at_any_moment_is_resumed_and_no_row_is_lost_or_dupl
     let (server, database) = prepared().await;
     let options = small_files();
     let expected = undisturbed(&server, &database, ROWS, &options).await;
-    let mut ended_in = BTreeSet::new();
-    // Of all the moments, every second one, and each in the nightly run.
-    for polls in (0..).step_by(if times() == 1 { 2 } else { 1 }) {
+    // In each step, and of all the moments every fourth, or each in the nightly run.
+    let steps = [Step::Export, Step::ReadBack, Step::Detach, Step::Drop];
+    let polls = (0..).step_by(if times() == 1 { 4 } else { 1 });
+    for moment in steps.map(Moment::In).into_iter().chain(polls.map(Moment::Polls)) {
         let place = Place::new();
         fill(&server, march(), ROWS).await;
-        let (done, step) = polled(&database, &place, &options, polls).await;
-        ended_in.insert(step.map(|step| format!("{step:?}")));
-        if let Some(done) = done {
-            assert_eq!(done.len(), 1);
-            break;
+        let (done, step) = dropped_at(&database, &place, &options, moment).await;
+        match (done, moment) {
+            (Some(done), Moment::Polls(_)) => {
+                assert_eq!(done.len(), 1);
+                break;
+            }
+            (done, Moment::In(expected)) => assert!(done.is_none() && step == Some(expected), "{moment:?}: {step:?}"),
+            (None, Moment::Polls(_)) => {}
         }
         // Where nothing was archived yet, all rows are where they were.
         let manifest = complete(&place).await;
-        assert!(!manifest.is_empty() || rows_left(&server).await == ROWS.to_string(), "{polls}: {step:?}");
+        assert!(!manifest.is_empty() || rows_left(&server).await == ROWS.to_string(), "{moment:?}: {step:?}");
         // It ends once more, and then it may finish.
-        polled(&database, &place, &options, polls / 2).await;
+        let again = if let Moment::Polls(polls) = moment { Moment::Polls(polls / 2) } else { moment };
+        dropped_at(&database, &place, &options, again).await;
         for moved in moved(&database, &place, &options).await {
-            moved.result.unwrap_or_else(|error| panic!("{polls}: {step:?}: {error}"));
+            moved.result.unwrap_or_else(|error| panic!("{moment:?}: {step:?}: {error}"));
         }
-        assert_moved(&server, &place, &expected, &format!("{polls}: {step:?}")).await;
+        assert_moved(&server, &place, &expected, &format!("{moment:?}: {step:?}")).await;
     }
-    let all = [None, Some("Detach"), Some("Drop"), Some("Export"), Some("ReadBack")];
-    assert_eq!(ended_in, all.map(|step| step.map(str::to_owned)).into(), "ended in each step");
 }
 
 #[tokio::test]
