@@ -213,7 +213,8 @@ async fn a_crowd_of_keys_waits_for_a_locked_table_together() {
     let began = Instant::now();
     let answers = join_all(keys.iter().map(|key| service.account_of_key(key))).await;
     assert!(answers.iter().all(Result::is_err));
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // One after another, they would take minutes.
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     holder.batch_execute("COMMIT").await.expect("committed");
     let answers = join_all(keys.iter().map(|key| service.account_of_key(key))).await;
     assert_eq!(answers.iter().filter(|answer| answer.is_err()).count(), 0);
