@@ -36,34 +36,52 @@ run_tests() {
     (cd "$1" && exec "$program" --quiet "${@:3}")
 }
 
-# What failed at its first run, one a line: `passed` or `failed` at its second, a tab, its name. A file, since tests also
-# run in subshells.
-second_runs=$(mktemp)
+# What failed at its first run, one a line: package, source and test, between tabs. And what became of it, one a line:
+# `passed` or `failed` at its second run, a tab, its name. Files, since tests also run in subshells.
+first_runs=$(mktemp) second_runs=$(mktemp)
 
-# run_twice PACKAGE SOURCE ARGUMENT...: run_tests, and a failed test once more, alone. Fails if a test failed twice, or
-# if the program ended without a result.
-run_twice() {
-    local output test code=0
+# run_once PACKAGE SOURCE ARGUMENT...: run_tests, which notes the tests that failed for once_more. Fails if the program
+# ended without a result.
+run_once() {
+    local output failures code=0
     output=$(mktemp)
     run_tests "$@" 2>&1 | tee "$output"
     if [ "${PIPESTATUS[0]}" -ne 0 ]; then
-        code=1
         # The last list of failures: before it stands what the failed tests printed, other lists among it.
         mapfile -t failures < <(awk '/^failures:$/ { names = "" } /^    [^ ]+$/ { names = names $1 "\n" }
             /^test result: / { last = names } END { printf "%s", last }' "$output")
-        [ ${#failures[@]} -eq 0 ] || code=0
-        for test in "${failures[@]}"; do
-            printf '\nonce more, alone: %s\n' "$test"
-            if run_tests "$1" "$2" --exact "$test"; then
-                printf 'passed\t%s: %s\n' "$1" "$test" >>"$second_runs"
-            else
-                printf 'failed\t%s: %s\n' "$1" "$test" >>"$second_runs"
-                code=1
-            fi
-        done
-        [ ${#failures[@]} -gt 0 ] || printf 'failed\t%s: %s ended without a result\n' "$1" "$2" >>"$second_runs"
+        if [ ${#failures[@]} -gt 0 ]; then
+            printf "$1\t$2\t%s\n" "${failures[@]}" >>"$first_runs"
+        else
+            printf 'failed\t%s: %s ended without a result\n' "$1" "$2" >>"$second_runs"
+            code=1
+        fi
     fi
     rm -f "$output"
+    return "$code"
+}
+
+# Runs what failed once more, alone. Fails if a test failed twice.
+once_more() {
+    local package source test code=0
+    while IFS=$'\t' read -r package source test; do
+        printf '\nonce more, alone: %s\n' "$test"
+        if run_tests "$package" "$source" --exact "$test" </dev/null; then
+            printf 'passed\t%s: %s\n' "$package" "$test" >>"$second_runs"
+        else
+            printf 'failed\t%s: %s\n' "$package" "$test" >>"$second_runs"
+            code=1
+        fi
+    done <"$first_runs"
+    : >"$first_runs"
+    return "$code"
+}
+
+# run_twice PACKAGE SOURCE ARGUMENT...: run_once, and once_more at once.
+run_twice() {
+    local code=0
+    run_once "$@" || code=1
+    once_more || code=1
     return "$code"
 }
 
@@ -98,5 +116,5 @@ print_second_runs() {
             failed) printf 'failed: %s\n' "$name" ;;
         esac
     done < <(sort "$second_runs")
-    rm -f "$second_runs"
+    rm -f "$first_runs" "$second_runs"
 }

@@ -68,7 +68,7 @@ named() {
 
 build_tests
 loops=()
-stop() { [ ${#loops[@]} -eq 0 ] || kill "${loops[@]}" 2>/dev/null || true; rm -f "$second_runs"; }
+stop() { [ ${#loops[@]} -eq 0 ] || kill "${loops[@]}" 2>/dev/null || true; rm -f "$first_runs" "$second_runs"; }
 trap stop EXIT
 for ((at = 0; at < busy; at++)); do
     (while :; do :; done) &

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test to the end, whatever fails, and a failed one once more, alone. Its last lines name what passed at its
-# second run, which is to be mended or deleted, and what failed twice. Exits with 1 if anything did.
+# second run, which is to be mended or deleted, and what failed twice. Exits with 1 if anything did. Those of the tool
+# without TLS, which needs another build of nearly everything, are run by tests/without_tls.sh.
 #   bash tests/run.sh
 # Installs redis-server (7.0 or newer), PostgreSQL (14 or newer), nginx, wrk, tmux, curl, Chromium and npm with the
 # system's package manager if they are missing, and axe and ioredis with npm.
@@ -50,17 +51,29 @@ command -v wrk >/dev/null || install wrk wrk wrk wrk wrk
 # The terminal in which the tool draws.
 command -v tmux >/dev/null || install tmux tmux tmux tmux tmux
 
-# The tool without TLS, for the tests that ask it for TLS. First, since it is built where they expect the tool with TLS.
-cargo build --quiet -p tollgate-cli --features postgres
-mkdir -p target/without-tls
-cp target/debug/tollgate target/without-tls/
-export TOLLGATE_TEST_WITHOUT_TLS=$PWD/target/without-tls/tollgate
 build_tests
+
+# Runs the programs that it reads, and shows what each has printed once it has ended.
+run_all() {
+    local package source output=$work/$BASHPID
+    local -x RUST_TEST_THREADS=$((RUST_TEST_THREADS * 3 / 4))
+    while read -r package source; do
+        run_once "$package" "$source" --skip without_tls:: </dev/null >"$output" 2>&1 || echo "$package/$source" >>"$work/failed"
+        printf '\n%s/%s\n' "$package" "$source"
+        cat "$output"
+    done
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+programs_built >"$work/programs"
+# Two programs at once, since the tests of the tool and of the services wait for much that takes its time. As the two
+# ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a signal that their shells can await.
+{ grep -E '^(crates/cli|examples|tests)' "$work/programs" | run_all >&3 |
+    { grep -Ev '^(crates/cli|examples|tests)' "$work/programs" | run_all; } } 3>&1
 failed=''
-while read -r package source; do
-    printf '\n%s/%s\n' "$package" "$source"
-    run_twice "$package" "$source" </dev/null || failed=1
-done < <(programs_built)
+[ ! -e "$work/failed" ] || failed=1
+once_more || failed=1
 command_twice cargo test "${tested[@]}" --doc || failed=1
 # Backup and recovery of the system of record, and of Redis, with the tool that was just built.
 command_twice bash tests/backup.sh || failed=1

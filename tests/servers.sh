@@ -131,8 +131,21 @@ wanted_of() {
 declare -A wanted
 for package in "${packages[@]}"; do wanted[$package]=$(wanted_of "$package"); done
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+# run_on_server PACKAGE...: the wanted tests of each, and what they printed once they have ended.
+run_on_server() {
+    local package tests output=$work/$BASHPID
+    for package; do
+        mapfile -t tests < <(grep -E "$only" <<<"${wanted[$package]}" | grep -Ev "${without:-^$}")
+        # Without a name, all of its tests would run.
+        [ ${#tests[@]} -gt 0 ] || continue
+        run_once "$package" tests/it/main.rs --exact "${tests[@]}" >"$output" 2>&1 </dev/null || touch "$work/broken"
+        cat "$output"
+    done
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+log=$work/log
 failed=()
 summary=$(printf '%-9s %-22s %6s %6s  %s' '' '' passed failed 'not run')
 for at in "${!named[@]}"; do
@@ -150,13 +163,14 @@ for at in "${!named[@]}"; do
         printf '%s: these tests are not run, since this build speaks no TLS:\n%s\n' "$name" "$tls"
         unsaid="${unsaid:+$unsaid; }$(wc -l <<<"$tls"), since this build speaks no TLS"
     fi
-    : >"$log"
-    for package in "${packages[@]}"; do
-        mapfile -t tests < <(grep -E "$only" <<<"${wanted[$package]}" | grep -Ev "${without:-^$}")
-        # Without a name, all of its tests would run.
-        [ ${#tests[@]} -gt 0 ] || continue
-        PATH=$folder:$PATH run_twice "$package" tests/it/main.rs --exact "${tests[@]}" 2>&1 | tee -a "$log" || broken=1
-    done
+    rm -f "$work/broken"
+    # The library's beside the others, as in tests/run.sh.
+    {
+        export PATH=$folder:$PATH
+        { run_on_server . >&3 | run_on_server "${packages[@]:1}"; } 3>&1
+        once_more 2>&1 || touch "$work/broken"
+    } | tee "$log"
+    [ ! -e "$work/broken" ] || broken=1
     read -r passed wrong < <(results_of "$log")
     summary+=$'\n'$(printf '%-9s %-22s %6s %6s  %s' "$name" "$server" "$passed" "$wrong" "${unsaid:-none}")
     # A filter that matches no test passes too.

@@ -1,5 +1,5 @@
-//! The tool that was built without TLS: it says what is missing, and how to have it. `tests/run.sh` builds it, since the
-//! one beside these tests has TLS.
+//! The tool that was built without TLS: it says what is missing, and how to have it. `tests/without_tls.sh` builds it,
+//! since the one beside these tests has TLS.
 
 use std::process::{Command, Output, Stdio};
 
@@ -10,7 +10,7 @@ use crate::support::tool::{code, stderr, stdout};
 /// The tool without TLS, but with the system of record.
 fn command(arguments: &[&str]) -> Command {
     let tool = std::env::var_os("TOLLGATE_TEST_WITHOUT_TLS");
-    let tool = tool.expect("TOLLGATE_TEST_WITHOUT_TLS names the tool without TLS, which tests/run.sh builds");
+    let tool = tool.expect("TOLLGATE_TEST_WITHOUT_TLS names the tool without TLS, which tests/without_tls.sh builds");
     let mut command = Command::new(tool);
     command.args(arguments).env_remove("TOLLGATE_URL").stdin(Stdio::null());
     command
