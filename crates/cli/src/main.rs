@@ -12,6 +12,7 @@
 //!   `attributes`, `time_options`, `secrets`, `records` (recorded traffic);
 //! - what it means: `subject` (a rule, and what it counts), `operation`, `verdict` (what a set of rules decides on a
 //!   record), `held` (permits of recorded requests), `fresh_key` (where a key without state probably is);
+//! - recorded requests between the passes over them: `by_time` (sorted), `spool` (kept);
 //! - what many decisions come to: `over_time` (when they were denied), `waits` (how long they would have waited);
 //! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `page` (a
 //!   report in HTML), `escape` (bytes as text), `messages` (on standard error);
@@ -62,6 +63,7 @@ mod rules;
 mod rules_file;
 mod script;
 mod secrets;
+mod spool;
 #[cfg(feature = "postgres")]
 mod stats;
 mod subject;

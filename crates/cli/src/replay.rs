@@ -2,6 +2,7 @@
 
 mod by_rules;
 mod edge;
+mod kept;
 mod log_options;
 mod page;
 mod player;

@@ -1,5 +1,6 @@
-//! Recorded traffic, read twice: first to report what can't be read and to learn how far the records are out of order,
-//! then to play them in order. So only some are in memory, however many there are.
+//! Recorded traffic, gone through twice: first to report what can't be read and to learn how far the records are out of
+//! order, then to play them in order. So only some are in memory, however many there are. Acquires of keys are kept in
+//! few bytes each; records that say more are read again.
 
 use std::collections::VecDeque;
 
@@ -8,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::mpsc;
 use tollgate::Operation;
 
+use super::kept::Kept;
 use super::source::{CHUNK, Event, Source, produced};
 use super::unreadable::Warnings;
 use crate::by_time::{BLOCK, Horizon, Sorted};
@@ -107,6 +109,8 @@ impl Through {
 /// Traffic that was read once.
 pub(crate) struct Recording {
     source: Option<Source>,
+    /// All records, if they could be kept.
+    kept: Option<Kept>,
     /// If the records are to be sorted by time, and aren't.
     horizon: Option<Horizon>,
     pub(crate) warnings: Warnings,
@@ -123,7 +127,7 @@ impl Recording {
     pub(crate) async fn read(source: Source, by_time: bool) -> Result<Self> {
         let mut through = Through::new(source, CHUNK, true);
         let (mut horizon, mut latest, spinner) = (Horizon::default(), 0, spinner());
-        let (mut records, mut out_of_order, mut is_plain) = (0, 0, true);
+        let (mut records, mut out_of_order, mut is_plain, mut kept) = (0, 0, true, Some(Kept::new()));
         loop {
             let record = match through.next().await {
                 Ok(Some(record)) => record,
@@ -138,6 +142,11 @@ impl Recording {
             latest = latest.max(record.t_us);
             horizon.note(record.t_us);
             is_plain &= record.op == Operation::Acquire && record.id.is_none();
+            if let Some(all) = &mut kept
+                && !all.push(&record)?
+            {
+                kept = None;
+            }
             if (records + through.unreadable).is_multiple_of(BLOCK) {
                 spinner.set_position(records);
             }
@@ -147,14 +156,20 @@ impl Recording {
         let Through { warnings, unreadable, source, .. } = through;
         let horizon = (by_time && out_of_order > 0).then_some(horizon);
         let is_plain = is_plain && (horizon.is_some() || out_of_order == 0);
-        Ok(Self { source, horizon, warnings, records, unreadable, out_of_order, is_plain })
+        Ok(Self { source, kept, horizon, warnings, records, unreadable, out_of_order, is_plain })
     }
 
     /// The records in order: those that were there when it was read through. What is unreadable was reported then, and
     /// the warnings go on with what can't be played.
     pub(crate) fn in_order(self) -> (Records, Warnings) {
-        let Self { source, horizon, warnings, .. } = self;
+        let Self { source, kept, horizon, warnings, .. } = self;
         let records = produced(move || -> Box<dyn Iterator<Item = Result<Record>>> {
+            if let Some(kept) = kept {
+                return match kept.records(horizon) {
+                    Ok(records) => Box::new(records),
+                    Err(error) => Box::new(std::iter::once(Err(error))),
+                };
+            }
             let again = source.into_iter().flat_map(Source::again);
             match horizon {
                 Some(horizon) => Box::new(Sorted::new(horizon, again)),

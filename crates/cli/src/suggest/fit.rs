@@ -10,7 +10,7 @@
 use anyhow::Result;
 
 use super::share::{Bound, Of};
-use super::spool::Spool;
+use super::spool::{Spool, of_keys};
 use super::traffic::{Group, Key};
 use super::trial::{Heaviest, Member, Trial, follow};
 
@@ -31,7 +31,7 @@ pub(super) fn fit(spool: &mut Spool, keys: &[Key], groups: &[Group], trials: &mu
     for (trial, search) in trials.iter().zip(&searches) {
         trial.heaviest.above(search.too_few + 1).for_each(|key| followed[key as usize] = true);
     }
-    let mut followed = spool.of_keys(|key| followed[key as usize])?;
+    let mut followed = of_keys(spool, |key| followed[key as usize])?;
     while searches.iter().any(|search| search.next().is_some()) {
         let denied = denied(&mut followed, keys, trials, &searches)?;
         for (at, search) in searches.iter_mut().enumerate() {

@@ -1,19 +1,13 @@
-//! Requests between the passes over them: in memory while they are few, then in a file that is gone with the process.
+//! Requests by number of key.
 
-use std::env;
-use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use tempfile::SpooledTempFile;
 
-use crate::by_time::{At, Horizon, Sorted};
+use crate::by_time::At;
+use crate::spool::{self, Packed};
 
-/// What stays in memory, in bytes.
-const IN_MEMORY: usize = 32 << 20;
 /// The bytes of a request.
 const EACH: usize = 20;
-const BUFFER: usize = 1 << 18;
 
 /// A request: all that algorithms know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,90 +18,53 @@ pub(super) struct Request {
     pub(super) cost: u64,
 }
 
+/// Requests in some order.
+pub(super) type Spool = spool::Spool<Request, EACH>;
+
 impl At for Request {
     fn t_us(&self) -> u64 {
         self.t_us
     }
 }
 
-/// Requests in some order.
-#[derive(Debug)]
-pub(super) struct Spool {
-    file: BufWriter<SpooledTempFile>,
-}
-
-impl Spool {
-    pub(super) fn new() -> Self {
-        Self { file: BufWriter::with_capacity(BUFFER, SpooledTempFile::new(IN_MEMORY)) }
-    }
-
-    pub(super) fn push(&mut self, request: Request) -> Result<()> {
+impl Packed<EACH> for Request {
+    fn pack(&self) -> [u8; EACH] {
         let mut bytes = [0; EACH];
-        bytes[..8].copy_from_slice(&request.t_us.to_le_bytes());
-        bytes[8..12].copy_from_slice(&request.key.to_le_bytes());
-        bytes[12..].copy_from_slice(&request.cost.to_le_bytes());
-        self.file.write_all(&bytes).with_context(told)
+        bytes[..8].copy_from_slice(&self.t_us.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.cost.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.key.to_le_bytes());
+        bytes
     }
 
-    /// All requests, in order.
-    pub(super) fn requests(&mut self) -> Result<Requests<'_>> {
-        self.file.flush().with_context(told)?;
-        let file = self.file.get_mut();
-        file.rewind().with_context(told)?;
-        Ok(Requests(BufReader::with_capacity(BUFFER, file)))
-    }
-
-    /// The same requests by time; those of one time in the order in which they came.
-    pub(super) fn by_time(mut self, horizon: Horizon) -> Result<Self> {
-        let mut sorted = Self::new();
-        for request in Sorted::new(horizon, self.requests()?) {
-            sorted.push(request?)?;
-        }
-        Ok(sorted)
-    }
-
-    /// The requests of some keys.
-    pub(super) fn of_keys(&mut self, is_one: impl Fn(u32) -> bool) -> Result<Self> {
-        let mut some = Self::new();
-        for request in self.requests()? {
-            let request = request?;
-            if is_one(request.key) {
-                some.push(request)?;
-            }
-        }
-        Ok(some)
+    fn unpack(bytes: &[u8; EACH]) -> Self {
+        let ([t_us, cost], key) = numbers(bytes);
+        Self { t_us, key, cost }
     }
 }
 
-pub(super) struct Requests<'s>(BufReader<&'s mut SpooledTempFile>);
-
-impl Iterator for Requests<'_> {
-    type Item = Result<Request>;
-
-    fn next(&mut self) -> Option<Result<Request>> {
-        let mut bytes = [0; EACH];
-        match self.0.read_exact(&mut bytes) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return None,
-            Err(error) => return Some(Err(error).with_context(told)),
-        }
-        let number = |from: usize| {
-            let mut number = [0; 8];
-            number.copy_from_slice(&bytes[from..from + 8]);
-            u64::from_le_bytes(number)
-        };
-        let key = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-        Some(Ok(Request { t_us: number(0), key, cost: number(12) }))
-    }
+/// Eight bytes each, and the four after them.
+fn numbers(bytes: &[u8; EACH]) -> ([u64; 2], u32) {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    let number = |at: usize| u64::from_le_bytes(whole[at]);
+    ([number(0), number(1)], u32::from_le_bytes(*rest.first_chunk().expect("four bytes are left")))
 }
 
-fn told() -> String {
-    format!("a temporary file in {}", env::temp_dir().display())
+/// The requests of some keys.
+pub(super) fn of_keys(all: &mut Spool, is_one: impl Fn(u32) -> bool) -> Result<Spool> {
+    let mut some = Spool::new();
+    for request in all.requests()? {
+        let request = request?;
+        if is_one(request.key) {
+            some.push(&request)?;
+        }
+    }
+    Ok(some)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::by_time::Horizon;
 
     #[test]
     fn requests_come_back_from_memory_and_from_a_file_and_by_time() {
@@ -116,15 +73,15 @@ mod tests {
             let (mut spool, mut horizon, mut pushed) = (Spool::new(), Horizon::default(), Vec::new());
             for at in 0..count {
                 let request = Request { t_us: at + random.u64(0..9), key: random.u32(..), cost: random.u64(..) };
-                spool.push(request).unwrap();
+                spool.push(&request).unwrap();
                 horizon.note(request.t_us);
                 pushed.push(request);
             }
             horizon.end();
             let read: Vec<_> = spool.requests().unwrap().map(Result::unwrap).collect();
             assert!(read == pushed, "{count}");
-            let read: Vec<_> =
-                spool.of_keys(|key| key % 2 == 0).unwrap().requests().unwrap().map(Result::unwrap).collect();
+            let some = of_keys(&mut spool, |key| key % 2 == 0).unwrap();
+            let read: Vec<_> = some.into_requests().unwrap().map(Result::unwrap).collect();
             assert!(read.iter().eq(pushed.iter().filter(|request| request.key % 2 == 0)), "{count}");
             let read: Vec<_> = spool.by_time(horizon).unwrap().requests().unwrap().map(Result::unwrap).collect();
             pushed.sort_by_key(|request| request.t_us);

@@ -173,7 +173,7 @@ impl Reading {
         of_group.from_us = of_group.from_us.min(t_us);
         of_group.to_us = of_group.to_us.max(t_us);
         self.horizon.note(t_us);
-        self.spool.get_or_insert_with(Spool::new).push(Request { t_us, key: number, cost })
+        self.spool.get_or_insert_with(Spool::new).push(&Request { t_us, key: number, cost })
     }
 
     fn end(self, source: &str) -> Result<Traffic> {
