@@ -306,6 +306,14 @@ impl<'a> ShadowLine<'a> {
     }
 }
 
+impl Printer<Vec<u8>> {
+    /// What was printed since.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        let room = self.out.len();
+        std::mem::replace(&mut self.out, Vec::with_capacity(room))
+    }
+}
+
 impl<W: Write> Printer<W> {
     pub(crate) fn new(out: W, shape: Shape) -> Self {
         Self { out, shape, rows: 0 }
@@ -316,6 +324,11 @@ impl<W: Write> Printer<W> {
             Shape::Jsonl => json(&mut self.out, line),
             Shape::Table => self.row(line),
         }
+    }
+
+    /// Prints lines of another printer.
+    pub(crate) fn print_lines(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.out.write_all(lines)
     }
 
     pub(crate) fn flush(&mut self) -> io::Result<()> {

@@ -44,6 +44,22 @@ impl OverTime {
         if allowed { interval.allowed += 1 } else { interval.denied += 1 }
     }
 
+    /// Adds what was counted elsewhere.
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (number, counted) in (other.first..).zip(&other.intervals) {
+            // An interval is divided by no other.
+            while !self.intervals.is_empty() && self.each_us < other.each_us {
+                self.merge();
+            }
+            if self.intervals.is_empty() {
+                (self.each_us, self.first, self.intervals) = (other.each_us, number, vec![Interval::default()]);
+            }
+            let interval = self.reach(number * other.each_us);
+            interval.allowed += counted.allowed;
+            interval.denied += counted.denied;
+        }
+    }
+
     /// The interval of this time, which is there from now on.
     pub(crate) fn reach(&mut self, t_us: u64) -> &mut Interval {
         if self.intervals.is_empty() {
@@ -174,6 +190,27 @@ mod tests {
             assert_eq!(counted.denied.iter().sum::<u64>(), denied, "{span}");
             assert_eq!(counted.allowed.iter().sum::<u64>(), 2_000 - denied, "{span}");
             assert!(counted.from_us + counted.each_us * counted.denied.len() as u64 >= span / 2, "{span}");
+        }
+    }
+
+    #[test]
+    fn counts_that_are_added_are_as_if_counted_together() {
+        let mut random = fastrand::Rng::with_seed(6);
+        for span in [1, 9 * SECOND, 70 * SECOND, 5_000 * SECOND, 86_400 * SECOND, 1 << 52] {
+            for records in [0, 1, 3, 500] {
+                let mut all = OverTime::default();
+                let mut parts: [OverTime; 3] = Default::default();
+                for at in 0..records {
+                    let (t_us, allowed) = (random.u64(0..span), random.bool());
+                    all.note(t_us, allowed);
+                    parts[if at == 0 { 2 } else { random.usize(0..2) }].note(t_us, allowed);
+                }
+                let [mut one, other, third] = parts;
+                one.add(&other);
+                one.add(&third);
+                let [one, all] = [one, all].map(|counts| serde_json::to_string(&counts.counted()).unwrap());
+                assert_eq!(one, all, "{records} within {span}");
+            }
         }
     }
 

@@ -7,6 +7,7 @@ mod log_options;
 mod page;
 mod player;
 mod recording;
+mod shards;
 mod source;
 mod summary;
 mod unreadable;
@@ -22,11 +23,12 @@ use std::time::UNIX_EPOCH;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use indicatif::ProgressBar;
-use tollgate::{Clock, Rule};
+use tollgate::{Clock, Limiter, Rule};
 
 use crate::interrupted::interrupted;
 use crate::line::Printer;
 use crate::options::{Confirmation, Options, Policy};
+use crate::output::Shape;
 use crate::page::ReportFile;
 use crate::records::{Identity, KeyField, Unreadable};
 use crate::rule_arguments::{Denials, RuleOptions, SEE_RULES};
@@ -38,6 +40,7 @@ pub(crate) use edge::{Edges, Most};
 pub(crate) use page::{bars, busiest};
 pub(crate) use player::{Player, Plays, unplayable};
 pub(crate) use recording::{Recording, Records, Through, progress};
+use shards::Shards;
 pub(crate) use source::{Reading, Source};
 use summary::Order;
 pub(crate) use summary::is_zero;
@@ -99,15 +102,19 @@ impl Replay {
         let report = self.report.open(&self.about.files_read(&self.files))?;
         let ruled = plays.named();
         let prefix = self.about.own_prefix("replay");
-        // It stands still where the records' own times are given, so that keys expire by these alone.
-        let clock = Clock::set_to(UNIX_EPOCH);
-        let limiter = self.about.of_prefix(&prefix, self.options.limiter_by(clock.clone(), self.confirmation)?)?;
-        let printer = Printer::new(io::BufWriter::new(anstream::stdout()), self.options.shape());
-        let mut player = Player::new(limiter, plays, printer, self.summary);
+        let of_prefix = self.about.to_prefix(&prefix)?;
+        let one = || {
+            // It stands still where the records' own times are given, so that keys expire by these alone.
+            let clock = Clock::set_to(UNIX_EPOCH);
+            anyhow::Ok((of_prefix(self.options.limiter_by(clock.clone(), self.confirmation)?)?, clock))
+        };
+        let limiters = (0..self.shards(&plays)).map(|_| one()).collect::<Result<Vec<_>>>()?;
+        let printer = Printer::new(self.out(), self.options.shape());
+        let mut player = Player::new(limiters[0].0.clone(), plays, printer, self.summary);
         let played = tokio::select! {
             biased;
             told = interrupted() => Err(told.map_or_else(anyhow::Error::from, |()| anyhow!("interrupted"))),
-            played = self.play(&mut player, clock) => played,
+            played = self.play(&mut player, limiters) => played,
         };
         let left = "in an hour, or twice the longest that the rule takes to reset";
         let forgotten = player.forget_keys().await;
@@ -167,7 +174,27 @@ impl Replay {
         Ok(ByRules { rules, only, given, adapted, touched: self.options.url().map(|_| HashMap::new()) })
     }
 
-    async fn play(&self, player: &mut Player<'_, impl Write>, clock: Clock) -> Result<()> {
+    /// How many threads decide.
+    fn shards(&self, plays: &Plays<'_>) -> usize {
+        match plays {
+            Plays::Rule(subject, _) if self.options.url().is_none() => {
+                Shards::count(subject, (!self.summary).then(|| self.options.shape()))
+            }
+            _ => 1,
+        }
+    }
+
+    /// Where decisions are printed. JSON lines have nothing that a terminal alone may get.
+    fn out(&self) -> Box<dyn Write> {
+        const BUFFER: usize = 1 << 16;
+        match self.options.shape() {
+            Shape::Jsonl => Box::new(io::BufWriter::with_capacity(BUFFER, io::stdout())),
+            Shape::Table => Box::new(io::BufWriter::with_capacity(BUFFER, anstream::stdout())),
+        }
+    }
+
+    /// By these limiters, each with the clock of its engine.
+    async fn play(&self, player: &mut Player<'_, impl Write>, limiters: Vec<(Limiter, Clock)>) -> Result<()> {
         let source = match player.plays_a_set() {
             true => self.reading.of(&self.files, Identity::Attributes)?,
             false => self.reading.by_key(&self.files, self.key)?,
@@ -182,14 +209,21 @@ impl Replay {
         }
         let recording = Recording::read(source, !self.unsorted).await?;
         player.summary.read_through(recording.unreadable, recording.out_of_order);
-        if recording.is_plain {
-            player.follow(clock);
-        }
+        let is_plain = recording.is_plain;
         self.options.say_who_decides();
         let progress = self.progress(recording.records);
         let (records, mut warnings) = recording.in_order();
-        let played = play_all(player, records, &progress, &mut warnings).await;
-        let played = played.and(play_waiting(player, &mut warnings).await);
+        let played = match player.subject() {
+            Some(subject) if limiters.len() > 1 => {
+                let shards = Shards::start(&subject, limiters, self.summary, is_plain)?;
+                shards.play_all(player, records, &progress, &mut warnings).await
+            }
+            _ => {
+                limiters.into_iter().filter(|_| is_plain).for_each(|(_, clock)| player.follow(clock));
+                let played = play_all(player, records, &progress, &mut warnings).await;
+                played.and(play_waiting(player, &mut warnings).await)
+            }
+        };
         progress.finish_and_clear();
         warnings.sum_up();
         played

@@ -255,6 +255,11 @@ impl RuleOptions {
         self.place.of_prefix(prefix, limiter)
     }
 
+    /// A way to make any limiter one for keys of this prefix.
+    pub(crate) fn to_prefix(&self, prefix: &str) -> Result<impl Fn(Limiter) -> Result<Limiter>> {
+        self.place.to_prefix(prefix)
+    }
+
     /// A prefix under the service's that no other run has.
     pub(crate) fn own_prefix(&self, what: &str) -> String {
         own_prefix(&self.place.prefix, what)
@@ -271,10 +276,18 @@ impl KeyOptions {
     }
 
     fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter> {
-        let limiter = limiter.prefix(prefix)?;
-        Ok(match self.key_secret()? {
-            Some(secret) => limiter.key_secret(&secret),
-            None => limiter,
+        self.to_prefix(prefix)?(limiter)
+    }
+
+    fn to_prefix(&self, prefix: &str) -> Result<impl Fn(Limiter) -> Result<Limiter>> {
+        // Read once: the file may be a pipe.
+        let secret = self.key_secret()?;
+        Ok(move |limiter: Limiter| {
+            let limiter = limiter.prefix(prefix)?;
+            Ok(match &secret {
+                Some(secret) => limiter.key_secret(secret),
+                None => limiter,
+            })
         })
     }
 

@@ -49,6 +49,13 @@ impl Waits {
         }
     }
 
+    /// Adds those that were noted elsewhere.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.times.add(&other.times).expect("within what it can grow to");
+        self.longest_us = self.longest_us.max(other.longest_us);
+        self.never += other.never;
+    }
+
     pub(crate) fn never(&self) -> u64 {
         self.never
     }

@@ -237,6 +237,19 @@ impl<'s, W: Write> Player<'s, W> {
         Request::new(&record.key).parts(parts)
     }
 
+    /// The rule that decides, if it is one.
+    pub(super) fn subject(&self) -> Option<Arc<Subject>> {
+        match &self.plays {
+            Plays::Rule(subject, _) => Some(Arc::clone(subject)),
+            Plays::ByRules(_) => None,
+        }
+    }
+
+    /// Prints what another player has printed.
+    pub(super) fn print_lines(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.printer.print_lines(lines)
+    }
+
     pub(super) fn plays_a_set(&self) -> bool {
         matches!(self.plays, Plays::ByRules(_))
     }
@@ -392,6 +405,10 @@ impl<'s, W: Write> Player<'s, W> {
 
     /// Removes the keys that the replay wrote.
     pub(super) async fn forget_keys(&mut self) -> Result<(), Error> {
+        if self.together == 1 {
+            // The embedded engine's keys go with it.
+            return Ok(());
+        }
         let (subject, ids) = match &self.plays {
             Plays::ByRules(set) => return set.forget_keys(&self.limiter).await,
             Plays::Rule(subject, ids) => (subject, ids),
@@ -409,6 +426,13 @@ impl<'s, W: Write> Player<'s, W> {
             self.limiter.reset(rule, Request::new(key).parts(&parts).id(id)).await?;
         }
         Ok(())
+    }
+}
+
+impl Player<'_, Vec<u8>> {
+    /// What was printed since.
+    pub(super) fn take_printed(&mut self) -> Vec<u8> {
+        self.printer.take()
     }
 }
 

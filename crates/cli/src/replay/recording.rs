@@ -22,6 +22,11 @@ const LONG: u64 = 2000;
 pub(crate) struct Records(mpsc::Receiver<Vec<Result<Record>>>);
 
 impl Records {
+    #[cfg(test)]
+    pub(super) fn of(records: Vec<Record>) -> Self {
+        Self(produced(move || records.into_iter().map(Ok)))
+    }
+
     /// Some of them, at least one; none after the last. What was there before an error comes with it.
     pub(crate) async fn next(&mut self) -> Option<(Vec<Record>, Result<()>)> {
         let chunk = self.0.recv().await?;

@@ -106,6 +106,27 @@ impl Summary {
         self.out_of_order += u64::from(out_of_order);
     }
 
+    /// Adds what was decided of other keys.
+    pub(super) fn add(&mut self, other: Self) {
+        let Self { allowed, denied, unreadable, out_of_order, refused, permits_not_replayed, .. } = other;
+        self.allowed += allowed;
+        self.denied += denied;
+        self.unreadable += unreadable;
+        self.out_of_order += out_of_order;
+        self.refused += refused;
+        self.permits_not_replayed += permits_not_replayed;
+        self.keys.extend(other.keys);
+        for (all, others) in [(&mut self.rules, other.rules), (&mut self.shadows, other.shadows)] {
+            for (rule, Counts { allowed, denied, .. }) in others {
+                let counts = all.entry(rule.clone()).or_insert(Counts { rule, ..Counts::default() });
+                counts.allowed += allowed;
+                counts.denied += denied;
+            }
+        }
+        self.over_time.add(&other.over_time);
+        self.waits.add(&other.waits);
+    }
+
     /// Notes a record at this time that isn't decided, so that counts over time reach to it.
     pub(crate) fn passed_over(&mut self, t_us: u64) {
         self.over_time.reach(t_us);
