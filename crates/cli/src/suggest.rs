@@ -122,7 +122,7 @@ impl Suggest {
         let mut suggestions = search::search(&mut traffic, &groups, bound, self.per.map(micros))?;
         find_hits(&mut traffic.spool, &traffic.keys, &mut suggestions)?;
         progress.set_message(", replaying");
-        check::check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).await?;
+        check::check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions)?;
         progress.finish_and_clear();
         let by = match &counting {
             Counting::Key if !traffic.read.is_access_log => None,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, UNIX_EPOCH};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use tollgate::{Clock, Embedded, Limiter, Rule};
 
 use super::meter::State;
@@ -31,6 +31,16 @@ struct Replayed {
     whole: bool,
 }
 
+/// The keys that one thread replays: what is replayed of one has nothing in common with others.
+#[derive(Default)]
+struct Share {
+    replayed: HashMap<u32, Vec<Replayed>>,
+    requests: Vec<Request>,
+}
+
+/// More threads than this would find little left to share.
+const THREADS: usize = 8;
+
 /// Replays the keys that each suggestion may hit, and expects the same decision on each request: all of them, or where
 /// that would take long those that are hit most, and then the heaviest, as many requests from their first on as it may
 /// be.
@@ -40,68 +50,93 @@ struct Replayed {
 /// # Errors
 ///
 /// A request was decided in another way than was said.
-pub(super) async fn check(
-    spool: &mut Spool,
-    keys: &[Key],
-    groups: &[Group],
-    suggestions: &mut [Suggestion],
-) -> Result<()> {
+pub(super) fn check(spool: &mut Spool, keys: &[Key], groups: &[Group], suggestions: &mut [Suggestion]) -> Result<()> {
     let share = DECISIONS / (suggestions.len() as u64).max(1);
-    let mut replayed: HashMap<u32, Vec<Replayed>> = HashMap::new();
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get().min(THREADS));
+    let mut shares: Vec<_> = (0..threads).map(|_| Share::default()).collect();
+    // How many requests of each key are replayed by any of them.
+    let mut most: HashMap<u32, u64> = HashMap::new();
     for (at, suggestion) in suggestions.iter_mut().enumerate() {
         let in_full = suggestion.kind == Kind::Recommended && groups[suggestion.trial.group].requests <= FEW;
         for (key, left) in choose(suggestion, keys, if in_full { FEW } else { share }) {
             let state = suggestion.trial.meter.unused();
             let whole = left == keys[key as usize].requests;
-            replayed.entry(key).or_default().push(Replayed { suggestion: at, state, left, denied: 0, whole });
+            let replayed = Replayed { suggestion: at, state, left, denied: 0, whole };
+            shares[key as usize % threads].replayed.entry(key).or_default().push(replayed);
+            most.entry(key).and_modify(|most| *most = left.max(*most)).or_insert(left);
         }
     }
-    let hits = |suggestion: &Suggestion| suggestion.hits.iter().map(|hit| (hit.key, hit.denied)).collect();
-    let said: Vec<HashMap<u32, u64>> = suggestions.iter().map(hits).collect();
-    // It follows the requests, which are in order: what a script does quickest is a call in the engine's own time.
-    let (clock, mut now_us) = (Clock::set_to(UNIX_EPOCH), 0);
-    let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
-    let rules = suggestions.iter().enumerate();
-    let rules = rules.map(|(at, suggestion)| Rule::new(&format!("suggestion-{at}"), suggestion.limit.clone()));
-    let rules = rules.collect::<Result<Vec<_>, _>>()?;
     for request in spool.requests()? {
-        let Request { t_us, key, cost } = request?;
-        clock.advance(Duration::from_micros(t_us.saturating_sub(now_us)));
-        now_us = t_us;
-        for Replayed { suggestion, state, left, denied, .. } in replayed.get_mut(&key).into_iter().flatten() {
-            if *left == 0 {
-                continue;
-            }
+        let request = request?;
+        if let Some(left) = most.get_mut(&request.key).filter(|left| **left > 0) {
             *left -= 1;
-            let meter = &suggestions[*suggestion].trial.meter;
-            let asks = meter.asks(state, t_us, cost);
-            let said = asks <= suggestions[*suggestion].units();
-            let bytes = keys[key as usize].bytes();
-            let asked = tollgate::Request::new(bytes).cost(cost);
-            if limiter.acquire(&rules[*suggestion], asked).await?.allowed != said {
-                let (limit, expected) = (&suggestions[*suggestion].limit, if said { "allowed" } else { "denied" });
-                let (key, at) = (shown(bytes), timestamp(t_us));
-                bail!("{limit}: expected {key:.60} to be {expected} at {at}, got the contrary from a replay; {FAULT}");
-            }
-            if said {
-                meter.take(state, t_us, cost);
-            } else {
-                *denied += 1;
-            }
+            shares[request.key as usize % threads].requests.push(request);
         }
     }
-    for (key, of_key) in replayed {
-        for Replayed { suggestion, left, denied, whole, .. } in of_key {
-            let (limit, said) = (&suggestions[suggestion].limit, said[suggestion].get(&key).copied().unwrap_or(0));
-            if left > 0 || whole && denied != said {
-                let key = shown(keys[key as usize].bytes());
-                bail!(
-                    "{limit}: expected {said} requests of {key:.60} to be denied, got {denied} from a replay; {FAULT}"
-                );
+    let suggestions = &*suggestions;
+    std::thread::scope(|scope| {
+        let replays = shares.into_iter().map(|share| scope.spawn(|| share.replay(keys, suggestions)));
+        let replays: Vec<_> = replays.collect();
+        let ended = |_| Err(anyhow!("the thread of a replay has ended"));
+        replays.into_iter().try_for_each(|replay| replay.join().unwrap_or_else(ended))
+    })
+}
+
+impl Share {
+    fn replay(self, keys: &[Key], suggestions: &[Suggestion]) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        runtime.block_on(self.replayed(keys, suggestions))
+    }
+
+    async fn replayed(self, keys: &[Key], suggestions: &[Suggestion]) -> Result<()> {
+        let Self { mut replayed, requests } = self;
+        let hits = |suggestion: &Suggestion| suggestion.hits.iter().map(|hit| (hit.key, hit.denied)).collect();
+        let said: Vec<HashMap<u32, u64>> = suggestions.iter().map(hits).collect();
+        // It follows the requests, which are in order: what a script does quickest is a call in the engine's own time.
+        let (clock, mut now_us) = (Clock::set_to(UNIX_EPOCH), 0);
+        let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+        let rules = suggestions.iter().enumerate();
+        let rules = rules.map(|(at, suggestion)| Rule::new(&format!("suggestion-{at}"), suggestion.limit.clone()));
+        let rules = rules.collect::<Result<Vec<_>, _>>()?;
+        for Request { t_us, key, cost } in requests {
+            clock.advance(Duration::from_micros(t_us.saturating_sub(now_us)));
+            now_us = t_us;
+            for Replayed { suggestion, state, left, denied, .. } in replayed.get_mut(&key).into_iter().flatten() {
+                if *left == 0 {
+                    continue;
+                }
+                *left -= 1;
+                let meter = &suggestions[*suggestion].trial.meter;
+                let asks = meter.asks(state, t_us, cost);
+                let said = asks <= suggestions[*suggestion].units();
+                let bytes = keys[key as usize].bytes();
+                let asked = tollgate::Request::new(bytes).cost(cost);
+                if limiter.acquire(&rules[*suggestion], asked).await?.allowed != said {
+                    let (limit, expected) = (&suggestions[*suggestion].limit, if said { "allowed" } else { "denied" });
+                    let (key, at) = (shown(bytes), timestamp(t_us));
+                    bail!(
+                        "{limit}: expected {key:.60} to be {expected} at {at}, got the contrary from a replay; {FAULT}"
+                    );
+                }
+                if said {
+                    meter.take(state, t_us, cost);
+                } else {
+                    *denied += 1;
+                }
             }
         }
+        for (key, of_key) in replayed {
+            for Replayed { suggestion, left, denied, whole, .. } in of_key {
+                let (limit, said) = (&suggestions[suggestion].limit, said[suggestion].get(&key).copied().unwrap_or(0));
+                if left > 0 || whole && denied != said {
+                    let key = shown(keys[key as usize].bytes());
+                    let expected = format!("{said} requests of {key:.60} to be denied");
+                    bail!("{limit}: expected {expected}, got {denied} from a replay; {FAULT}");
+                }
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The keys to replay, and how many of their requests.

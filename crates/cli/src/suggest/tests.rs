@@ -118,8 +118,7 @@ proptest! {
         let (mut traffic, trial) = found(&trace, &meter, bound);
         let mut suggestions = [Suggestion::of(trial, Kind::Recommended).expect("it fits")];
         find_hits(&mut traffic.spool, &traffic.keys, &mut suggestions).expect("found");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions)).expect("confirmed");
+        check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).expect("confirmed");
         let [suggestion] = &suggestions;
         prop_assert_eq!(suggestion.checked.left, 0);
         let whom = |key: u32| std::str::from_utf8(traffic.keys[key as usize].bytes()).expect("UTF-8");
@@ -130,8 +129,8 @@ proptest! {
     }
 }
 
-#[tokio::test]
-async fn what_a_replay_does_not_confirm_is_an_error() {
+#[test]
+fn what_a_replay_does_not_confirm_is_an_error() {
     let trace: Trace = (0..30).map(|at| (at * 10, "a", 1)).collect();
     let bound = Bound { share: "10%".parse().unwrap(), of: Of::Requests };
     for wrong in [0, 1] {
@@ -139,7 +138,7 @@ async fn what_a_replay_does_not_confirm_is_an_error() {
         let mut suggestions = [Suggestion::of(trial, Kind::Recommended).unwrap()];
         find_hits(&mut traffic.spool, &traffic.keys, &mut suggestions).unwrap();
         suggestions[0].hits[0].denied += wrong;
-        let checked = check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).await;
+        let checked = check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions);
         assert_eq!(checked.is_err(), wrong > 0, "{checked:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! The recorded traffic: whose requests are counted together, and by what.
 
 use std::collections::{BTreeMap, HashMap};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
@@ -38,7 +38,7 @@ pub(super) struct Read {
 #[derive(Debug)]
 pub(super) struct Key {
     /// The number of the group, and the key.
-    bytes: Rc<[u8]>,
+    bytes: Arc<[u8]>,
     pub(super) group: usize,
     pub(super) requests: u64,
     pub(super) units: u64,
@@ -104,7 +104,7 @@ struct Reading {
     spool: Option<Spool>,
     horizon: Horizon,
     latest: u64,
-    numbers: HashMap<Rc<[u8]>, u32>,
+    numbers: HashMap<Arc<[u8]>, u32>,
     places: HashMap<Place, usize>,
     keys: Vec<Key>,
     groups: Vec<Group>,
@@ -159,8 +159,8 @@ impl Reading {
             Some(number) => *number,
             None => {
                 let number = u32::try_from(self.keys.len()).context("expected at most 2^32 keys, got more")?;
-                let bytes: Rc<[u8]> = self.scratch.as_slice().into();
-                self.numbers.insert(Rc::clone(&bytes), number);
+                let bytes: Arc<[u8]> = self.scratch.as_slice().into();
+                self.numbers.insert(Arc::clone(&bytes), number);
                 self.keys.push(Key { bytes, group, requests: 0, units: 0 });
                 self.groups[group].keys += 1;
                 number
