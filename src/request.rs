@@ -86,6 +86,10 @@ struct Rare {
     block: Option<Duration>,
 }
 
+impl Rare {
+    const NONE: Self = Self { id_ttl: ID_TTL, after: None, within: None, block: None };
+}
+
 /// The facts about an earlier call that matter to a call that gives back what it took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Earlier {
@@ -123,7 +127,7 @@ impl<'a> Request<'a> {
 
     /// The request with nothing else: no id, and none of what few have.
     pub(crate) fn of_plain(plain: PlainRequest<'a>) -> Self {
-        Self { plain, id: None, rare: Rare { id_ttl: ID_TTL, after: None, within: None, block: None } }
+        Self { plain, id: None, rare: Rare::NONE }
     }
 
     /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a block.
@@ -245,6 +249,12 @@ impl<'a> Request<'a> {
 }
 
 impl OwnedRequest {
+    /// About this key, with these parts, at this cost or the rule's.
+    #[allow(dead_code, reason = "made by sets of rules, which are a feature")]
+    pub(crate) fn charging(key: Vec<u8>, parts: Vec<(String, Vec<u8>)>, cost: Option<u64>) -> Self {
+        Self { key, parts, id: None, terms: Terms { cost, ..Terms::default() }, rare: Rare::NONE }
+    }
+
     /// The key.
     #[must_use]
     pub fn key(&self) -> &[u8] {

@@ -59,7 +59,8 @@ pub struct Rule {
 /// One limit of a rule, and what it counts by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ScopedLimit {
-    pub(crate) limit: Limit,
+    /// Shared by the rules of a set that have the same.
+    pub(crate) limit: Arc<Limit>,
     /// The part of a request that it counts by; its key if none.
     pub(crate) by: Option<String>,
     /// `<rule>/<limit>`, the end of each key; without the rule's name, `/<limit>`.
@@ -87,7 +88,7 @@ impl Rule {
     }
 
     fn unnamed(limit: Limit) -> Self {
-        Self::of(vec![ScopedLimit::new("", limit, None)])
+        Self::of(vec![ScopedLimit::new("", Arc::new(limit), None)])
     }
 
     fn of(limits: Vec<ScopedLimit>) -> Self {
@@ -114,7 +115,7 @@ impl Rule {
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?;
         for scoped in &mut self.limits {
-            *scoped = ScopedLimit::new(name, scoped.limit.clone(), scoped.by.take());
+            *scoped = ScopedLimit::new(name, Arc::clone(&scoped.limit), scoped.by.take());
         }
         self.name = Some(name.to_owned());
         Ok(self)
@@ -128,7 +129,7 @@ impl Rule {
     /// apart. A sharded limit beside another, since each shard has its own slot. A limit that could never admit the
     /// rule's [cost](Self::cost).
     pub fn and(self, limit: Limit) -> Result<Self, RuleError> {
-        self.with(limit, None)
+        self.with(Arc::new(limit), None)
     }
 
     /// One more limit, which counts by a [part](crate::Request::parts) of the request instead of its key.
@@ -147,11 +148,7 @@ impl Rule {
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn and_by(self, part: &str, limit: Limit) -> Result<Self, RuleError> {
-        if self.tag.is_none() {
-            let why = "its limits count different keys, which must share a slot";
-            return Err(self.error(&format!("expected a tag, since {why}, got none")));
-        }
-        self.with(limit, Some(part.to_owned()))
+        self.with(Arc::new(limit), Some(part.to_owned()))
     }
 
     /// Groups all keys of a decision by this part of the request, so that they share a slot of Redis Cluster.
@@ -290,7 +287,7 @@ impl Rule {
 
     /// Its limits.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = &Limit> {
-        self.limits.iter().map(|scoped| &scoped.limit)
+        self.limits.iter().map(|scoped| &*scoped.limit)
     }
 
     /// The most units that it could ever admit at one instant.
@@ -368,7 +365,11 @@ impl Rule {
         self.max_hold.map(written)
     }
 
-    fn with(mut self, limit: Limit, by: Option<String>) -> Result<Self, RuleError> {
+    fn with(mut self, limit: Arc<Limit>, by: Option<String>) -> Result<Self, RuleError> {
+        if by.is_some() && self.tag.is_none() {
+            let why = "its limits count different keys, which must share a slot";
+            return Err(self.error(&format!("expected a tag, since {why}, got none")));
+        }
         let label = limit.label();
         if self.limits().any(|other| other.label() == label) {
             let why = "nothing would tell the two apart, so name one";
@@ -421,7 +422,7 @@ fn written(time: Duration) -> Period {
 }
 
 impl ScopedLimit {
-    fn new(rule: &str, limit: Limit, by: Option<String>) -> Self {
+    fn new(rule: &str, limit: Arc<Limit>, by: Option<String>) -> Self {
         let suffix = format!("{rule}/{}", limit.end_of_key());
         let quota = Arc::new(Quota::of(rule, &limit));
         Self { limit, by, suffix, quota }

@@ -1,6 +1,7 @@
 //! The fields of a rule as written, and the rule that they make: in a table of its own, and in a set's file.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -102,15 +103,17 @@ impl RuleFields {
     /// The rule of a table of its own.
     pub(super) fn rule(mut self) -> Result<Rule, RuleError> {
         let limits = std::mem::take(&mut self.limits);
-        self.build(limits.into_iter().map(Ok), str::parse).map_err(|Refusal { field, why, .. }| {
-            let subject = self.name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
-            RuleError::new(match why {
-                Why::NoLimits => format!("{subject}: expected at least one limit, got none"),
-                Why::Policy(expected) => format!("{subject}: expected {expected}"),
-                Why::NoTime(_) => format!("{field}: {}", whole(Duration::ZERO).err().unwrap_or_default()),
-                Why::Error(error) => error,
-            })
-        })
+        self.build(limits.into_iter().map(Ok), |text| text.parse().map(Arc::new)).map_err(
+            |Refusal { field, why, .. }| {
+                let subject = self.name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
+                RuleError::new(match why {
+                    Why::NoLimits => format!("{subject}: expected at least one limit, got none"),
+                    Why::Policy(expected) => format!("{subject}: expected {expected}"),
+                    Why::NoTime(_) => format!("{field}: {}", whole(Duration::ZERO).err().unwrap_or_default()),
+                    Why::Error(error) => error,
+                })
+            },
+        )
     }
 
     /// The rule with these limits in place of its own. The first mistake is reported, in the order of the name, the
@@ -118,7 +121,7 @@ impl RuleFields {
     pub(crate) fn build<E: From<Refusal>>(
         &self,
         limits: impl IntoIterator<Item = Result<LimitFields, E>>,
-        mut read: impl FnMut(&str) -> Result<Limit, RuleError>,
+        mut read: impl FnMut(&str) -> Result<Arc<Limit>, RuleError>,
     ) -> Result<Rule, E> {
         let mut rule = self.without_limits().map_err(|error| Refusal::of("name", &error))?;
         for (item, limit) in limits.into_iter().enumerate() {
@@ -210,15 +213,16 @@ impl LimitFields {
         Self { name: limit.name().map(str::to_owned), limit: limit.to_string(), key: by.clone() }
     }
 
-    fn added_to(self, rule: Rule, read: &mut impl FnMut(&str) -> Result<Limit, RuleError>) -> Result<Rule, RuleError> {
+    fn added_to(
+        self,
+        rule: Rule,
+        read: &mut impl FnMut(&str) -> Result<Arc<Limit>, RuleError>,
+    ) -> Result<Rule, RuleError> {
         let mut limit = read(&self.limit)?;
         if let Some(name) = self.name {
-            limit = limit.named(&name)?;
+            limit = Arc::new(Limit::clone(&limit).named(&name)?);
         }
-        match self.key {
-            Some(part) => rule.and_by(&part, limit),
-            None => rule.and(limit),
-        }
+        rule.with(limit, self.key)
     }
 }
 

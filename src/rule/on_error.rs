@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use super::{Rule, ScopedLimit};
 use crate::error::RuleError;
@@ -97,7 +98,10 @@ impl Rule {
 
     /// One process's share of the rule. The shares' limits have the same names as this rule's.
     pub(crate) fn share(&self, processes: NonZeroU32) -> Result<Self, RuleError> {
-        let share = |scoped: &ScopedLimit| Ok(ScopedLimit { limit: scoped.limit.share(processes)?, ..scoped.clone() });
+        let share = |scoped: &ScopedLimit| {
+            let limit = Arc::new(scoped.limit.share(processes)?);
+            Ok(ScopedLimit { limit, ..scoped.clone() })
+        };
         let limits = self.limits.iter().map(share).collect::<Result<_, RuleError>>()?;
         Ok(Self { limits, ..self.clone().closed() })
     }

@@ -8,13 +8,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::attributes::{Attributes, OTHER_METHOD, is_standard, upper_case};
 use super::definition::Reading;
-use super::names::{IP, METHOD, PATH};
+use super::names::{self, IP, METHOD, Name, PATH};
 use super::path::{self, Pattern};
 
 /// An attribute, and the values of which it must have one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
-    attribute: Box<str>,
+    attribute: Name,
     pub(super) values: Values,
 }
 
@@ -54,7 +54,7 @@ impl Condition {
             METHOD => Values::Texts(methods(values)?),
             _ => Values::Texts(sorted(values.iter().map(|value| value.as_bytes().into()))),
         };
-        Ok(Self { attribute: attribute.into(), values })
+        Ok(Self { attribute: names::name(attribute), values })
     }
 
     pub(super) fn attribute(&self) -> &str {
@@ -69,7 +69,7 @@ impl Condition {
     pub(super) fn each_value(&self, mut each: impl FnMut(&str)) {
         match &self.values {
             Values::Present => {}
-            Values::Paths(patterns) => patterns.iter().for_each(|pattern| each(&pattern.to_string())),
+            Values::Paths(patterns) => patterns.iter().for_each(|pattern| each(pattern.text())),
             Values::Nets(nets) => nets.iter().for_each(|net| each(&net.to_string())),
             Values::Texts(values) => {
                 values.iter().for_each(|value| each(&String::from_utf8_lossy(value)));

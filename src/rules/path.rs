@@ -21,8 +21,9 @@ pub(super) enum Segment<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pattern {
     /// As written.
-    text: String,
-    segments: Vec<Option<String>>,
+    text: Box<str>,
+    /// The places among its segments of those that are a star, encoded where it was written: hardly ever any.
+    stars: Box<[usize]>,
     /// Whether it ends with `/*`.
     open: bool,
 }
@@ -201,46 +202,62 @@ impl Pattern {
         // compared as they are sent; the slash of `/` itself then begins no empty segment.
         let raw = reading.paths == Paths::Segments;
         let fixed = if raw && !open && fixed == "/" { "" } else { fixed };
-        let mut segments = Vec::new();
+        let (mut normal, mut count, mut stars) = (String::with_capacity(text.len()), 0, Vec::new());
         for (at, segment) in fixed.split('/').enumerate() {
             let is_none = if raw { at == 0 } else { segment.is_empty() };
             if is_none {
                 continue;
             }
+            count += 1;
+            normal.push('/');
             if segment == "*" {
-                segments.push(None);
+                normal.push('*');
                 continue;
             }
-            let mut literal = if raw { segment.to_owned() } else { decoded(segment).into_owned() };
+            let literal = if raw { Cow::Borrowed(segment) } else { decoded(segment) };
             if !raw && (literal.contains(['/', '\\']) || literal == "." || literal == "..") {
                 return expected(
                     "a path pattern without dot segments and encoded slashes, which no request has any more",
                 );
             }
-            if reading.ignore_case {
-                literal.make_ascii_lowercase();
+            if literal == "*" {
+                stars.push(count - 1);
             }
-            segments.push(Some(literal));
+            normal.push_str(&literal);
         }
-        let mut pattern = Self { text: String::new(), segments, open };
-        pattern.text = pattern.segments().fold(String::new(), |text, segment| {
-            let segment = if let Segment::Literal(literal) = segment { literal } else { "*" };
-            text + "/" + segment
-        });
-        if pattern.text.is_empty() {
-            pattern.text.push('/');
+        if reading.ignore_case {
+            normal.make_ascii_lowercase();
         }
-        Ok(pattern)
+        if open {
+            normal.push_str("/*");
+        } else if normal.is_empty() {
+            normal.push('/');
+        }
+        Ok(Self { text: normal.into(), stars: stars.into(), open })
     }
 
     pub(super) fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
-        let fixed = self.segments.iter().map(|segment| segment.as_deref().map_or(Segment::Any, Segment::Literal));
+        let fixed = match &*self.text {
+            "/" => None,
+            open if self.open => open[..open.len() - 2].strip_prefix('/'),
+            text => text.strip_prefix('/'),
+        };
+        let fixed =
+            fixed.into_iter().flat_map(|fixed| fixed.split('/')).enumerate().map(|(at, segment)| match segment {
+                "*" if !self.stars.contains(&at) => Segment::Any,
+                literal => Segment::Literal(literal),
+            });
         fixed.chain(self.open.then_some(Segment::Rest))
     }
 
     /// Whether it covers every path.
     pub(super) fn covers_all(&self) -> bool {
-        self.open && self.segments.is_empty()
+        self.segments().next() == Some(Segment::Rest)
+    }
+
+    /// As it is shown.
+    pub(super) fn text(&self) -> &str {
+        &self.text
     }
 
     /// Whether this pattern covers everything that the other, a path or a pattern, stands for.
@@ -269,6 +286,19 @@ impl fmt::Display for Pattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_star_that_is_encoded_is_a_star_and_no_segment_that_varies() {
+        let pattern = |text| Pattern::new(text, Reading::default()).unwrap();
+        for (text, same, other) in
+            [("/a/%2A", "/a/*", "/a/b"), ("/%2A/*", "/*/b", "/a/b"), ("/*/%2A/c", "/b/*/c", "/b/a/c")]
+        {
+            let pattern = pattern(text);
+            assert!(pattern.covers(segments(same)) && !pattern.covers(segments(other)), "{text}");
+        }
+        assert_eq!(pattern("/a/%2A").to_string(), "/a/*");
+        assert!(pattern("/a/%2A") != pattern("/a/*") && pattern("/*/c").covers(segments("/b/c")));
+    }
 
     #[test]
     fn all_spellings_of_a_path_are_one() {

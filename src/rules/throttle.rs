@@ -1,6 +1,7 @@
 //! What a rule that throttles counts for a request, by which key, and the keys with other limits.
 
 use std::ops::Deref;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -21,7 +22,7 @@ use crate::rule::fields::{self, LimitFields, Why};
 pub(super) type Refusal = (Field, String);
 
 /// The limits of a set's rules by their text. Most rules of a large set have one of a few, and then share its arguments.
-pub(super) type Limits = std::collections::HashMap<String, Limit>;
+pub(super) type Limits = std::collections::HashMap<String, Arc<Limit>>;
 
 /// The attributes of a key.
 type Names = SmallVec<[Name; 1]>;
@@ -263,14 +264,10 @@ impl Throttle {
         if let Some(attribute) = self.missing(request) {
             return Ok((Throttled::Missing(attribute), overridden));
         }
-        let parts: Vec<_> = self.parts.iter().map(|(name, part)| (name.as_str(), self.key_of(part, request))).collect();
-        let parts: Vec<_> = parts.iter().map(|(name, value)| (*name, value.as_slice())).collect();
-        let made = Request::new(&key).parts(&parts);
-        let made = match &self.cost {
-            Some(attribute) => made.cost(self.units(attribute, request)?),
-            None => made,
-        };
-        Ok((Throttled::Charge { rule: ChargedBy::Rule(rule), request: made.into_owned() }, overridden))
+        let parts = self.parts.iter().map(|(name, part)| (name.clone(), self.key_of(part, request))).collect();
+        let cost = self.cost.as_ref().map(|attribute| self.units(attribute, request)).transpose()?;
+        let request = OwnedRequest::charging(key, parts, cost);
+        Ok((Throttled::Charge { rule: ChargedBy::Rule(rule), request }, overridden))
     }
 
     /// What the account's own limits make of this request, in place of the rule's.
@@ -381,8 +378,12 @@ fn rule(
         Ok(LimitFields { name: name.clone(), limit: limit.clone(), key: part })
     });
     let read = |text: &str| match known.get(text) {
-        Some(limit) => Ok(limit.clone()),
-        None => text.parse().inspect(|limit: &Limit| drop(known.insert(text.to_owned(), limit.clone()))),
+        Some(limit) => Ok(Arc::clone(limit)),
+        None => {
+            let limit = Arc::new(text.parse::<Limit>()?);
+            known.insert(text.to_owned(), Arc::clone(&limit));
+            Ok(limit)
+        }
     };
     let rule = definition.fields().build(limits, read)?;
     // A trial has no effect: a block would outlast it, and deny once the rule is switched on.
