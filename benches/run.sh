@@ -21,4 +21,4 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
 "$binaries/layer" "$@"
 "$binaries/server" "$@"
 # Only if a PostgreSQL is named that may be written to.
-[ -z "${TOLLGATE_DATABASE-}" ] || "$binaries/keys"
+[ -z "${TOLLGATE_DATABASE-}" ] || { "$binaries/statements" "$@"; "$binaries/keys"; }

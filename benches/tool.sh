@@ -27,6 +27,12 @@ END {
     }
 }' tests/data/access-combined.log > "$log"
 
+# The same requests behind a balancer, which has written its client's address at each line's end.
+behind=$folder/behind.log
+awk '{ client = $1; $1 = "10.0.0.1"; print $0 " \"" client "\"" }' "$log" > "$behind"
+# The logs of three servers, among which they were spread.
+awk -v name="$folder/server" '{ print > (name NR % 3 ".log") }' "$log"
+
 TIMEFORMAT='%U %S %R'
 measure() {
     local name=$1 user system real
@@ -34,12 +40,17 @@ measure() {
     read -r user system real < <({ time target/release/tollgate "$@" > "$folder/out" 2> "$folder/err"; } 2>&1)
     awk -v name="$name" -v lines="$lines" -v busy="$user" -v kernel="$system" -v real="$real" 'BEGIN {
         busy += kernel
-        printf "%-28s %8.2f s of processor time, %9.0f lines for each; %8.2f s in all\n", name, busy, lines / busy, real
+        printf "%-36s %8.2f s of processor time; %8.2f s in all, %9.0f lines a second\n", name, busy, real, lines / real
     }'
 }
 
-measure "replay --summary" replay --rule "gcra 60/1m burst 20" --summary "$log"
-measure "replay" replay --rule "gcra 60/1m burst 20" "$log"
+rule=(--rule "gcra 60/1m burst 20")
+measure "replay" replay "${rule[@]}" "$log"
+measure "replay --summary" replay "${rule[@]}" --summary "$log"
+fields=time=4,ip=1,request=5
+measure "replay --summary --fields" replay "${rule[@]}" --summary --input text --fields "$fields" "$log"
+measure "replay --summary --client-address" replay "${rule[@]}" --summary --client-address last-quoted "$behind"
+measure "replay --summary, three files" replay "${rule[@]}" --summary "$folder"/server?.log
 measure "suggest" suggest "$log"
 four=("gcra 10/1m burst 5" "fixed-window 10/1m" "sliding-window 10/1m" "sliding-log 10/1m")
 measure "compare of four" compare "${four[@]}" "$log"

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::error::Error;
+use std::fmt::Debug;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, Rule};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{Targets, header, median, row, short};
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 const REQUESTS: u32 = 2000;
 
@@ -26,7 +27,21 @@ async fn hello(request: Request<Body>) -> Result<Response<Full<Bytes>>, Infallib
 }
 
 fn request() -> Request<Body> {
-    Request::get("/api/v1/items").header("x-api-key", "abcdef0123456789").body(Empty::new()).expect("a request")
+    let request = Request::get("/api/v1/items").header("x-api-key", "abcdef0123456789").header("host", "a.example");
+    request.body(Empty::new()).expect("a request")
+}
+
+/// Microseconds for each of some requests to this service.
+async fn served<S>(service: &S) -> f64
+where
+    S: Service<Request<Body>, Response: BodyExt<Error: Debug>, Error: Debug> + Clone,
+{
+    let began = Instant::now();
+    for _ in 0..REQUESTS {
+        let answer = service.clone().oneshot(request()).await.expect("an answer");
+        black_box(answer.collect().await.expect("a body"));
+    }
+    began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS)
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -34,9 +49,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::read();
     let rule = "gcra 1000000/1s burst 1000000".parse::<Rule>()?.named("api")?;
     let (rules, limiter) = (RuleSet::of(&rule, "api_key")?, Limiter::new(Embedded::new()));
+    let by_host = RuleSet::of(&rule.clone().named("hosts")?, "host")?;
     let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).api_key(HeaderName::from_static("x-api-key"));
-    let service = layer.layer(service_fn(hello));
-    let (mut by_hand, mut by_layer, mut fields) = (Vec::new(), Vec::new(), Vec::new());
+    let outgoing = layer.clone().for_outgoing().layer(service_fn(hello));
+    let of_host = RateLimitLayer::new(limiter.clone(), by_host).header("host", http::header::HOST);
+    let (service, of_host) = (layer.layer(service_fn(hello)), of_host.layer(service_fn(hello)));
+    let mut turns: [Vec<f64>; 5] = Default::default();
     for _ in 0..options.rounds {
         let began = Instant::now();
         for _ in 0..REQUESTS {
@@ -46,24 +64,28 @@ async fn main() -> Result<(), Box<dyn Error>> {
             assert!(verdict.allowed);
             black_box(service_fn(hello).oneshot(request).await?.into_body().collect().await?);
         }
-        by_hand.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
-        let began = Instant::now();
-        for _ in 0..REQUESTS {
-            black_box(service.clone().oneshot(request()).await?.into_body().collect().await?);
-        }
-        by_layer.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
+        turns[0].push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
+        turns[1].push(served(&service).await);
+        turns[2].push(served(&of_host).await);
+        turns[3].push(served(&outgoing).await);
         let decision = limiter.acquire(&rule, "k").await?;
         let began = Instant::now();
         for _ in 0..REQUESTS {
             black_box(decision.headers(HeaderStyle::Draft));
         }
-        fields.push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
+        turns[4].push(began.elapsed().as_secs_f64() * 1e6 / f64::from(REQUESTS));
     }
-    let [by_hand, by_layer, fields] = [by_hand, by_layer, fields].map(median);
+    let [by_hand, by_layer, of_host, outgoing, fields] = turns.map(median);
     println!("## The HTTP layer\n");
     println!("A request to a service that says hello, decided by the embedded engine, in microseconds.\n");
     println!("{}", header(&["", "µs"]));
-    for (what, us) in [("decided by hand", by_hand), ("under the layer", by_layer), ("of it, the fields", fields)] {
+    for (what, us) in [
+        ("decided by hand", by_hand),
+        ("under the layer", by_layer),
+        ("the same by its host, `.header(\"host\", HOST)`", of_host),
+        ("the same as a call to others, `.for_outgoing()`", outgoing),
+        ("of it, the fields", fields),
+    ] {
         println!("{}", row([what.to_owned(), short(us)]));
     }
     let mut targets = Targets::default();
