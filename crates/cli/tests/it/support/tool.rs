@@ -12,7 +12,7 @@ pub(crate) fn tollgate(arguments: &[&str]) -> Output {
 /// With a deadline that a busy machine keeps, unless the arguments have their own or the command measures.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    let measures = ["load", "watch", "doctor"].contains(&arguments[0]);
+    let measures = arguments.first().is_some_and(|command| ["load", "watch", "doctor"].contains(command));
     let patient = !measures && !arguments.contains(&"--deadline");
     for argument in arguments {
         if patient && *argument == "--url" {
