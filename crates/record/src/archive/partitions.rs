@@ -152,7 +152,8 @@ pub(super) async fn check_dependents(client: &Client, table: &str) -> Result<(),
             AND NOT EXISTS (SELECT FROM pg_depend AS own WHERE own.deptype IN ('a', 'i') AND own.refclassid = d.refclassid
                 AND (own.classid, own.objid, own.refobjid) = (d.classid, d.objid, d.refobjid))
         ORDER BY 1 LIMIT 1";
-    let Some(row) = client.query_opt(select, &[&table]).await? else { return Ok(()) };
+    let rows = client.query(select, &[&table]).await?;
+    let Some(row) = rows.first() else { return Ok(()) };
     let dependent: String = row.try_get(0)?;
     Err(ArchiveError::refused(format!("{table}: expected a table that nothing depends on, got {dependent}")))
 }
@@ -174,7 +175,7 @@ pub(super) async fn detach(
 
 pub(super) async fn attachment(client: &Client, table: &str) -> Result<Attachment, ArchiveError> {
     let select = "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass('tollgate.' || $1)";
-    Ok(match client.query_opt(select, &[&table]).await? {
+    Ok(match client.query(select, &[&table]).await?.first() {
         None => Attachment::Detached,
         Some(row) if row.try_get(0)? => Attachment::Pending,
         Some(_) => Attachment::Attached,

@@ -148,10 +148,6 @@ impl Client {
         self.answer(self.inner().query_one(statement, values)).await
     }
 
-    pub(crate) async fn query_opt(&self, statement: &str, values: Values<'_>) -> Result<Option<Row>, PostgresError> {
-        self.answer(self.inner().query_opt(statement, values)).await
-    }
-
     /// Statements that change nothing beyond this session.
     pub(crate) async fn batch_execute(&self, statements: &str) -> Result<(), PostgresError> {
         self.answer(self.inner().batch_execute(statements)).await
