@@ -86,10 +86,6 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
-/// Lua allocates and frees more, and smaller, than the system's allocator is made for.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// A rate limiter: every decision is one atomic Lua script on Redis.
 #[derive(Debug, Parser)]
 #[command(name = "tollgate", version, long_version = version::text())]
