@@ -6,6 +6,7 @@ use redis::{Cmd, RedisError, Value};
 
 use super::connection::Connection;
 use super::errors::from_answer;
+use super::texts::Eval;
 use crate::batch::PackedCall;
 use crate::call::Call;
 use crate::error::Error;
@@ -26,12 +27,6 @@ pub(in crate::engine) enum Asking {
 pub(in crate::engine) struct Confirm {
     replicas: u8,
     within: Duration,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Eval {
-    ByDigest,
-    ByText,
 }
 
 impl Confirm {

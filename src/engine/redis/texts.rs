@@ -3,9 +3,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::pipeline::Eval;
 use crate::lock::Lock;
 use crate::script::Script;
+
+/// How a call names its script.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Eval {
+    ByDigest,
+    ByText,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Texts {
