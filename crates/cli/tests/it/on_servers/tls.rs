@@ -87,9 +87,15 @@ fn the_tool_decides_on_a_cluster_and_under_sentinels_by_tls() {
             assert_eq!(sentinels["numbers"]["known"], 3, "{sentinels}");
         }
         for command in [&["probe", "gcra 5/30d", "0"][..], &["doctor"]] {
-            let output = run(command, &[]);
-            let told = format!("{}{}", stdout(&output), stderr(&output));
-            assert_eq!((code(&output), told.lines().count()), (2, 1), "{told}");
+            let told = || {
+                let output = run(command, &[]);
+                let told = format!("{}{}", stdout(&output), stderr(&output));
+                assert_eq!((code(&output), told.lines().count()), (2, 1), "{told}");
+                told
+            };
+            // On a busy machine: a node of a cluster that takes more than half a second is passed over.
+            let slow = |told: &String| told.contains("within the deadline of 500ms");
+            let told = (0..20).map(|_| told()).find(|told| !slow(told)).expect("a node in time");
             assert!(told.contains("UnknownIssuer"), "{told}");
         }
     }
