@@ -7,11 +7,11 @@ mod log_options;
 mod page;
 mod player;
 mod recording;
-mod shards;
 mod source;
 mod summary;
 mod unreadable;
 mod waves;
+mod workers;
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IsTerminal, Write};
@@ -40,11 +40,11 @@ pub(crate) use edge::{Edges, Most};
 pub(crate) use page::{bars, busiest};
 pub(crate) use player::{Player, Plays, unplayable};
 pub(crate) use recording::{Recording, Records, Through, progress};
-use shards::Shards;
 pub(crate) use source::{Reading, Source};
 use summary::Order;
 pub(crate) use summary::is_zero;
 pub(crate) use unreadable::Warnings;
+use workers::Workers;
 
 #[derive(Debug, Args)]
 #[command(after_help = SEE_RULES)]
@@ -108,7 +108,7 @@ impl Replay {
             let clock = Clock::set_to(UNIX_EPOCH);
             anyhow::Ok((of_prefix(self.options.limiter_by(clock.clone(), self.confirmation)?)?, clock))
         };
-        let limiters = (0..self.shards(&plays)).map(|_| one()).collect::<Result<Vec<_>>>()?;
+        let limiters = (0..self.workers(&plays)).map(|_| one()).collect::<Result<Vec<_>>>()?;
         let printer = Printer::new(self.out(), self.options.shape());
         let mut player = Player::new(limiters[0].0.clone(), plays, printer, self.summary);
         let played = tokio::select! {
@@ -175,10 +175,10 @@ impl Replay {
     }
 
     /// How many threads decide.
-    fn shards(&self, plays: &Plays<'_>) -> usize {
+    fn workers(&self, plays: &Plays<'_>) -> usize {
         match plays {
             Plays::Rule(subject, _) if self.options.url().is_none() => {
-                Shards::count(subject, (!self.summary).then(|| self.options.shape()))
+                Workers::count(subject, (!self.summary).then(|| self.options.shape()))
             }
             _ => 1,
         }
@@ -215,8 +215,8 @@ impl Replay {
         let (records, mut warnings) = recording.in_order();
         let played = match player.subject() {
             Some(subject) if limiters.len() > 1 => {
-                let shards = Shards::start(&subject, limiters, self.summary, is_plain)?;
-                shards.play_all(player, records, &progress, &mut warnings).await
+                let workers = Workers::start(&subject, limiters, self.summary, is_plain)?;
+                workers.play_all(player, records, &progress, &mut warnings).await
             }
             _ => {
                 limiters.into_iter().filter(|_| is_plain).for_each(|(_, clock)| player.follow(clock));

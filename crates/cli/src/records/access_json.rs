@@ -346,7 +346,7 @@ mod tests {
             (r#""duration":"250ms""#, Some(250_000)),
             (r#""logger":"http.log.access.log0","duration":0.25"#, Some(250_000)),
             (r#""logger":"http.log.access.log0","duration":4.5e-05"#, Some(45)),
-            // As it is told by duration_format nano, or ms.
+            // Caddy with `duration_format` nano or ms.
             (r#""logger":"http.log.access.log0","duration":45000"#, None),
             (r#""logger":"http.log.access.log0","duration":"5.06336ms""#, Some(5_063)),
             (r#""start_time":1,"duration":250"#, None),

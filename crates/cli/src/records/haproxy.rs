@@ -29,7 +29,7 @@ pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Acce
     let timers = words[at..].iter().find(|word| slashes(word) >= 2 && is_timers(word));
     let Some(timers) = timers.filter(|timers| slashes(timers) == 4) else { return Ok(None) };
     let request = words.iter().rev().find(|word| matches!(word, [b'"', .., b'"']));
-    // HAProxy cuts its lines off, at 1024 bytes unless it is told otherwise. A quote within a field would be escaped.
+    // HAProxy cuts its lines off, by default at 1024 bytes. A quote within a field would be escaped.
     let cut_off = || text.windows(2).position(|bytes| bytes == b" \"").map(|at| &text[at + 2..]);
     let request = request.map(|request| &request[1..request.len() - 1]).or_else(cut_off).unwrap_or_default();
     Ok(Some(Access {

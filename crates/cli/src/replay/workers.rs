@@ -28,7 +28,7 @@ const AHEAD: usize = 8;
 /// More threads than this would wait for the one that reads.
 const MOST: usize = 8;
 
-pub(super) struct Shards {
+pub(super) struct Workers {
     workers: Vec<Worker>,
     hasher: RandomState,
 }
@@ -50,7 +50,7 @@ struct Part {
     printed: usize,
 }
 
-impl Shards {
+impl Workers {
     /// How many there may be of this rule, whose decisions are printed in this shape, unless a summary is.
     pub(super) fn count(subject: &Subject, shape: Option<Shape>) -> usize {
         // A part has the same value beside every key. Permits are reported in sum, and a table has one header.
@@ -260,9 +260,9 @@ mod tests {
                 let (mut all, _) = new();
                 let mut warnings = Warnings::new("records", false);
                 warnings.read();
-                let shards = Shards::start(&subject, engines(3), quiet, plain).unwrap();
+                let workers = Workers::start(&subject, engines(3), quiet, plain).unwrap();
                 let records = Records::of(records);
-                shards.play_all(&mut all, records, &ProgressBar::hidden(), &mut warnings).await.unwrap();
+                workers.play_all(&mut all, records, &ProgressBar::hidden(), &mut warnings).await.unwrap();
                 let (expected, found) = (said(one), said(all));
                 assert!(found == expected, "{rule}: {} {}", found[1], expected[1]);
                 assert!(expected[1].contains("\"denied\":") && quiet == expected[0].is_empty(), "{rule}");
