@@ -27,7 +27,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Longer by up to a half, so that processes don't all refresh at once.
 const PAUSES: Backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, 50);
-/// How long one node may take to answer before another is asked.
+/// How long one node may take to answer before another is asked, once there is a map.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// The longest refresh.
 const LONGEST_REFRESH: Duration = Duration::from_secs(2);
@@ -231,10 +231,11 @@ impl Topology {
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let (mut doubtful, mut why) = (None, None);
-        let at_once = if self.known().said { 1 } else { nodes.len() };
+        // Nobody waits behind a node that is asked beside all others, and connecting to a distant one takes its time.
+        let (at_once, patience) = if self.known().said { (1, PATIENCE) } else { (nodes.len(), LONGEST_REFRESH) };
         let nodes = nodes.into_iter().chain(seeds).map(|node| {
             self.looks.fetch_add(1, Ordering::Relaxed);
-            async move { node.says().await }
+            async move { node.says(patience).await }
         });
         let mut answers = stream::iter(nodes).buffer_unordered(at_once);
         while let Some(answer) = answers.next().await {
@@ -289,10 +290,10 @@ impl Topology {
 
 impl Node {
     /// The runs of slots that this node reports, and whether it finds the cluster well.
-    async fn says(&self) -> Result<(Vec<Run>, bool), Error> {
+    async fn says(&self, patience: Duration) -> Result<(Vec<Run>, bool), Error> {
         let mut questions = pipe();
         questions.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
-        let answers: Result<(Value, String), _> = self.redis.ask(&questions, PATIENCE).await;
+        let answers: Result<(Value, String), _> = self.redis.ask(&questions, patience).await;
         let (slots, info) = answers.map_err(|error| said_of_a_cluster(error, self))?;
         match slots::read(&slots, &self.host) {
             Some(runs) if !runs.is_empty() => Ok((runs, info.contains("cluster_state:ok"))),

@@ -8,6 +8,7 @@ use tollgate::{By, Charged, Cluster, Engine, Limiter, OnError, Redis, Request};
 use tollgate_testing::acl::{least, more};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{PATIENCE, block_until};
+use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::{Server, command_text, run_command};
 use tollgate_testing::rules::rule;
 use tollgate_testing::sentinels::Sentinels;
@@ -38,6 +39,18 @@ async fn keys_of_all_slots_are_decided_at_once_and_each_by_itself() {
         let calls = node.commands().get("evalsha").map_or(0, |(calls, _)| *calls);
         assert!((3..40).contains(&calls), "{calls}: each node has its part, and calls of one node go together");
     }
+}
+
+/// One behind a long way: connecting and asking it for the slots takes four answers of a fifth of a second.
+#[tokio::test]
+async fn a_cluster_whose_only_known_node_is_slow_to_answer_is_found_by_the_first_call() {
+    let servers = ClusterServers::of_primaries();
+    let proxy = Proxy::to(servers.nodes()[0].port()).await;
+    proxy.delay(Duration::from_millis(200));
+    let cluster = Cluster::open(&format!("redis-cluster://127.0.0.1:{}", proxy.port())).expect("a good address");
+    let decision = on(cluster).acquire(&rule("gcra 2/1d"), "user:1").await.expect("a decision");
+    assert!(decision.error.is_none(), "{:?}", decision.error);
+    assert!(decision.allowed);
 }
 
 /// One chosen by chance: two of them can't be looked at in one call.
