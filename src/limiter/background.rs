@@ -82,7 +82,8 @@ struct Task {
     is_last: bool,
 }
 
-struct Counted {
+/// While it lives, [`Limiter::finish`] waits.
+pub(super) struct Counted {
     running: Arc<Running>,
 }
 
@@ -97,6 +98,14 @@ impl fmt::Debug for Background {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tasks = self.running.tasks.load(Ordering::Acquire);
         f.debug_struct("Background").field("tasks", &tasks).finish_non_exhaustive()
+    }
+}
+
+impl Background {
+    /// For work that no [task](Limiter::spawn) does.
+    pub(super) fn count(&self) -> Counted {
+        self.running.tasks.fetch_add(1, Ordering::AcqRel);
+        Counted { running: Arc::clone(&self.running) }
     }
 }
 

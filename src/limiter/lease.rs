@@ -31,6 +31,7 @@ use crate::algorithm::Algorithm;
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::limit::Start;
+use crate::limiter::background::Counted;
 use crate::limiter::{Limiter, counted};
 use crate::lock::Lock;
 use crate::operation::Operation;
@@ -260,7 +261,7 @@ impl Shared {
             && let Ok(runtime) = runtime::current()
             && let Some(turn) = self.turns.try_take()
         {
-            runtime.spawn(Arc::clone(self).refill(1, turn));
+            runtime.spawn(self.at_work().refill(1, turn));
         }
         let decision =
             Decision::leased(&self.rule.scoped_limits()[0].quota, left, cost, reset_after, self.limiter.now());
@@ -290,24 +291,12 @@ impl Shared {
         };
         if self.stock().refills == seen {
             // A separate task, so that what it takes isn't lost if the caller gives up.
-            let _ = tokio::spawn(Arc::clone(self).refill(cost, turn)).await;
+            let _ = tokio::spawn(self.at_work().refill(cost, turn)).await;
         }
     }
 
-    async fn refill(self: Arc<Self>, cost: u64, turn: Turn) {
-        self.runtime.get_or_init(Handle::current);
-        let taken = self.take(cost, &turn).await;
-        let mut stock = self.stock();
-        stock.refills += 1;
-        if taken.is_err() {
-            stock.failed();
-        }
-        let unkept = stock.units() > 0 && (!stock.kept || turn.replaces_a_stuck_one());
-        stock.kept |= unkept;
-        drop(stock);
-        if unkept {
-            self.keep();
-        }
+    fn at_work(self: &Arc<Self>) -> AtWork {
+        AtWork { shared: Arc::clone(self), _counted: self.limiter.background.count() }
     }
 
     async fn take(&self, cost: u64, turn: &Turn) -> Result<(), Error> {
@@ -357,14 +346,19 @@ impl Shared {
 
     /// Returns expiring units, in a background task that runs while there are any.
     fn keep(self: &Arc<Self>) {
-        let lease = Arc::downgrade(self);
+        let (lease, background) = (Arc::downgrade(self), self.limiter.background.clone());
         runtime::spawn_lasting(&Handle::current(), move || {
-            let lease = Weak::clone(&lease);
+            let (lease, background) = (Weak::clone(&lease), background.clone());
             async move {
-                while let Some(shared) = lease.upgrade() {
+                loop {
+                    // Before the lease: whoever drops the last clone meanwhile then finds that something is left to do.
+                    let counted = background.count();
+                    let Some(shared) = lease.upgrade() else { return };
+                    let at_work = AtWork { shared, _counted: counted };
+                    let shared = &at_work.shared;
                     let Some(until) = shared.held_until() else { return };
                     if Instant::now() < until {
-                        drop(shared);
+                        drop(at_work);
                         if runtime::sleep_until(until).await.is_err() {
                             return;
                         }
@@ -407,6 +401,32 @@ async fn give(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, unused: Un
     let (Some(within), units @ 1..) = (unused.within(Instant::now()), unused.units) else { return Ok(0) };
     let request = Request::from(request).cost(units).deadline(within.min(limiter.deadline));
     limiter.refund(rule, request).await.map(|_| units)
+}
+
+/// A lease in use by a task that [`Limiter::finish`] waits for: it may hold the last clone, and return what is unused.
+struct AtWork {
+    shared: Arc<Shared>,
+    /// Dropped after the lease.
+    _counted: Counted,
+}
+
+impl AtWork {
+    async fn refill(self, cost: u64, turn: Turn) {
+        let shared = &self.shared;
+        shared.runtime.get_or_init(Handle::current);
+        let taken = shared.take(cost, &turn).await;
+        let mut stock = shared.stock();
+        stock.refills += 1;
+        if taken.is_err() {
+            stock.failed();
+        }
+        let unkept = stock.units() > 0 && (!stock.kept || turn.replaces_a_stuck_one());
+        stock.kept |= unkept;
+        drop(stock);
+        if unkept {
+            shared.keep();
+        }
+    }
 }
 
 struct Out<'a> {

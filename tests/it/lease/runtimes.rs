@@ -1,7 +1,10 @@
 //! A lease that several runtimes share: one that is blocked or has ended holds up no other, and keeps no units.
 
+use std::pin::pin;
+
 use tokio::runtime::{Builder, Runtime};
 use tollgate_testing::polling::is_pending;
+use tollgate_testing::proxy::Proxy;
 
 use super::*;
 
@@ -112,6 +115,26 @@ fn units_come_back_after_the_runtime_that_took_them_has_ended() {
         assert_eq!(kept.map_or(0, |lease| lease.unused()), 0);
         other.block_on(limiter.reset(&rule, "hot")).expect("an answer");
     }
+}
+
+/// Also where the task that returns them is what holds the lease's last clone.
+#[test]
+fn units_on_their_way_back_are_waited_for() {
+    let server = Server::start();
+    let runtime = runtime();
+    runtime.block_on(async {
+        let proxy = Proxy::to(server.port()).await;
+        let limiter = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
+        let rule = rule("fixed-window 100000/3650d");
+        let lease = limiter.lease(&rule, "hot", processes(2)).expect("a lease");
+        limiter.acquire(&rule, Request::new("hot").cost(90_000)).await.expect("a decision");
+        hold(&lease).await;
+        proxy.swallow(true);
+        wait_until("they are on their way", async || lease.unused() == 0).await;
+        drop(lease);
+        assert!(is_pending(pin!(limiter.finish())).await);
+        tokio::time::timeout(PATIENCE, limiter.finish()).await.expect("the return ends by its deadline");
+    });
 }
 
 #[test]
