@@ -8,6 +8,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Tests press Ctrl-C in terminals of their own, which a job in the background, as of nohup, ignores from its start.
+if [ "$(trap -p INT)" = "trap -- '' SIGINT" ]; then exec env --default-signal=INT,QUIT bash "$0" "$@"; fi
+
 fail() { printf 'tests/run.sh: %s\n' "$*" >&2; exit 1; }
 . tests/packages.sh
 . tests/built.sh
