@@ -1,6 +1,8 @@
-//! Batched decisions: keys of limits with the same numbers share one call of their script, in packed form, and identical
-//! asks on one key form one group of that call.
+//! Calls that go to Redis together. Acquires of one limit are batched further: keys of limits with the same numbers
+//! share one call of their script, in packed form, and identical asks on one key form one group of that call. Any other
+//! call is in full: one of its script, with arguments as text.
 
+mod in_full;
 mod records;
 #[cfg(test)]
 mod tests;
@@ -12,15 +14,19 @@ use std::sync::{Arc, LazyLock};
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::algorithm::numbers::cost_sent;
+use crate::call::Call;
 use crate::error::{Error, Kind};
 use crate::key::Key;
 use crate::script::Script;
 use crate::wall_clock;
+pub(crate) use in_full::InFull;
 use records::PackedRecord;
-pub(crate) use records::{AskApart, Records, packed_number};
+pub(crate) use records::{Answer, AskApart, Records, packed_number};
 
 /// Groups in a batch, over all its calls; bounded so that it doesn't hold up Redis for long.
 const MOST_GROUPS: usize = 1024;
+/// How many groups take Redis as long as a call in full takes for each of its keys.
+const GROUPS_OF_KEY_IN_FULL: usize = 16;
 
 /// Calls whose memory a batch keeps: more than most batches have.
 const MOST_SPARE: usize = 16;
@@ -46,7 +52,14 @@ pub(crate) struct Ask<'a> {
     pub(crate) across_partitions: bool,
 }
 
-/// Asks that go to Redis together, in as few script calls as possible. Asks of one key with the same numbers and
+/// What is asked of an engine.
+#[derive(Clone, Debug)]
+pub(crate) enum Entry<'a> {
+    Packed(Ask<'a>),
+    InFull(&'a Call<'a>),
+}
+
+/// What goes to Redis together, in as few script calls as possible. Asks of one key with the same numbers and
 /// time keep their order.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
@@ -71,6 +84,8 @@ struct BatchCall {
     /// None if it takes asks of every partition. Then no two of its groups are of one key.
     partition: Option<u16>,
     groups: Vec<Group>,
+    /// If it is in full: then its only group has one ask.
+    in_full: Option<InFull>,
 }
 
 /// Consecutive identical asks: of one key, at one cost.
@@ -97,6 +112,13 @@ pub(crate) struct GroupId {
 pub(crate) struct Position {
     pub(crate) group: GroupId,
     before: u32,
+}
+
+/// A call of a script, as it is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BatchedCall<'a> {
+    Packed(PackedCall<'a>),
+    InFull(&'a InFull),
 }
 
 /// A call of a script in its packed form, as it is sent.
@@ -142,13 +164,47 @@ impl Alone<'_> {
     }
 }
 
+impl Entry<'_> {
+    /// A hash for [`Batch::add`].
+    pub(crate) fn hash(&self) -> u64 {
+        match self {
+            Self::Packed(ask) => ask.hash(),
+            Self::InFull(_) => 0,
+        }
+    }
+}
+
 impl Batch {
-    /// Whether this ask, whose hash this is, joins a group or there is room for another one.
-    pub(crate) fn has_room(&self, ask: &Ask<'_>, hash: u64) -> bool {
-        self.groups < MOST_GROUPS || self.latest(ask, hash).is_some_and(|id| self.takes(id, ask))
+    /// Whether this entry, whose hash this is, joins a group or there is room for another one.
+    pub(crate) fn has_room(&self, entry: &Entry<'_>, hash: u64) -> bool {
+        let joins = |ask| self.latest(ask, hash).is_some_and(|id| self.takes(id, ask));
+        self.groups < MOST_GROUPS || matches!(entry, Entry::Packed(ask) if joins(ask))
     }
 
-    pub(crate) fn add(&mut self, ask: &Ask<'_>, hash: u64) -> GroupId {
+    pub(crate) fn add(&mut self, entry: &Entry<'_>, hash: u64) -> GroupId {
+        match entry {
+            Entry::Packed(ask) => self.add_ask(ask, hash),
+            Entry::InFull(call) => self.add_in_full(call),
+        }
+    }
+
+    fn add_in_full(&mut self, call: &Call<'_>) -> GroupId {
+        let mut groups = self.spare.pop().unwrap_or_default();
+        groups.push(Group { key: 0..0, hash: 0, partition: 0, cost: 0, asks: 0 });
+        self.groups += GROUPS_OF_KEY_IN_FULL * call.key_count();
+        let (script, in_full) = (call.script, Some(InFull::of(call)));
+        self.calls.push(BatchCall {
+            script,
+            numbers: Arc::default(),
+            now_us: None,
+            partition: Some(0),
+            groups,
+            in_full,
+        });
+        GroupId { call: as_u32(self.calls.len() - 1), group: 0 }
+    }
+
+    fn add_ask(&mut self, ask: &Ask<'_>, hash: u64) -> GroupId {
         let latest = self.latest(ask, hash);
         // Only the latest group is joined: joining an earlier one would overtake it.
         if let Some(id) = latest.filter(|id| self.takes(*id, ask)) {
@@ -191,10 +247,13 @@ impl Batch {
     }
 
     /// Its calls, with their indices as in [`GroupId`]. Calls whose asks were all given up are left out.
-    pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, PackedCall<'_>)> {
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, BatchedCall<'_>)> {
         let all = self.calls.iter().enumerate();
         let asked = all.filter(|(_, call)| call.groups.iter().any(|group| group.asks > 0));
-        asked.map(|(at, call)| (at, call.packed(&self.keys)))
+        asked.map(|(at, call)| {
+            let packed = || BatchedCall::Packed(call.packed(&self.keys));
+            (at, call.in_full.as_ref().map_or_else(packed, BatchedCall::InFull))
+        })
     }
 
     pub(crate) fn call_count(&self) -> usize {
@@ -254,7 +313,8 @@ impl Batch {
         }
         let Ask { script, ref numbers, now_us, .. } = *ask;
         let groups = self.spare.pop().unwrap_or_default();
-        self.calls.push(BatchCall { script, numbers: Arc::clone(numbers), now_us, partition, groups });
+        let numbers = Arc::clone(numbers);
+        self.calls.push(BatchCall { script, numbers, now_us, partition, groups, in_full: None });
         new
     }
 }
@@ -270,7 +330,7 @@ fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, part
 impl BatchCall {
     fn is_for(&self, ask: &Ask<'_>) -> bool {
         let same_numbers = Arc::ptr_eq(&self.numbers, &ask.numbers) || self.numbers == *ask.numbers;
-        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us
+        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us && self.in_full.is_none()
     }
 
     fn terms_hash(&self) -> u64 {
@@ -283,6 +343,23 @@ impl BatchCall {
         let first = asked.next();
         let across_partitions = self.partition.is_none() && asked.any(|partition| Some(partition) != first);
         PackedCall { script, numbers, now_us: *now_us, groups, keys, across_partitions }
+    }
+}
+
+impl BatchedCall<'_> {
+    pub(crate) fn key_count(&self) -> usize {
+        match self {
+            Self::Packed(call) => call.key_count(),
+            Self::InFull(call) => call.key_count(),
+        }
+    }
+
+    /// Whether it may take units.
+    pub(crate) fn takes(&self) -> bool {
+        match self {
+            Self::Packed(_) => true,
+            Self::InFull(call) => call.takes,
+        }
     }
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Marker {
 }
 
 /// A script's answer: the five integers of every reply, and what some modes append.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) decision: [i64; 5],
     pub(crate) appended: Vec<i64>,

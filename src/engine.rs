@@ -1,4 +1,4 @@
-//! The interface to an engine: run this script, with this key and these arguments.
+//! The interface to an engine: run this script, with these keys and arguments.
 
 pub(crate) mod cluster;
 pub(crate) mod deadline;
@@ -6,6 +6,7 @@ pub(crate) mod deadline;
 pub(crate) mod embedded;
 pub(crate) mod redis;
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
@@ -15,8 +16,8 @@ use futures_util::future::BoxFuture;
 
 use self::deadline::Deadline;
 use self::redis::{Asking, address};
-use crate::batch::Ask;
-use crate::call::{Call, Reply};
+use crate::batch::{Ask, Entry};
+use crate::call::Reply;
 use crate::decision::By;
 use crate::error::Error;
 
@@ -33,10 +34,10 @@ pub enum Engine {
     Embedded(embedded::Embedded),
 }
 
-/// An acquire in progress.
+/// A call in progress.
 pub(crate) enum Acquiring<'a> {
     Queued(redis::Queued),
-    /// Boxed to keep queued acquires small: there may be thousands.
+    /// Boxed to keep queued calls small: there may be thousands.
     Otherwise(BoxFuture<'a, Result<Reply, Error>>, Deadline),
 }
 
@@ -115,45 +116,42 @@ impl Engine {
         }
     }
 
-    /// Runs the script and ends by the deadline.
-    pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        match self {
-            Self::Redis(redis) => redis.run(call, deadline).await,
-            Self::Cluster(cluster) => Box::pin(cluster.run(call, deadline)).await,
-            #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => {
-                tokio::task::consume_budget().await;
-                embedded.run(call)
-            }
-        }
+    /// Asks for this, and ends by the deadline.
+    pub(crate) async fn ask(&self, entry: &Entry<'_>, until: Deadline) -> Result<Reply, Error> {
+        poll_fn(|context| Poll::Ready(self.begin(entry, until, context.waker()))).await?.await
     }
 
-    /// Begins to decide this ask, which ends by the deadline. The waker belongs to the task that will wait for it.
-    pub(crate) fn acquire<'a>(&'a self, ask: &Ask<'a>, until: Deadline, waker: &Waker) -> Result<Acquiring<'a>, Error> {
+    /// Begins to ask for this, which ends by the deadline. The waker belongs to the task that will wait for it.
+    pub(crate) fn begin<'a>(
+        &'a self,
+        entry: &Entry<'a>,
+        until: Deadline,
+        waker: &Waker,
+    ) -> Result<Acquiring<'a>, Error> {
         let otherwise: BoxFuture<'a, _> = match self {
-            Self::Redis(redis) => return redis.acquire(ask, until, waker),
-            Self::Cluster(cluster) => Box::pin(cluster.acquire(ask.clone(), until)),
+            Self::Redis(redis) => return redis.begin(entry, until, waker),
+            Self::Cluster(cluster) => Box::pin(cluster.ask(entry.clone(), until)),
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => {
-                let ask = ask.clone();
+                let entry = entry.clone();
                 Box::pin(async move {
                     // Deciding in this process never yields by itself.
                     tokio::task::consume_budget().await;
-                    embedded.acquire(&ask)
+                    embedded.ask(&entry)
                 })
             }
         };
         Ok(Acquiring::Otherwise(otherwise, until))
     }
 
-    /// Decides this ask in a call of its own.
-    pub(crate) async fn acquire_by_itself(&self, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
+    /// Asks for this in a call of its own.
+    pub(crate) async fn ask_by_itself(&self, entry: &Entry<'_>, until: Deadline) -> Result<Reply, Error> {
         match self {
-            Self::Redis(redis) => redis.acquire_by_itself(Asking::No, ask, until).await,
+            Self::Redis(redis) => redis.ask_by_itself(Asking::No, entry, until).await,
             // Which sees to that itself.
-            Self::Cluster(cluster) => cluster.acquire(ask.clone(), until).await,
+            Self::Cluster(cluster) => cluster.ask(entry.clone(), until).await,
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => embedded.acquire(ask),
+            Self::Embedded(embedded) => embedded.ask(entry),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a call of a script in its packed form answers: a record of each group, and the reply to each ask.
+//! What a call answers: in its packed form a record of each group, and of that the reply to each ask.
 
 use std::time::SystemTime;
 
@@ -19,7 +19,14 @@ pub(crate) enum AskApart {
     Others,
 }
 
-/// A call's answer: one record for each group.
+/// A call's answer.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Packed(Records),
+    InFull(Reply),
+}
+
+/// The answer of a call in its packed form: one record for each group.
 #[derive(Debug)]
 pub(crate) struct Records {
     pub(super) records: Vec<PackedRecord>,
@@ -41,6 +48,16 @@ pub(super) struct PackedRecord {
     reset_after_us: i64,
     /// Whether the ask has a cost.
     costs: bool,
+}
+
+impl Answer {
+    /// The reply to the ask at this position.
+    pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
+        match self {
+            Self::Packed(records) => records.reply(position),
+            Self::InFull(reply) => Ok(reply.clone()),
+        }
+    }
 }
 
 impl Records {

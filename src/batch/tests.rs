@@ -20,7 +20,7 @@ fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, cost: u64) -> Ask<'a> {
 /// A batch of these asks, and the positions of those that are sent.
 fn batch(asks: &[Ask<'_>], are_sent: impl Fn(usize) -> bool) -> (Batch, Vec<Position>) {
     let mut batch = Batch::default();
-    let ids: Vec<_> = asks.iter().map(|ask| batch.add(ask, ask.hash())).collect();
+    let ids: Vec<_> = asks.iter().map(|ask| batch.add(&Entry::Packed(ask.clone()), ask.hash())).collect();
     let sent = ids.into_iter().enumerate().map(|(at, id)| Some(id).filter(|_| are_sent(at)));
     let positions = batch.mark_sent(sent);
     (batch, positions.into_iter().flatten().collect())
@@ -32,8 +32,15 @@ fn arguments(call: PackedCall<'_>) -> Vec<Vec<u8>> {
     arguments
 }
 
+fn packed(batch: &Batch) -> impl Iterator<Item = (usize, PackedCall<'_>)> {
+    batch.calls().map(|(at, call)| match call {
+        BatchedCall::Packed(call) => (at, call),
+        BatchedCall::InFull(call) => panic!("expected a packed call, got {call:?}"),
+    })
+}
+
 fn call(batch: &Batch, at: usize) -> PackedCall<'_> {
-    batch.calls().find(|(number, _)| *number == at).expect("it is asked for").1
+    packed(batch).find(|(number, _)| *number == at).expect("it is asked for").1
 }
 
 #[test]
@@ -50,7 +57,7 @@ fn asks_of_one_rule_go_in_one_call_and_asks_alike_in_one_group() {
         ask(&one, "a", 1),
     ];
     let (batch, positions) = batch(&asks, |_| true);
-    let keys: Vec<Vec<_>> = batch.calls().map(|(_, call)| call.keys().collect()).collect();
+    let keys: Vec<Vec<_>> = packed(&batch).map(|(_, call)| call.keys().collect()).collect();
     assert_eq!(keys, [vec![b"a", b"b", b"a", b"a"], vec![b"a"]]);
     let of = |position: &Position| (position.group.call, position.group.group, position.before);
     let positions: Vec<_> = positions.iter().map(of).collect();
@@ -79,7 +86,7 @@ fn a_full_batch_has_room_for_identical_asks_only() {
     let (batch, _) = batch(&asks, |_| true);
     let has_room = |key: &str, cost| {
         let ask = ask(&numbers, key, cost);
-        batch.has_room(&ask, ask.hash())
+        batch.has_room(&Entry::Packed(ask.clone()), ask.hash())
     };
     assert_eq!([has_room("7", 1), has_room("7", 2), has_room("other", 1)], [true, false, false]);
 }
@@ -125,7 +132,7 @@ fn keys_of_several_partitions_share_a_call_in_which_no_key_stands_twice() {
     let across = |key, cost, partition| of(key, cost, partition, true);
     let asks = [across("a", 1, 1), across("b", 1, 2), across("a", 1, 1), across("a", 2, 1), across("a", 1, 1)];
     let (together, positions) = batch(&asks, |_| true);
-    let calls: Vec<_> = together.calls().map(|(_, call)| (call.is_across_slots(), call.keys().collect())).collect();
+    let calls: Vec<_> = packed(&together).map(|(_, call)| (call.is_across_slots(), call.keys().collect())).collect();
     assert_eq!(calls, [(true, vec![&b"a"[..], b"b"]), (false, vec![b"a", b"a"])]);
     let calls: Vec<_> = positions.iter().map(|position| position.group.call).collect();
     assert_eq!(calls, [0, 0, 0, 1, 1]);
@@ -146,7 +153,7 @@ fn keys_of_several_partitions_share_a_call_in_which_no_key_stands_twice() {
     let (alone, _) = batch(&[across("a", 1, 1), across("b", 1, 2)], |at| at == 0);
     let (of_one, _) = batch(&[across("a", 1, 1), across("b", 1, 1)], |_| true);
     let (refused, _) = batch(&[of("a", 1, 1, false), of("b", 1, 2, false)], |_| true);
-    let declared = |batch: &Batch| batch.calls().all(|(_, call)| !call.is_across_slots());
+    let declared = |batch: &Batch| packed(batch).all(|(_, call)| !call.is_across_slots());
     let counts = [&alone, &of_one, &refused].map(|batch| (batch.calls().count(), declared(batch)));
     assert_eq!(counts, [(1, true), (1, true), (2, true)]);
 }

@@ -28,7 +28,7 @@ use super::redis::redirect::Redirect;
 #[cfg(feature = "tls")]
 use super::redis::tls::Tls;
 use super::redis::{Asking, Confirm, Redis};
-use crate::batch::{Ask, AskApart};
+use crate::batch::{Ask, AskApart, Entry};
 use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
@@ -60,13 +60,6 @@ const DISAGREEMENT: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub struct Cluster {
     topology: Arc<Topology>,
-}
-
-/// A request to a node.
-#[derive(Clone, Copy)]
-enum NodeCall<'a> {
-    Call(&'a Call<'a>),
-    Ask(&'a Ask<'a>),
 }
 
 /// How it is sent.
@@ -167,23 +160,22 @@ impl Cluster {
         self.topology.seeds().iter().find_map(address::Endpoint::remote)
     }
 
-    pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        let slot = slot_of_all(call)?;
-        self.ask(NodeCall::Call(call), slot, Deadline::after(deadline)).await
-    }
-
-    /// Decides this ask, alone or with others of its node.
-    pub(crate) async fn acquire(&self, ask: Ask<'_>, until: Deadline) -> Result<Reply, Error> {
-        let slot = slot_of(&ask.key);
-        let ask = Ask { partition: slot, ..ask };
-        self.ask(NodeCall::Ask(&ask), slot, until).await
+    /// Asks the node that has the keys' slot, alone or with others of that node.
+    pub(crate) async fn ask(&self, entry: Entry<'_>, until: Deadline) -> Result<Reply, Error> {
+        match entry {
+            Entry::Packed(ask) => {
+                let slot = slot_of(&ask.key);
+                self.ask_owner(&Entry::Packed(Ask { partition: slot, ..ask }), slot, until).await
+            }
+            Entry::InFull(call) => self.ask_owner(&entry, slot_of_all(call)?, until).await,
+        }
     }
 
     /// Decides all of these at the same time, each independently and by its own deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask<'_>, Deadline)>) -> Vec<Result<Reply, Error>> {
         let asks = asks.into_iter().map(|(ask, until)| {
             let slot = slot_of(&ask.key);
-            (Ask { partition: slot, ..ask }, slot, until)
+            (Entry::Packed(Ask { partition: slot, ..ask }), slot, until)
         });
         let asks: Vec<_> = asks.collect();
         let mut of_nodes: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
@@ -202,9 +194,9 @@ impl Cluster {
         // A redirected call waits for no others.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
             let across_partitions = node.across_slots.are_allowed();
-            let asked = of_node.iter().map(|at| {
-                let (ask, _, until) = &asks[*at];
-                (Ask { across_partitions, ..ask.clone() }, *until)
+            let asked = of_node.iter().filter_map(|at| {
+                let (Entry::Packed(ask), _, until) = &asks[*at] else { return None };
+                Some((Ask { across_partitions, ..ask.clone() }, *until))
             });
             let mut many = node.redis.acquire_all(asked);
             let (tell, mut told) = mpsc::unbounded_channel();
@@ -223,7 +215,7 @@ impl Cluster {
             };
             let follow = |(at, error): (usize, Error)| {
                 let ((ask, slot, until), node) = (&asks[at], Arc::clone(&node));
-                async move { (at, self.after(error, node, NodeCall::Ask(ask), *slot, *until).await) }
+                async move { (at, self.after(error, node, ask, *slot, *until).await) }
             };
             let followed = stream::poll_fn(move |context| told.poll_recv(context)).map(follow).buffer_unordered(most);
             let (mut answered, followed) = join(answered, followed.collect::<Vec<_>>()).await;
@@ -232,7 +224,7 @@ impl Cluster {
         };
         let at_last = of_nobody.iter().map(async |at| {
             let (ask, slot, until) = &asks[*at];
-            (*at, self.ask(NodeCall::Ask(ask), *slot, *until).await)
+            (*at, self.ask_owner(ask, *slot, *until).await)
         });
         let (answered, at_last) = join(join_all(of_nodes.into_iter().map(at_node)), join_all(at_last)).await;
         let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).collect();
@@ -258,10 +250,10 @@ impl Cluster {
     }
 
     /// Asks the node that has the slot.
-    async fn ask(&self, call: NodeCall<'_>, slot: u16, until: Deadline) -> Result<Reply, Error> {
+    async fn ask_owner(&self, entry: &Entry<'_>, slot: u16, until: Deadline) -> Result<Reply, Error> {
         let node = self.owner(slot, until).await?;
-        match call.put_to(&node, Routing::WithNode, until).await {
-            Err(error) => self.after(error, node, call, slot, until).await,
+        match put_to(&node, entry, Routing::WithNode, until).await {
+            Err(error) => self.after(error, node, entry, slot, until).await,
             answer => answer,
         }
     }
@@ -280,7 +272,7 @@ impl Cluster {
         &self,
         apart: AskApart,
         node: &Node,
-        call: NodeCall<'_>,
+        entry: &Entry<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
         if until.at <= Instant::now() {
@@ -289,10 +281,10 @@ impl Cluster {
         match apart {
             AskApart::Call => {
                 node.across_slots.refused();
-                call.put_to(node, Routing::WithSlot, until).await
+                put_to(node, entry, Routing::WithSlot, until).await
             }
             AskApart::Key => {
-                let answer = call.put_to(node, Routing::Alone, until).await;
+                let answer = put_to(node, entry, Routing::Alone, until).await;
                 // The node has the key after all. Rarely has that just changed; more likely calls without declared keys
                 // don't reach the node, as through some proxies.
                 if answer.is_ok() {
@@ -300,7 +292,7 @@ impl Cluster {
                 }
                 answer
             }
-            AskApart::Others => call.put_to(node, Routing::Alone, until).await,
+            AskApart::Others => put_to(node, entry, Routing::Alone, until).await,
         }
     }
 
@@ -310,12 +302,12 @@ impl Cluster {
         &self,
         mut error: Error,
         mut node: Arc<Node>,
-        call: NodeCall<'_>,
+        entry: &Entry<'_>,
         slot: u16,
         until: Deadline,
     ) -> Result<Reply, Error> {
         while let Some(apart) = error.note().copied() {
-            match self.ask_apart(apart, &node, call, until).await {
+            match self.ask_apart(apart, &node, entry, until).await {
                 Err(another) => error = another,
                 answer => return answer,
             }
@@ -325,8 +317,8 @@ impl Cluster {
             let (next, routing) = match Redirect::of(&error) {
                 Some(Redirect::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::WithSlot),
                 Some(Redirect::Ask { to }) => (self.topology.learn(to, &node, None)?, Routing::Asking),
-                // An ask continues as a call of its one key, which never gets this error; for a call of several keys,
-                // the node's own waits have already retried it.
+                // An ask continues as a call of its one key, which never gets this error; a call of several keys by
+                // itself, which is retried after waits.
                 Some(Redirect::Again) => (self.owner(slot, until).await?, Routing::Alone),
                 Some(Redirect::Nobody) => {
                     self.topology.refresh_soon();
@@ -363,7 +355,7 @@ impl Cluster {
                 }
             }
             was_moving = moving;
-            match call.put_to(&next, routing, until).await {
+            match put_to(&next, entry, routing, until).await {
                 Err(another) => (error, node) = (another, next),
                 answer => return answer,
             }
@@ -371,19 +363,20 @@ impl Cluster {
     }
 }
 
-impl NodeCall<'_> {
-    async fn put_to(self, node: &Node, routing: Routing, until: Deadline) -> Result<Reply, Error> {
-        let asking = if routing == Routing::Asking { Asking::Yes } else { Asking::No };
-        match self {
-            Self::Call(call) => node.redis.run_as(asking, call, until).await,
-            Self::Ask(ask) if matches!(routing, Routing::WithNode | Routing::WithSlot) => {
-                let across_partitions = routing == Routing::WithNode && node.across_slots.are_allowed();
-                let ask = Ask { across_partitions, ..ask.clone() };
-                poll_fn(|context| Poll::Ready(node.redis.acquire(&ask, until, context.waker()))).await?.await
-            }
-            Self::Ask(ask) => node.redis.acquire_by_itself(asking, ask, until).await,
+async fn put_to(node: &Node, entry: &Entry<'_>, routing: Routing, until: Deadline) -> Result<Reply, Error> {
+    let asking = match routing {
+        Routing::WithNode | Routing::WithSlot => {
+            let across_partitions = routing == Routing::WithNode && node.across_slots.are_allowed();
+            let entry = match entry {
+                Entry::Packed(ask) => Entry::Packed(Ask { across_partitions, ..ask.clone() }),
+                Entry::InFull(call) => Entry::InFull(call),
+            };
+            return poll_fn(|context| Poll::Ready(node.redis.begin(&entry, until, context.waker()))).await?.await;
         }
-    }
+        Routing::Alone => Asking::No,
+        Routing::Asking => Asking::Yes,
+    };
+    node.redis.ask_by_itself(asking, entry, until).await
 }
 
 /// The slot that all keys of the call are in.

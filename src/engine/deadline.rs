@@ -26,7 +26,7 @@ impl Deadline {
     }
 
     /// The time left.
-    pub(super) fn left(self) -> Duration {
+    pub(crate) fn left(self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }
 

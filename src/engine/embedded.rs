@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use mlua::{BString, BorrowedBytes, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
-use crate::batch::{Ask, Batch, PackedCall, Position, Records};
+use crate::batch::{Ask, Batch, BatchedCall, Entry, PackedCall, Position, Records};
 use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
@@ -85,26 +85,28 @@ impl Embedded {
         engine
     }
 
-    pub(crate) fn run(&self, call: &Call<'_>) -> Result<Reply, Error> {
-        let mut interpreter = self.shared.lock();
-        interpreter.run(call)
-    }
-
-    pub(crate) fn acquire(&self, ask: &Ask<'_>) -> Result<Reply, Error> {
-        self.records(ask.alone().call())?.only()
+    pub(crate) fn ask(&self, entry: &Entry<'_>) -> Result<Reply, Error> {
+        match entry {
+            Entry::Packed(ask) => self.records(ask.alone().call())?.only(),
+            Entry::InFull(call) => self.shared.lock().run(call),
+        }
     }
 
     pub(crate) fn acquire_all<'r>(&self, asks: impl Iterator<Item = Ask<'r>>) -> Vec<Result<Reply, Error>> {
-        let mut asks = asks.peekable();
-        let mut replies = Vec::with_capacity(asks.size_hint().0);
-        while asks.peek().is_some() {
+        let mut entries = asks.map(Entry::Packed).peekable();
+        let mut replies = Vec::with_capacity(entries.size_hint().0);
+        while entries.peek().is_some() {
             let mut batch = Batch::default();
             let mut groups = Vec::new();
-            while let Some(ask) = asks.next_if(|ask| batch.has_room(ask, ask.hash())) {
-                groups.push(Some(batch.add(&ask, ask.hash())));
+            while let Some(entry) = entries.next_if(|entry| batch.has_room(entry, entry.hash())) {
+                groups.push(Some(batch.add(&entry, entry.hash())));
             }
             let positions = batch.mark_sent(groups.into_iter());
-            let records: Vec<_> = batch.calls().map(|(_, call)| self.records(call)).collect();
+            let records = batch.calls().filter_map(|(_, call)| match call {
+                BatchedCall::Packed(call) => Some(self.records(call)),
+                BatchedCall::InFull(_) => None,
+            });
+            let records: Vec<_> = records.collect();
             let reply = |position: Position| {
                 let answer = records[position.group.call as usize].as_ref();
                 answer.map_err(Error::clone)?.reply(position)

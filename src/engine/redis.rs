@@ -36,7 +36,6 @@ use redis::Client;
 use tokio::task::JoinSet;
 
 use super::deadline::{Deadline, LONGEST_DEADLINE};
-use crate::call::{Call, Reply};
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
 use crate::runtime;
@@ -179,7 +178,7 @@ impl Redis {
     /// are missing each batch of calls holds up the next, denials too, and most calls end at their deadline or through
     /// the [breaker](Self::breaker), with the charge unknown. Redis may notice up to 100 ms late that the time is over,
     /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more. Calls that
-    /// give back, and [blocks](crate::Limiter::block), don't wait.
+    /// give back, and [blocks](crate::Limiter::block), wait only where they are sent with others that take.
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         self.confirm(Confirm::by(replicas, within));
@@ -264,18 +263,6 @@ impl Redis {
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.shared.restarts.load(Ordering::Relaxed)
-    }
-
-    pub(crate) async fn run(&self, call: &Call<'_>, deadline: Duration) -> Result<Reply, Error> {
-        self.run_as(Asking::No, call, Deadline::after(deadline)).await
-    }
-
-    /// The same for a slot that is moving to this node, or that it has.
-    pub(super) async fn run_as(&self, asking: Asking, call: &Call<'_>, until: Deadline) -> Result<Reply, Error> {
-        let per_runtime = self.per_runtime()?;
-        let _entry = per_runtime.breaker.enter()?;
-        let confirmed = call.mode.takes() && call.cost > 0;
-        self.ask_one(&per_runtime, call, asking, confirmed, until).await
     }
 }
 

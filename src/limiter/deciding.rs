@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use super::Limiter;
 use super::cached_denials::Recalled;
 use super::counted::{counted, ended};
+use crate::batch::Entry;
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
 use crate::engine::Acquiring;
@@ -134,7 +135,7 @@ impl<'a> Deciding<'a> {
         self.state = match limiter.ask(rule, self.target, request)? {
             Some(ask) => {
                 let until = Deadline::after(request.deadline_or(limiter.deadline));
-                State::Asked(limiter.engine.acquire(&ask, until, waker)?)
+                State::Asked(limiter.engine.begin(&Entry::Packed(ask), until, waker)?)
             }
             None => State::Elsewhere(limiter.decide_in_full(rule, Request::of_plain(*request), Operation::Acquire)),
         };

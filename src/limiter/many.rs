@@ -1,11 +1,11 @@
 //! Many decisions at hand.
 
 use futures_util::future::{join, join_all};
+use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use super::cached_denials::Recalled;
 use super::decide::garbled;
-use super::run::left_of;
 use super::{Limiter, counted};
 use crate::batch::Ask;
 use crate::call::Reply;
@@ -23,6 +23,10 @@ const STEP: usize = 4096;
 /// How many of them this process decides at once, before others have their turn.
 const STEP_HERE: usize = 128;
 
+/// How many requests that can't be decided together are under way at once: each look at those costs as much as they
+/// are.
+const MOST_ALONE: usize = 512;
+
 /// How one of many requests is decided.
 enum Plan {
     Recalled(Box<Decision>),
@@ -37,7 +41,7 @@ impl Limiter {
     /// Acquires for each of these requests independently, but sends them together: in as few script calls as possible,
     /// at one round trip for each 1,024 keys, with two such batches in flight at a time. The decisions are in the
     /// requests' order. Requests that can't be decided together, such as those with an id or by a rule of several
-    /// limits, are sent at the same time, in a call each.
+    /// limits, are sent at the same time, each as a call of its own in a pipeline of some dozens.
     ///
     /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///
@@ -94,12 +98,17 @@ impl Limiter {
             steps.push(self.engine.acquire_all(asks));
         }
         let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Plan::Alone));
-        let alone = alone.map(async |(request, _)| match left_of(request.deadline_or(self.deadline), began) {
-            Ok(left) => self.acquire(rule, request.deadline(left)).await,
-            Err(late) => self.or_instead(rule, request, Err(late)).await,
+        let alone = alone.map(async |(request, _)| {
+            let until = self.until(request, began);
+            match until.check() {
+                Ok(()) => self.acquire(rule, request.deadline(until.left())).await,
+                Err(late) => self.or_instead(rule, request, Err(late)).await,
+            }
         });
+        let alone: Vec<_> = alone.collect();
         let begun = join_all(steps.iter_mut().map(AcquiringAll::begin));
-        let mut alone = join(begun, join_all(alone)).await.1.into_iter();
+        let alone = stream::iter(alone).buffered(MOST_ALONE).collect::<Vec<_>>();
+        let mut alone = join(begun, alone).await.1.into_iter();
         let mut steps = steps.into_iter();
         let mut together = steps.next();
         let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());

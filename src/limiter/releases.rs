@@ -10,7 +10,6 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
-use super::run::left_of;
 use crate::decision::Decision;
 use crate::error::{Charged, Error};
 use crate::lock::Lock;
@@ -72,7 +71,10 @@ impl Limiter {
         let (began, all) = (Instant::now(), &self.background.releases);
         let until = began + deadline.min(crate::runtime::LONGEST_WAIT);
         loop {
-            let left = left_of(deadline, began)?;
+            let left = deadline.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Err(Error::deadline(deadline, false));
+            }
             let found = all.by_permit().get(&permit).cloned();
             let Some(release) = found else { return Ok(left) };
             let changed = release.changed.notified();

@@ -2,15 +2,10 @@
 //! one that shared a script call with a key that its user may not use. Neither has charged anything.
 
 use std::borrow::Cow;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use super::Limiter;
-use crate::batch::{Ask, AskApart};
+use crate::batch::{Ask, AskApart, Entry};
 use crate::call::{Call, LimitInput, Marker, Mode, Reply};
 use crate::decision::Decision;
 use crate::engine::deadline::Deadline;
@@ -33,12 +28,12 @@ impl Limiter {
         until.check()?;
         if refused.note::<AskApart>().is_some() {
             let Some(ask) = self.ask(rule, target, request)? else { return Err(refused) };
-            let reply = Box::pin(self.engine.acquire_by_itself(&ask, until)).await?;
+            let reply = Box::pin(self.engine.ask_by_itself(&Entry::Packed(ask), until)).await?;
             return self.decision_of_ask(rule, target, request, &reply);
         }
         let Some(ask) = self.ask_again(rule, target, request, &refused)? else { return Err(refused) };
-        let begun = poll_fn(|context| Poll::Ready(self.engine.acquire(&ask, until, context.waker()))).await?;
-        self.decision_of_ask(rule, target, request, &begun.await?)
+        let reply = self.engine.ask(&Entry::Packed(ask), until).await?;
+        self.decision_of_ask(rule, target, request, &reply)
     }
 
     /// What to ask after a refusal: the same, with the windows around the time that the server reported.
@@ -82,18 +77,18 @@ impl Limiter {
         let within_us =
             request.within_us().filter(|_| matches!(mode, Mode::Call(Operation::Reserve | Operation::Peek)));
         let call = Call { script, limits, marker, cost, mode, options: &options, within_us, now_us };
-        let deadline = request.deadline_or(self.deadline);
-        let began = limits.iter().any(|input| input.windows.is_some()).then(Instant::now);
-        match (self.engine.run(&call, deadline).await, began) {
-            (Err(stale), Some(began)) => match stale.stale_at() {
-                Some(server_us) => Box::pin(self.run_again(&call, server_us, left_of(deadline, began)?)).await,
+        let until = Deadline::after(request.deadline_or(self.deadline));
+        match self.engine.ask(&Entry::InFull(&call), until).await {
+            Err(stale) if limits.iter().any(|input| input.windows.is_some()) => match stale.stale_at() {
+                Some(server_us) => Box::pin(self.run_again(&call, server_us, until)).await,
                 None => Err(stale),
             },
-            (reply, _) => reply,
+            reply => reply,
         }
     }
 
-    async fn run_again(&self, call: &Call<'_>, server_us: u64, deadline: Duration) -> Result<Reply, Error> {
+    async fn run_again(&self, call: &Call<'_>, server_us: u64, until: Deadline) -> Result<Reply, Error> {
+        until.check()?;
         self.server_clock.heard(server_us);
         let mut limits = call.limits.to_vec();
         for input in &mut limits {
@@ -101,12 +96,6 @@ impl Limiter {
                 input.arguments = windows.around_server_time(server_us).arguments.clone().into();
             }
         }
-        self.engine.run(&Call { limits: &limits, ..*call }, deadline).await
+        self.engine.ask(&Entry::InFull(&Call { limits: &limits, ..*call }), until).await
     }
-}
-
-/// What is left of a deadline for a call that began then.
-pub(super) fn left_of(deadline: Duration, began: Instant) -> Result<Duration, Error> {
-    let left = deadline.saturating_sub(began.elapsed());
-    if left.is_zero() { Err(Error::deadline(deadline, false)) } else { Ok(left) }
 }

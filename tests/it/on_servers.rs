@@ -10,6 +10,7 @@ mod combined_limits;
 mod concurrent_operations;
 mod contention;
 mod corrupted_state;
+mod crowds;
 mod differential;
 mod faults;
 mod half_way;

@@ -138,8 +138,8 @@ fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key()
     assert_eq!(count("algorithm=gcra,outcome=allowed,rule=open,source=policy"), 1.0);
     assert_eq!(seen["tollgate_decision_duration_seconds{source=redis}"], 4.0, "{seen:?}");
     assert_eq!(seen["tollgate_errors_total{class=unreachable}"], 11.0, "{seen:?}");
-    // Three by themselves, and two together; of two limits, nothing goes with others.
-    assert_eq!(seen["tollgate_batch_keys{}"], 4.0, "{seen:?}");
+    // Three of one limit by themselves, and two together; and that of two limits.
+    assert_eq!(seen["tollgate_batch_keys{}"], 5.0, "{seen:?}");
     assert_eq!(seen["tollgate_breakers_open{}"], 0.0, "it is gone with its Redis: {seen:?}");
     assert!(!format!("{seen:?}").contains("alice"), "{seen:?}");
 }

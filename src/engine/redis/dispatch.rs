@@ -12,7 +12,7 @@ use super::exchange::{CallOptions, Outcome, Retries};
 use super::per_runtime::PerRuntime;
 use super::pipeline::Asking;
 use super::queue::{Entered, InFlight, Stage, ToBegin, Waiting};
-use crate::batch::Ask;
+use crate::batch::{Ask, BatchedCall, Entry, InFull};
 use crate::call::Reply;
 use crate::engine::Acquiring;
 use crate::engine::deadline::Deadline;
@@ -47,61 +47,69 @@ pub(crate) struct Many {
 }
 
 impl Redis {
-    /// Begins to decide this ask, alone or with others, for the task that owns this waker.
-    pub(in crate::engine) fn acquire<'a>(
+    /// Begins to ask for this, alone or with others, for the task that owns this waker.
+    pub(in crate::engine) fn begin<'a>(
         &'a self,
-        ask: &Ask<'a>,
+        entry: &Entry<'a>,
         until: Deadline,
         waker: &Waker,
     ) -> Result<Acquiring<'a>, Error> {
         self.with_per_runtime(|per_runtime| {
-            let entry = per_runtime.breaker.enter()?;
-            Ok(match per_runtime.queue.enter(ask, until, waker) {
+            let admission = per_runtime.breaker.enter()?;
+            Ok(match per_runtime.queue.enter(entry, until, waker) {
                 Entered::Alone(generation) => {
                     let dispatch = Dispatch::new(self, per_runtime, generation, false);
-                    Acquiring::Otherwise(Box::pin(self.acquire_alone(entry, dispatch, ask.clone(), until)), until)
+                    Acquiring::Otherwise(Box::pin(self.ask_alone(admission, dispatch, entry.clone(), until)), until)
                 }
-                Entered::Queued(waiting, begin) => {
-                    self.begin(per_runtime, &begin);
-                    Acquiring::Queued(Queued { waiting, _entry: entry })
+                Entered::Queued(waiting, to_begin) => {
+                    self.start(per_runtime, &to_begin);
+                    Acquiring::Queued(Queued { waiting, _entry: admission })
                 }
             })
         })?
     }
 
-    async fn acquire_alone(
+    async fn ask_alone(
         &self,
-        _entry: Admission,
+        _admission: Admission,
         dispatch: Dispatch,
-        ask: Ask<'_>,
+        entry: Entry<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
-        self.by_itself(&dispatch.per_runtime, Asking::No, &ask, until).await
+        self.by_itself(&dispatch.per_runtime, Asking::No, &entry, until).await
     }
 
-    /// Decides this ask in a call of its own.
-    pub(in crate::engine) async fn acquire_by_itself(
+    /// Asks for this in a call of its own.
+    pub(in crate::engine) async fn ask_by_itself(
         &self,
         asking: Asking,
-        ask: &Ask<'_>,
+        entry: &Entry<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
         let per_runtime = self.per_runtime()?;
-        let _entry = per_runtime.breaker.enter()?;
-        self.by_itself(&per_runtime, asking, ask, until).await
+        let _admission = per_runtime.breaker.enter()?;
+        self.by_itself(&per_runtime, asking, entry, until).await
     }
 
     async fn by_itself(
         &self,
         per_runtime: &Arc<PerRuntime>,
         asking: Asking,
-        ask: &Ask<'_>,
+        entry: &Entry<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
-        let alone = ask.alone();
-        let replies = self.ask_one(per_runtime, &alone.call(), asking, ask.cost > 0, until).await?;
-        telemetry::sent_together(|| 1);
-        replies.only()
+        let (reply, keys) = match entry {
+            Entry::Packed(ask) => {
+                let alone = ask.alone();
+                (self.ask_one(per_runtime, &alone.call(), asking, ask.cost > 0, until).await?.only(), 1)
+            }
+            Entry::InFull(call) => {
+                let call = InFull::of(call);
+                (Ok(self.ask_one(per_runtime, &call, asking, call.takes, until).await?), call.key_count())
+            }
+        };
+        telemetry::sent_together(|| keys);
+        reply
     }
 
     /// Decides all of these together, each independently and by its own deadline. They are queued at once.
@@ -109,7 +117,7 @@ impl Redis {
         match self.per_runtime().and_then(|per_runtime| Ok((per_runtime.breaker.enter()?, per_runtime))) {
             Ok((entry, per_runtime)) => {
                 let (waiting, begin) = per_runtime.queue.enter_all(asks);
-                self.begin(&per_runtime, &begin);
+                self.start(&per_runtime, &begin);
                 // A call without asks leaves probing to others.
                 let entry = (!waiting.is_empty()).then_some(entry);
                 Many { waiting: waiting.into_iter(), _entry: entry, failed: None }
@@ -118,7 +126,7 @@ impl Redis {
         }
     }
 
-    fn begin(&self, per_runtime: &Arc<PerRuntime>, begin: &ToBegin) {
+    fn start(&self, per_runtime: &Arc<PerRuntime>, begin: &ToBegin) {
         begin.begin_watch(&per_runtime.queue);
         if let Some(generation) = begin.dispatch {
             Dispatch::new(self, per_runtime, generation, true).spawn();
@@ -128,7 +136,6 @@ impl Redis {
     /// Sends a batch, and resends what didn't run, for callers still waiting. Each call is answered as its reply
     /// arrives.
     async fn send(&self, per_runtime: &Arc<PerRuntime>, mut connection: Connection, mut in_flight: InFlight<'_>) {
-        let options = CallOptions { asking: Asking::No, confirm_by: Some(in_flight.last) };
         let mut retries = Retries::new();
         loop {
             let (numbers, calls): (Vec<_>, Vec<_>) = in_flight.batch.calls().unzip();
@@ -136,7 +143,9 @@ impl Redis {
                 // All have given up.
                 return;
             }
-            telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
+            telemetry::sent_together(|| calls.iter().map(BatchedCall::key_count).sum());
+            let confirm_by = calls.iter().any(BatchedCall::takes).then_some(in_flight.last);
+            let options = CallOptions { asking: Asking::No, confirm_by };
             let outcomes = self.exchange(per_runtime, &connection, &calls, options, &retries).await;
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {

@@ -5,8 +5,7 @@ use std::borrow::Cow;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::redirect::Redirect;
-use crate::batch::PackedCall;
-use crate::call::Call;
+use crate::batch::{InFull, PackedCall};
 use crate::error::{Error, Kind};
 use crate::script::Script;
 
@@ -45,7 +44,7 @@ pub(super) struct Called {
 }
 
 impl Called {
-    pub(super) fn of(call: &Call<'_>) -> Self {
+    pub(super) fn of_full(call: &InFull) -> Self {
         Self { script: call.script, writes_several: call.key_count() > 1 }
     }
 

@@ -13,12 +13,12 @@ use super::Redis;
 use super::connection::Connection;
 use super::errors::{Called, is_of_a_key};
 use super::per_runtime::PerRuntime;
-use super::pipeline::{Asking, call_command, packed_command, send};
+use super::pipeline::{Asking, full_command, packed_command, send};
 use super::queue::Stage;
 use super::redirect::Redirect;
 use super::texts::Eval;
-use crate::batch::{AskApart, PackedCall, Records};
-use crate::call::{Call, Reply};
+use crate::batch::{Answer, AskApart, BatchedCall, InFull, PackedCall, Records};
+use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Charged, Error, Kind};
 use crate::random::jittered;
@@ -208,15 +208,15 @@ impl Redis {
     }
 }
 
-impl ScriptCall for Call<'_> {
+impl ScriptCall for InFull {
     type Answer = Reply;
 
     fn command(&self, eval: Eval) -> Cmd {
-        call_command(self, eval)
+        full_command(self, eval)
     }
 
     fn called(&self) -> Called {
-        Called::of(self)
+        Called::of_full(self)
     }
 
     /// Also retried when a cluster's node asks for it: of several keys some may have moved and some not, until all
@@ -226,15 +226,49 @@ impl ScriptCall for Call<'_> {
     }
 
     fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Reply, Error> {
-        let reply = match &answer {
-            Value::Array(items) => Reply::from_integers(items.iter().map(|item| match item {
-                Value::Int(integer) => Some(*integer),
-                _ => None,
-            })),
+        let items = if let Value::Array(items) = answer { items } else { Vec::new() };
+        let integers = items.into_iter().map(|item| match item {
+            Value::Int(integer) => Some(integer),
             _ => None,
-        };
-        let expected = "redis: expected five or more integers from the script, got something else";
-        reply.ok_or_else(|| Error::new(Kind::Garbled, expected))?.if_confirmed(lacking)
+        });
+        self.read(integers, lacking)
+    }
+}
+
+impl ScriptCall for BatchedCall<'_> {
+    type Answer = Answer;
+
+    fn command(&self, eval: Eval) -> Cmd {
+        match self {
+            Self::Packed(call) => call.command(eval),
+            Self::InFull(call) => call.command(eval),
+        }
+    }
+
+    fn called(&self) -> Called {
+        match self {
+            Self::Packed(call) => call.called(),
+            Self::InFull(call) => call.called(),
+        }
+    }
+
+    /// A call that a cluster's node redirects is sent on alone, so that no other waits for it.
+    fn is_asked_again_after(&self, error: &Error) -> bool {
+        error.is_not_now() && Redirect::of(error).is_none() && error.note::<AskApart>().is_none()
+    }
+
+    fn refused(&self, error: Error, said: &RedisError) -> Error {
+        match self {
+            Self::Packed(call) => call.refused(error, said),
+            Self::InFull(_) => error,
+        }
+    }
+
+    fn read(&self, answer: Value, lacking: Option<Error>) -> Result<Answer, Error> {
+        match self {
+            Self::Packed(call) => ScriptCall::read(call, answer, lacking).map(Answer::Packed),
+            Self::InFull(call) => ScriptCall::read(*call, answer, lacking).map(Answer::InFull),
+        }
     }
 }
 
@@ -249,9 +283,8 @@ impl ScriptCall for PackedCall<'_> {
         Called::of_packed(*self)
     }
 
-    /// A call that a cluster's node redirects is sent on alone, so that no other waits for it.
     fn is_asked_again_after(&self, error: &Error) -> bool {
-        error.is_not_now() && Redirect::of(error).is_none() && error.note::<AskApart>().is_none()
+        BatchedCall::Packed(*self).is_asked_again_after(error)
     }
 
     /// A node may refuse a call across slots where it takes one that declares its keys; or, being a replica, redirect

@@ -7,8 +7,7 @@ use redis::{Cmd, RedisError, Value};
 use super::connection::Connection;
 use super::errors::from_answer;
 use super::texts::Eval;
-use crate::batch::PackedCall;
-use crate::call::Call;
+use crate::batch::{InFull, PackedCall};
 use crate::error::Error;
 use crate::script::Script;
 
@@ -117,16 +116,13 @@ pub(super) async fn send(
     }
 }
 
-pub(super) fn call_command(call: &Call<'_>, eval: Eval) -> Cmd {
-    let keys = call.key_count();
-    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 96 * keys;
-    let mut command = eval_command(call.script, eval, call.mode.reads_only(), keys, call.argument_count(), bytes);
-    for key in call.keys() {
-        command.arg(key);
+pub(super) fn full_command(call: &InFull, eval: Eval) -> Cmd {
+    let (keys, words) = (call.key_count(), call.words());
+    let bytes = call.len() + 16 * words.len();
+    let mut command = eval_command(call.script, eval, call.reads_only, keys, words.len() - keys, bytes);
+    for word in words {
+        command.arg(word);
     }
-    call.each_argument(|argument| {
-        command.arg(argument);
-    });
     command
 }
 

@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::batch::{Ask, Batch};
+use crate::batch::{Ask, Batch, Entry};
 use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
@@ -43,11 +43,10 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Batches waiting to be sent: first those of single callers, then those of callers with many asks. The last one of
-    /// each kind takes new ones.
-    filling: VecDeque<Filling>,
-    /// Whether the next batch is one of many asks, if any waits: the last one wasn't.
-    many_are_next: bool,
+    /// Batches waiting to be sent, by lane. The last one of each lane takes new entries.
+    lanes: [VecDeque<Filling>; 3],
+    /// The lane whose turn is next, if anything waits in it.
+    turn: usize,
     /// Batches awaiting answers, including those given up.
     in_flight: Vec<Arc<BatchState>>,
     /// Who sends them.
@@ -64,8 +63,17 @@ struct Filling {
     /// Callers that haven't given up.
     waiting: usize,
     shared: Arc<BatchState>,
-    /// Whether its asks were queued by callers with many, whom a single caller doesn't wait for.
-    is_of_many: bool,
+}
+
+/// Lanes take turns, so that nobody waits for more of another kind than one batch.
+#[derive(Clone, Copy, Debug)]
+enum Lane {
+    /// Acquires of one limit, of single callers.
+    Packed,
+    /// Calls in full, which take Redis longer.
+    InFull,
+    /// Acquires of callers with many.
+    Many,
 }
 
 /// Waits for the answer of a batch.
@@ -105,15 +113,19 @@ impl Queue {
         Arc::new(Self { runtime: runtime.clone(), state: Lock::default(), earlier: Arc::default() })
     }
 
-    /// Enters with this ask: alone, or queued to be woken when there is an answer.
-    pub(super) fn enter(self: &Arc<Self>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
-        let (hash, waker) = (ask.hash(), waker.clone());
+    /// Enters with this: alone, or queued to be woken when there is an answer.
+    pub(super) fn enter(self: &Arc<Self>, entry: &Entry<'_>, until: Deadline, waker: &Waker) -> Entered {
+        let (hash, waker) = (entry.hash(), waker.clone());
+        let lane = match entry {
+            Entry::Packed(_) => Lane::Packed,
+            Entry::InFull(_) => Lane::InFull,
+        };
         let mut state = self.state();
         if let Action::SendOwn(generation) = state.machine.on(Event::Entered) {
             return Entered::Alone(generation);
         }
         let waiter = Waiter { waker: Some(waker), until: until.at, group: None };
-        let (shared, index) = state.add(self, ask, hash, waiter, false);
+        let (shared, index) = state.add(self, entry, hash, waiter, lane);
         let begin = ToBegin { watch: self.claim_watch(&mut state, until.at), dispatch: state.dispatch(Event::Queued) };
         drop(state);
         Entered::Queued(Waiting::new(shared, index, until, true), begin)
@@ -128,11 +140,11 @@ impl Queue {
         for (ask, until) in asks {
             let (hash, waiter) = (ask.hash(), Waiter { waker: None, until: until.at, group: None });
             // Releases the lock in between, so that others get their turn.
-            let (shared, index) = self.state().add(self, &ask, hash, waiter, true);
+            let (shared, index) = self.state().add(self, &Entry::Packed(ask), hash, waiter, Lane::Many);
             waiting.push(Waiting::new(shared, index, until, false));
         }
         let mut state = self.state();
-        let dispatch = if state.filling.is_empty() { None } else { state.dispatch(Event::Queued) };
+        let dispatch = if state.waits() { state.dispatch(Event::Queued) } else { None };
         (waiting, ToBegin { watch: false, dispatch })
     }
 
@@ -140,7 +152,7 @@ impl Queue {
     /// send another batch at the same time, if more waits.
     pub(super) fn next(&self, generation: u64) -> Option<(InFlight<'_>, Option<u64>)> {
         let mut state = self.state();
-        let waits = !state.filling.is_empty();
+        let waits = state.waits();
         if state.machine.on(Event::Connected { generation, waits }) != Action::SendNext {
             return None;
         }
@@ -149,7 +161,7 @@ impl Queue {
         let own = Arc::clone(&shared);
         let mut in_flight = own.waiters();
         state.in_flight.push(Arc::clone(&shared));
-        let waits = !state.filling.is_empty();
+        let waits = state.waits();
         let more = state.dispatch(Event::Taken { waits });
         drop(state);
         let now = Instant::now();
@@ -166,7 +178,7 @@ impl Queue {
     /// to come.
     pub(super) fn keep_dispatch(&self, generation: u64) -> bool {
         let mut state = self.state();
-        let waits = !state.filling.is_empty();
+        let waits = state.waits();
         state.machine.on(Event::Looked { generation, waits }) == Action::GoOn
     }
 
@@ -184,7 +196,7 @@ impl Queue {
             return None;
         }
         let mut state = self.state();
-        let waits = !state.filling.is_empty();
+        let waits = state.waits();
         state.dispatch(Event::Left { generation, waits })
     }
 
@@ -246,41 +258,36 @@ impl State {
     fn add(
         &mut self,
         queue: &Arc<Queue>,
-        ask: &Ask<'_>,
+        entry: &Entry<'_>,
         hash: u64,
         waiter: Waiter,
-        is_of_many: bool,
+        lane: Lane,
     ) -> (Arc<BatchState>, usize) {
-        let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(ask, hash);
-        let end = if is_of_many { self.filling.len() } else { self.singles() };
-        let last = end.checked_sub(1).filter(|last| {
-            let last = &self.filling[*last];
-            last.is_of_many == is_of_many && !is_full(last)
-        });
-        let at = last.unwrap_or(end);
-        if last.is_none() {
+        let lane = &mut self.lanes[lane as usize];
+        let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(entry, hash);
+        if lane.back().is_none_or(is_full) {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
-            self.filling.insert(at, Filling { batch, waiters, waiting: 0, shared: BatchState::of(queue), is_of_many });
+            lane.push_back(Filling { batch, waiters, waiting: 0, shared: BatchState::of(queue) });
         }
-        let Filling { batch, waiters, waiting, shared, .. } = &mut self.filling[at];
-        let group = batch.add(ask, hash);
+        let last = lane.len() - 1;
+        let Filling { batch, waiters, waiting, shared } = &mut lane[last];
+        let group = batch.add(entry, hash);
         *waiting += 1;
         waiters.push(Waiter { group: Some(group), ..waiter });
         (Arc::clone(shared), waiters.len() - 1)
     }
 
-    /// How many of the batches that wait are single callers'.
-    fn singles(&self) -> usize {
-        self.filling.iter().take_while(|filling| !filling.is_of_many).count()
+    /// Whether anything waits to be sent.
+    fn waits(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.is_empty())
     }
 
-    /// The batch to send next: single callers' and those of many asks in turn.
+    /// The batch to send next: that of the lane whose turn it is, or of the next one in which something waits.
     fn take_next(&mut self) -> Option<Filling> {
-        let singles = self.singles();
-        let at = if self.many_are_next && singles < self.filling.len() { singles } else { 0 };
-        let next = self.filling.remove(at)?;
-        self.many_are_next = !next.is_of_many;
-        Some(next)
+        let turns = (0..self.lanes.len()).map(|step| (self.turn + step) % self.lanes.len());
+        let lane = turns.into_iter().find(|lane| !self.lanes[*lane].is_empty())?;
+        self.turn = (lane + 1) % self.lanes.len();
+        self.lanes[lane].pop_front()
     }
 
     /// The generation in which to start a dispatch after this event, if one is needed.
@@ -291,15 +298,16 @@ impl State {
         }
     }
 
-    /// The index of this batch among those being filled.
-    fn filling_of(&self, shared: &Arc<BatchState>) -> Option<usize> {
-        self.filling.iter().position(|filling| Arc::ptr_eq(&filling.shared, shared))
+    /// The lane of this batch and its index there, if it isn't sent yet.
+    fn filling_of(&self, shared: &Arc<BatchState>) -> Option<(usize, usize)> {
+        let at = |lane: &VecDeque<Filling>| lane.iter().position(|filling| Arc::ptr_eq(&filling.shared, shared));
+        self.lanes.iter().enumerate().find_map(|(lane, batches)| Some((lane, at(batches)?)))
     }
 
     /// Takes out all callers waiting to be sent. They are marked under the lock, so that a caller that registers later
     /// sees it.
-    fn take_waiting(&mut self, error: &Error) -> VecDeque<Filling> {
-        let filling = std::mem::take(&mut self.filling);
+    fn take_waiting(&mut self, error: &Error) -> Vec<Filling> {
+        let filling: Vec<_> = std::mem::take(&mut self.lanes).into_iter().flatten().collect();
         filling.iter().for_each(|filling| _ = filling.shared.failed.set(error.clone()));
         filling
     }
@@ -320,8 +328,8 @@ impl Waiting {
         let mut state = queue.state();
         // Dropped once no lock is held: a waker may own its task.
         let before;
-        if let Some(at) = state.filling_of(&self.shared) {
-            before = state.filling[at].waiters[self.index].waker.replace(waker);
+        if let Some((lane, at)) = state.filling_of(&self.shared) {
+            before = state.lanes[lane][at].waiters[self.index].waker.replace(waker);
         } else {
             drop(state);
             before = self.shared.waiters().get_mut(self.index).and_then(|waiter| waiter.waker.replace(waker));
@@ -350,13 +358,13 @@ impl Waiting {
     fn give_up(&mut self) -> Stage {
         self.ended = true;
         let mut state = self.shared.queue.state();
-        if let Some(at) = state.filling_of(&self.shared) {
-            let Filling { waiters, waiting, .. } = &mut state.filling[at];
+        if let Some((lane, at)) = state.filling_of(&self.shared) {
+            let Filling { waiters, waiting, .. } = &mut state.lanes[lane][at];
             let waiter = &mut waiters[self.index];
             let waker = waiter.waker.take();
             *waiting -= usize::from(waiter.group.take().is_some());
             // Batches that nobody waits for would pile up while Redis pauses.
-            let forgotten = if *waiting == 0 { state.filling.remove(at) } else { None };
+            let forgotten = if *waiting == 0 { state.lanes[lane].remove(at) } else { None };
             drop(state);
             drop((waker, forgotten));
             return Stage::Unsent;
@@ -438,7 +446,7 @@ mod tests {
                 across_partitions: false,
             }
         };
-        let alone = per_runtime.queue.enter(&ask("a"), Deadline::after(Duration::from_secs(9)), &waker);
+        let alone = per_runtime.queue.enter(&Entry::Packed(ask("a")), Deadline::after(Duration::from_secs(9)), &waker);
         assert!(matches!(alone, Entered::Alone(0)));
         let asks = [(ask("b"), Deadline::after(Duration::from_millis(5)))];
         let (mut waiting, begin) = per_runtime.queue.enter_all(asks.into_iter());

@@ -14,12 +14,15 @@ use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
-fn limiter(server: &Server) -> Limiter {
+pub(super) fn limiter(server: &Server) -> Limiter {
     Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
 }
 
 /// One task for each request, all sent before any is answered; returns their answers in that order.
-async fn at_once(limiter: &Limiter, requests: Vec<(Arc<Rule>, String, u64)>) -> Vec<Result<Decision, Error>> {
+pub(super) async fn at_once(
+    limiter: &Limiter,
+    requests: Vec<(Arc<Rule>, String, u64)>,
+) -> Vec<Result<Decision, Error>> {
     let mut tasks = JoinSet::new();
     for (at, (rule, key, cost)) in requests.into_iter().enumerate() {
         let limiter = limiter.clone();

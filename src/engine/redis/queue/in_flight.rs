@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Queue;
 use super::machine::IN_FLIGHT;
-use crate::batch::{Batch, GroupId, Position, Records};
+use crate::batch::{Answer, Batch, GroupId, Position};
 use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
@@ -45,7 +45,7 @@ pub(super) struct Sent {
 
 #[derive(Debug, Default)]
 struct SentCall {
-    answer: OnceLock<Result<Records, Error>>,
+    answer: OnceLock<Result<Answer, Error>>,
     stage: Lock<Stage>,
 }
 
@@ -101,7 +101,7 @@ impl BatchState {
         let failed = self.failed.get();
         for (call, position) in self.sent().filter_map(|sent| sent.call_of(index)) {
             if let Some(answer) = call.answer.get() {
-                return Some(answer.as_ref().map_err(Error::clone).and_then(|records| records.reply(position)));
+                return Some(answer.as_ref().map_err(Error::clone).and_then(|answer| answer.reply(position)));
             }
         }
         // A caller left out because its deadline had passed notices that itself, and returns that error.
@@ -127,7 +127,7 @@ impl InFlight<'_> {
         }
     }
 
-    pub(in crate::engine::redis) fn answer(&self, call: usize, answer: Result<Records, Error>) {
+    pub(in crate::engine::redis) fn answer(&self, call: usize, answer: Result<Answer, Error>) {
         if let Some(sent) = self.shared.latest() {
             let _ = sent.calls[call].answer.set(answer);
         }

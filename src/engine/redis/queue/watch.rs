@@ -52,7 +52,7 @@ impl WatchEnds {
                         }
                     }
                 };
-                state.filling.iter_mut().for_each(|filling| look(&mut filling.waiters));
+                state.lanes.iter_mut().flatten().for_each(|filling| look(&mut filling.waiters));
                 state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
                 // The next caller starts another watch.
                 self.over = state.machine.on(Event::Checked(next)) == Action::End;
