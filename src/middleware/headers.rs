@@ -7,7 +7,8 @@ use crate::decision::{By, Decision, LimitDecision, RetryAfter};
 use crate::quota::Quota;
 use crate::rules::{Reason, Verdict};
 
-/// Which header fields a response has.
+/// Which header fields a response has: those that its clients read. A service whose clients read different ones sets the
+/// fields of [`Verdict::headers`] in both styles itself (`Retry-After` is in each).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderStyle {
@@ -19,8 +20,6 @@ pub enum HeaderStyle {
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` (seconds from now), which older clients
     /// know. As in the draft, the limit is the rate; what remains is bounded by the burst, which may be less or more.
     Legacy,
-    /// All of these.
-    Both,
     /// None of these: only `Retry-After` on a denial.
     Off,
 }
@@ -51,8 +50,9 @@ impl Decision {
     /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` if the rule has several; `q` is its rate
     /// (not its burst) and `w` its period in seconds, both multiplied if the period is no whole number of seconds; there is
     /// no `w` for months and years, nor for days and weeks in a time zone whose clocks change. In `RateLimit`, `r` is what
-    /// remains (for a limit with shards an estimate: what remains of one, times their number), and `t` the seconds until there is more: for a limit that denies, until it
-    /// would allow the same request; for one that allows, until the window ends, if the limit has fixed windows.
+    /// remains (for a limit with shards, on a cluster, an estimate: what remains of one, times their number), and `t` the
+    /// seconds until there is more: for a limit that denies, until it would allow the same request; for one that
+    /// allows, until the window ends, if the limit has fixed windows.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -111,7 +111,7 @@ impl Decision {
             // `Retry-After` may not be earlier.
             standings.iter_mut().for_each(|standing| standing.seconds = None);
         }
-        if matches!(style, HeaderStyle::Draft | HeaderStyle::Both) && !standings.is_empty() {
+        if style == HeaderStyle::Draft && !standings.is_empty() {
             let list =
                 |item: &dyn Fn(&Standing<'_>) -> String| standings.iter().map(item).collect::<Vec<_>>().join(", ");
             let name = |standing: &Standing<'_>| format!("\"{}\"", policy_name(standing.quota, self.limits.len() > 1));
@@ -124,7 +124,7 @@ impl Decision {
                 }),
             ));
         }
-        if matches!(style, HeaderStyle::Legacy | HeaderStyle::Both)
+        if style == HeaderStyle::Legacy
             && let Some(scarcest) = standings.iter().min_by_key(|standing| standing.remaining)
         {
             fields.push(("x-ratelimit-limit", scarcest.quota.rate().to_string()));

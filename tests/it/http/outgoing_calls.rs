@@ -161,28 +161,30 @@ async fn outgoing_calls_are_counted_by_their_destination() {
 /// Fields that a layer of our own within has added, and its denials, are no word of the other side.
 #[tokio::test]
 async fn only_what_the_other_side_says_causes_a_backoff() {
-    let limiter = Limiter::new(Embedded::new());
-    let all = rule_set("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1000/1s burst 1000\"]");
-    let users = rule_set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"fixed-window 1/1h\"]");
-    let outer = RateLimitLayer::new(limiter.clone(), all.clone()).upstream_backoff(Duration::from_secs(600));
-    let user = axum::http::HeaderName::from_static("x-user");
-    let inner = RateLimitLayer::new(limiter.clone(), users).header("user", user).header_style(HeaderStyle::Both);
-    let told = Arc::new(std::sync::Mutex::new(Response::new(Body::empty())));
-    let answers = Arc::clone(&told);
-    let service = outer.layer(inner.layer(service_fn(move |_: Request<Body>| {
-        let answer = std::mem::take(&mut *answers.lock().expect("it"));
-        async { Ok::<_, Infallible>(answer) }
-    })));
-    let ask = async |user: &str| {
-        service.clone().oneshot(get("/", &[("x-user", user)])).await.expect("infallible").status().as_u16()
-    };
-    for (user, expected) in [("alice", 200), ("alice", 429), ("bob", 200), ("bob", 429), ("carol", 200)] {
-        assert_eq!(ask(user).await, expected, "{user}");
+    for style in [HeaderStyle::Draft, HeaderStyle::Legacy] {
+        let limiter = Limiter::new(Embedded::new());
+        let all = rule_set("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1000/1s burst 1000\"]");
+        let users = rule_set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"fixed-window 1/1h\"]");
+        let outer = RateLimitLayer::new(limiter.clone(), all.clone()).upstream_backoff(Duration::from_secs(600));
+        let user = axum::http::HeaderName::from_static("x-user");
+        let inner = RateLimitLayer::new(limiter.clone(), users).header("user", user).header_style(style);
+        let told = Arc::new(std::sync::Mutex::new(Response::new(Body::empty())));
+        let answers = Arc::clone(&told);
+        let service = outer.layer(inner.layer(service_fn(move |_: Request<Body>| {
+            let answer = std::mem::take(&mut *answers.lock().expect("it"));
+            async { Ok::<_, Infallible>(answer) }
+        })));
+        let ask = async |user: &str| {
+            service.clone().oneshot(get("/", &[("x-user", user)])).await.expect("infallible").status().as_u16()
+        };
+        for (user, expected) in [("alice", 200), ("alice", 429), ("bob", 200), ("bob", 429), ("carol", 200)] {
+            assert_eq!(ask(user).await, expected, "{user}");
+        }
+        told.lock().expect("it").headers_mut().insert("ratelimit", "\"theirs\";r=0;t=60".parse().expect("a value"));
+        assert_eq!((ask("dave").await, ask("erin").await), (200, 429));
+        let then = limiter.peek(all.rule("all").expect("a rule"), "global").await.expect("an answer");
+        assert!(then.blocked, "what they say counts beside our own");
     }
-    told.lock().expect("it").headers_mut().insert("ratelimit", "\"theirs\";r=0;t=60".parse().expect("a value"));
-    assert_eq!((ask("dave").await, ask("erin").await), (200, 429));
-    let then = limiter.peek(all.rule("all").expect("a rule"), "global").await.expect("an answer");
-    assert!(then.blocked, "what they say counts beside our own");
 }
 
 /// Calls waiting in order when a Retry-After arrives wait for that too.

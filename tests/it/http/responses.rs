@@ -269,10 +269,11 @@ async fn a_closed_policy_is_a_503_and_an_open_one_invents_nothing() {
     let older = call_over(Version::HTTP_11, "POST", "application/grpc");
     assert_eq!(ask(&layer, older).await.status.as_u16(), 503, "gRPC is over HTTP/2");
 
-    let open =
-        RateLimitLayer::new(away().on_error(OnError::Open).expect("a policy"), rules).header_style(HeaderStyle::Both);
-    let allowed = ask(&open, get("/", &[])).await;
-    assert_eq!((allowed.status.as_u16(), allowed.headers.len()), (200, 0), "{allowed:?}");
+    for style in [HeaderStyle::Draft, HeaderStyle::Legacy] {
+        let open = RateLimitLayer::new(away().on_error(OnError::Open).expect("a policy"), rules.clone());
+        let allowed = ask(&open.header_style(style), get("/", &[])).await;
+        assert_eq!((allowed.status.as_u16(), allowed.headers.len()), (200, 0), "{allowed:?}");
+    }
     // A rule that can't decide is a mistake of the service's.
     let hashed = RuleSet::of(&rule.hash_keys(true), "global").expect("a set");
     assert_eq!(ask(&RateLimitLayer::new(away(), hashed), get("/", &[])).await.status.as_u16(), 500);

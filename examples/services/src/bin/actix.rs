@@ -37,7 +37,7 @@ async fn hello(request: HttpRequest, limits: web::Data<Limits>) -> HttpResponse 
     };
     let status = verdict.response.as_ref().map_or(200, |response| response.status.get());
     let mut response = HttpResponse::build(StatusCode::from_u16(status).unwrap_or(StatusCode::TOO_MANY_REQUESTS));
-    for field in verdict.headers(HeaderStyle::Both) {
+    for field in verdict.headers(HeaderStyle::Draft) {
         response.append_header(field);
     }
     response.body(if verdict.allowed { "hello\n" } else { "too many requests\n" })
