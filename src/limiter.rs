@@ -23,7 +23,7 @@ pub(crate) mod wait;
 
 #[cfg(feature = "embedded")]
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::Decision;
@@ -116,14 +116,6 @@ impl Limiter {
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
-    }
-
-    /// The server's time, where the service knows it better than by this machine's clock: calls with [windows of the
-    /// calendar](crate::guide::algorithms#windows-of-the-calendar) then name the right ones at once. Otherwise the
-    /// limiter learns it from the first call that the server refuses for its windows, which costs one more round trip.
-    /// No decision depends on it.
-    pub fn set_server_time(&self, time: SystemTime) {
-        self.server_clock.is(time);
     }
 
     /// The answer while Redis is unreachable, for rules that [don't set one](Rule::on_error). Default:

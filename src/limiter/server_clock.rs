@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::limit::system_us;
 
@@ -14,12 +13,6 @@ pub(super) struct ServerClock(Arc<AtomicI64>);
 impl ServerClock {
     pub(super) fn ahead_us(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
-    }
-
-    /// The server's time is this.
-    pub(super) fn is(&self, time: SystemTime) {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.heard(u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
     }
 
     /// The server says that this is its time.

@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Calendar, Clock, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate::{Calendar, Charged, Clock, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::engines::{Micros, answer, time};
 use tollgate_testing::oracle::calendar::{Window, bounds};
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::rule;
 
@@ -25,17 +26,25 @@ fn now() -> Micros {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros().try_into().expect("fits")
 }
 
-/// A limiter on a server that knows every script that these tests call.
-async fn warm(server: &Server) -> Limiter {
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(20));
-    let (one, sharded) = (rule("fixed-window 5/day"), rule("fixed-window 50/day shards 8"));
-    let both = rule("fixed-window 5/day, gcra 5/1s");
-    for rule in [&one, &sharded, &both] {
+/// A limiter on a server that knows every script that these tests call, and what is between them.
+async fn warm(server: &Server) -> (Limiter, Proxy) {
+    let proxy = Proxy::to(server.port()).await;
+    let limiter = Limiter::new(Redis::open(&proxy.url()).expect("a good address")).deadline(Duration::from_secs(20));
+    let (one, both) = (rule("fixed-window 5/day"), rule("fixed-window 5/day, gcra 5/1s"));
+    for rule in [&one, &both] {
         limiter.acquire(rule, "warm").await.expect("a decision");
     }
     limiter.peek(&one, "warm").await.expect("a decision");
     limiter.acquire_many(&one, ["warm"]).await.remove(0).expect("a decision");
-    limiter
+    (limiter, proxy)
+}
+
+/// Has the limiter take this for the server's time, by a script that refuses a call as of then. The windows around it are
+/// refused too, and a second refusal of one call is an error.
+async fn believe(limiter: &Limiter, proxy: &Proxy, at: Micros) {
+    proxy.run_instead(format!("return redis.error_reply('STALE calendar_window: in neither window; now_us={at}')"));
+    let error = limiter.peek(&rule("fixed-window 5/day"), "told").await.expect_err("refused twice");
+    assert_eq!((error.class(), error.charged()), ("stale-windows", Charged::No), "{error}");
 }
 
 /// Calls of scripts, and of commands that write, since the server was told to forget them.
@@ -48,17 +57,15 @@ fn counts(server: &Server) -> (u64, u64) {
 #[tokio::test]
 async fn windows_of_another_time_cost_every_operation_one_more_call_and_no_charge() {
     let server = Server::start();
-    let limiter = warm(&server).await;
+    let (limiter, proxy) = warm(&server).await;
     for at in [HOUR, now() - 90 * DAY, now() + 90 * DAY] {
-        for what in ["acquire", "peek", "at_most", "refund", "penalty", "block", "inspect", "by id", "shards", "both"] {
+        for what in ["acquire", "peek", "at_most", "refund", "penalty", "block", "inspect", "by id", "both"] {
             let text = match what {
-                // Alike, so that all of them learn the windows at once.
-                "shards" => "fixed-window 48/day tz Europe/Zurich shards 8",
                 "both" => "gcra 50/1d, fixed-window 50/day, fixed-window 70/year tz Asia/Tokyo",
                 _ => "fixed-window 50/day tz Europe/Zurich",
             };
             let rule = rule(text);
-            limiter.set_server_time(time(at));
+            believe(&limiter, &proxy, at).await;
             let key = format!("{what} {at}");
             let request = || Request::new(&key).cost(3);
             for (calls, remaining) in [(2, 47), (1, 44)] {
@@ -76,7 +83,7 @@ async fn windows_of_another_time_cost_every_operation_one_more_call_and_no_charg
                 let decision = decision.unwrap_or_else(|error| panic!("{what}: {error}"));
                 let (called, wrote) = counts(&server);
                 assert_eq!(called, calls, "{what}, told of {at}");
-                let takes = !["peek", "refund", "inspect", "block", "shards"].contains(&what);
+                let takes = !["peek", "refund", "inspect", "block"].contains(&what);
                 assert!(!takes || decision.remaining == remaining, "{what}: {decision:?}");
                 assert!(!takes || wrote > 0 && wrote < 4, "{what}: {wrote} writes");
             }
@@ -87,10 +94,10 @@ async fn windows_of_another_time_cost_every_operation_one_more_call_and_no_charg
 #[tokio::test]
 async fn callers_in_one_batch_retry_together_and_the_limit_holds() {
     let server = Server::start();
-    let limiter = warm(&server).await;
+    let (limiter, proxy) = warm(&server).await;
     let (stale, other) = (rule("fixed-window 100/year"), rule("gcra 1000/30d"));
     limiter.acquire(&other, "warm").await.expect("a decision");
-    limiter.set_server_time(time(HOUR));
+    believe(&limiter, &proxy, HOUR).await;
     server.reset_command_counts();
     let calls = (0..400).map(|call| limiter.acquire(if call % 2 == 0 { &stale } else { &other }, "key"));
     let decisions: Vec<_> = join_all(calls).await.into_iter().map(|answer| answer.expect("a decision")).collect();
@@ -105,12 +112,12 @@ async fn callers_in_one_batch_retry_together_and_the_limit_holds() {
 #[tokio::test]
 async fn decisions_of_acquire_many_are_retried_together() {
     let server = Server::start();
-    let limiter = warm(&server).await;
+    let (limiter, proxy) = warm(&server).await;
     let rule = rule("fixed-window 5/month");
     let keys: Vec<_> = (0..800).map(|key| format!("key {key}")).collect();
     for (calls, remaining) in [(20, 4), (10, 3)] {
         if remaining == 4 {
-            limiter.set_server_time(time(now() + 400 * DAY));
+            believe(&limiter, &proxy, now() + 400 * DAY).await;
         }
         server.reset_command_counts();
         let decisions = limiter.acquire_many(&rule, &keys).await;
@@ -123,7 +130,7 @@ async fn decisions_of_acquire_many_are_retried_together() {
     }
 }
 
-/// Whatever each was told: around a boundary, of the window before or after, or by a clock that is hours off.
+/// Whatever each takes for the server's time: what it was when last refused, which may be windows ago, or this machine's.
 #[tokio::test]
 async fn clients_who_differ_about_the_time_admit_the_limit_in_each_window_together() {
     for (text, window, zone, begin, step) in [
@@ -135,20 +142,21 @@ async fn clients_who_differ_about_the_time_admit_the_limit_in_each_window_togeth
     ] {
         let clock = Clock::set_to(time(begin));
         let (engine, rule) = (Embedded::with_clock(clock.clone()), rule(text));
-        let clients: Vec<_> = (0..4).map(|_| Limiter::new(engine.clone())).collect();
+        let mut clients: Vec<_> = (0..4).map(|_| Limiter::new(engine.clone())).collect();
         let zone = zone.parse().expect("a zone");
         let (mut now, mut taken) = (begin, BTreeMap::new());
         for turn in 0..600_u64 {
-            // One of them is now and then given another time, up to three days from the others'.
+            // One of them now and then begins anew, years ahead of the server, and one is away for a while,
+            // but for the first turns.
             if turn % 5 == 0 {
-                let client = &clients[(turn / 5) as usize % 4];
-                client.set_server_time(time(now - 3 * DAY + turn * 7919 % 144 * HOUR));
+                clients[(turn / 5) as usize % 4] = Limiter::new(engine.clone());
             }
+            let away = (turn / 7 + 4) as usize % 5;
             // Of the last moments of a window as well.
             let [first, second, _] = bounds(window, zone, i64::try_from(now).expect("fits"));
             let left = u64::try_from(second).expect("fits") - now;
             let by = if left <= step && left > 1 { left - 1 } else { step.min(left) };
-            for client in &clients {
+            for (_, client) in clients.iter().enumerate().filter(|(number, _)| *number != away) {
                 let decision = client.acquire(&rule, "key").await.expect("a decision");
                 *taken.entry(first).or_insert(0) += decision.granted;
                 assert_eq!(decision.reset_after, Duration::from_micros(left), "{text} at {now}");
@@ -170,10 +178,12 @@ async fn clients_who_differ_about_the_time_admit_the_limit_in_each_window_togeth
 async fn a_state_in_a_later_window_is_decided_by_the_next_pair_of_windows() {
     let noon = FEBRUARY_28 + 12 * HOUR;
     for packed in [true, false] {
-        let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(time(noon))));
+        let clock = Clock::set_to(time(noon - DAY + HOUR / 2));
+        let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let (rule, others) = (rule("fixed-window 5/day"), rule("fixed-window 5/day"));
-        // Of yesterday and today.
-        limiter.set_server_time(time(noon - DAY + HOUR / 2));
+        // It learns the windows of yesterday and today.
+        limiter.peek(&rule, "fresh").await.expect("a decision");
+        clock.advance(Duration::from_micros(DAY - HOUR / 2));
         let written = limiter.acquire(&others, Request::new("ahead").cost(2).at(time(noon + 13 * HOUR))).await;
         assert_eq!(written.expect("a decision").remaining, 3);
         let (fresh, ahead) = if packed {
@@ -341,7 +351,7 @@ async fn a_cost_just_above_the_largest_limit_is_denied_for_good() {
     let rule = rule(&format!("fixed-window {most}/day"));
     // Together 2^53 + 1.
     let many = [Request::new("many").cost(28_059_810_762_433); 321];
-    for limiter in [warm(&server).await, Limiter::new(Embedded::new())] {
+    for limiter in [warm(&server).await.0, Limiter::new(Embedded::new())] {
         for cost in [most + 1, most + 2, u64::MAX] {
             for request in [Request::new("key").cost(cost), Request::new("key").cost(cost).at(SystemTime::now())] {
                 let decision = limiter.acquire(&rule, request).await.expect("a decision");

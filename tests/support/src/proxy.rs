@@ -1,7 +1,8 @@
 //! A TCP proxy to a server, which can drop, delay and redirect traffic.
 
-use std::sync::Arc;
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,6 +31,8 @@ struct Ways {
     accepted: AtomicU64,
     /// Reads of requests, swallowed or not.
     requested: AtomicU64,
+    /// The script that is called in place of the next one.
+    instead: Mutex<Option<String>>,
 }
 
 impl Proxy {
@@ -44,6 +47,7 @@ impl Proxy {
             answered: AtomicU64::new(u64::MAX),
             accepted: AtomicU64::new(0),
             requested: AtomicU64::new(0),
+            instead: Mutex::default(),
         });
         let proxy = Self { port: listener.local_addr().expect("an address").port(), ways: Arc::clone(&ways) };
         tokio::spawn(async move {
@@ -89,6 +93,11 @@ impl Proxy {
         self.ways.answered.store(requests, Ordering::Relaxed);
     }
 
+    /// Has the server run this script in place of the next one that is called, so that its answer comes in its turn.
+    pub fn run_instead(&self, script: String) {
+        *self.ways.instead.lock().expect("nobody panics") = Some(script);
+    }
+
     /// How often something has come that is meant for the server.
     pub fn requested(&self) -> u64 {
         self.ways.requested.load(Ordering::Relaxed)
@@ -100,6 +109,21 @@ impl Proxy {
 }
 
 impl Ways {
+    /// What is sent for these requests.
+    fn passed<'a>(&self, requests: &'a [u8]) -> Cow<'a, [u8]> {
+        let called = requests.windows(7).position(|word| word == b"EVALSHA");
+        let Some(start) = called.and_then(|at| requests[..at].iter().rposition(|byte| *byte == b'*')) else {
+            return requests.into();
+        };
+        match self.instead.lock().expect("nobody panics").take() {
+            Some(script) => {
+                let call = format!("*3\r\n$4\r\nEVAL\r\n${}\r\n{script}\r\n$1\r\n0\r\n", script.len());
+                [&requests[..start], call.as_bytes()].concat().into()
+            }
+            None => requests.into(),
+        }
+    }
+
     fn swallow(&self, number: u64) -> bool {
         self.swallows.load(Ordering::Relaxed) || number < self.swallowed.load(Ordering::Relaxed)
     }
@@ -116,7 +140,7 @@ async fn forward(client: TcpStream, number: u64, ways: Arc<Ways>) {
         let mut bytes = [0; 4096];
         while let Ok(count @ 1..) = requests.read(&mut bytes).await {
             ways.requested.fetch_add(1, Ordering::Relaxed);
-            if !ways.swallow(number) && server.write_all(&bytes[..count]).await.is_err() {
+            if !ways.swallow(number) && server.write_all(&ways.passed(&bytes[..count])).await.is_err() {
                 return;
             }
         }
