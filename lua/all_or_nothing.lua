@@ -46,6 +46,41 @@
 --   what the denying scripts would write alone: nothing, except in the cases that they name. +block blocks the keys of
 --   the limits that deny, and no others; none if one denies with never.
 
+-- The limits at the start of ARGV; what follows begins at `at`. Before this file, src/algorithm.rs puts ALGORITHMS, each
+-- algorithm's script under its name as function(KEYS, ARGV, redis).
+local limits, at = {}, 1
+while ALGORITHMS[ARGV[at]] do
+  local own = tonumber(ARGV[at + 1])
+  if not (own and own >= 2 and own <= #ARGV and own % 1 == 0) then break end
+  limits[#limits + 1] = { key = KEYS[#limits + 1], script = ARGV[at], first = at + 2, last = at + 1 + own, writes = {} }
+  at = at + 2 + own
+end
+
+-- Redis's error for a command that it refused, its code first, with the command, which Redis 7.0 leaves out.
+local function refusal(said, command)
+  return redis.error_reply(said .. ' command: ' .. string.lower(command))
+end
+
+-- What a limit's script calls commands by: all see one time, and writes are held back. A command is noted while it is
+-- being called.
+local clock, held, calling
+local recorder = { error_reply = redis.error_reply, acl_check_cmd = redis.acl_check_cmd }
+function recorder.call(command, ...)
+  if command == 'TIME' and clock then return clock end
+  local writes = command ~= 'GET' and (command == 'SET' or command == 'SETRANGE' or command == 'DEL'
+    or command == 'PEXPIRE' or command == 'PEXPIREAT' or command == 'ZADD' or command == 'ZREM'
+    or command == 'ZREMRANGEBYSCORE')
+  if writes then
+    held[#held + 1] = { command, ... }
+    return
+  end
+  calling = command
+  local reply = redis.call(command, ...)
+  calling = nil
+  if command == 'TIME' then clock = reply end
+  return reply
+end
+
 local count = #limits
 local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
 
@@ -55,7 +90,20 @@ local id_ttl, cost, mode, now_us = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), A
 local OPERATIONS = { acquire = 1, reserve = 2, ['at-most'] = 3, refund = 4, penalty = 5 }
 local REMEMBERED, SETTLED, HEADER, ANSWER, ENTRY = 96, 112, 15, 35, 63
 local operation, took, marker, options, forgets, ends
-local fault = fault_of('id_ttl', 'cost', 'mode', 'now_us')
+local fault
+if ALGORITHMS[ARGV[at]] then
+  fault = 'no count of arguments after ' .. ARGV[at]
+elseif count == 0 or #ARGV >= at + 4 then
+  fault = 'no known script: ' .. (ARGV[at] or '')
+end
+for offset, name in ipairs({ 'id_ttl', 'cost', 'mode', 'now_us' }) do
+  local given = ARGV[at + offset - 1]
+  if not given then
+    fault = fault or 'missing ' .. name
+  elseif name ~= 'mode' and not tonumber(given) then
+    fault = fault or name .. ' is no number'
+  end
+end
 if not fault then
   options = string.match(mode, '%+.*') or ''
   mode = string.sub(mode, 1, #mode - #options)
@@ -88,13 +136,24 @@ end
 local virtual = now_us >= 0
 if not (forgets or ends or OPERATIONS[mode]) then marker = nil end
 
--- Runs one limit's script.
-local function ask(limit, units, as) return decide(limit, units, as .. options, now_us) end
+-- Runs one limit's script, whose writes are held back.
+local function ask(limit, units, as)
+  limit.writes = {}
+  held = limit.writes
+  local arguments = { unpack(ARGV, limit.first, limit.last) }
+  for _, argument in ipairs({ units, as .. options, now_us }) do arguments[#arguments + 1] = argument end
+  local done, reply = pcall(ALGORITHMS[limit.script], { limit.key }, arguments, recorder)
+  if done then return reply end
+  return calling and type(reply) == 'string' and refusal(reply, calling) or error(reply, 0)
+end
 
+-- Makes the writes that were held back, up to one that is refused.
 local function write_all()
   for _, limit in ipairs(limits) do
-    local refused = write(limit)
-    if refused then return refused end
+    for _, write in ipairs(limit.writes) do
+      local reply = redis.pcall(unpack(write))
+      if type(reply) == 'table' and reply.err then return refusal(reply.err, write[1]) end
+    end
   end
 end
 

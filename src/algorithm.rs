@@ -5,7 +5,7 @@ pub(crate) mod numbers;
 use std::fmt;
 
 use crate::error::RuleError;
-use crate::script::{ARGUMENTS, FRAME, Remembers, Script};
+use crate::script::{ARGUMENTS, FRAME, Script};
 use numbers::{Exact, Numbers};
 
 /// How a limit counts.
@@ -192,18 +192,7 @@ static ROWS: [Row; 7] = [
 ];
 
 /// Decides several limits at once, running their algorithms' scripts.
-pub(crate) static ALL_OR_NOTHING: Script = Script::composed(
-    "all_or_nothing",
-    || after_all_algorithms(include_str!("../lua/all_or_nothing.lua")),
-    Remembers::Calls,
-);
-
-/// Decides by the better of two shards, composed in the same way.
-pub(crate) static TWO_CHOICES: Script = Script::composed(
-    "two_choices",
-    || after_all_algorithms(include_str!("../lua/two_choices.lua")),
-    Remembers::Nothing,
-);
+pub(crate) static ALL_OR_NOTHING: Script = Script::composed("all_or_nothing", after_all_algorithms);
 
 /// The variables that lua/arguments.lua declares.
 const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, EACH, repeated, \
@@ -213,7 +202,7 @@ const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us,
 const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, LAYOUT_AT, valid, longest";
 
 /// Each algorithm's script as a function, with one shared frame, followed by the code that runs them.
-fn after_all_algorithms(end: &str) -> String {
+fn after_all_algorithms() -> String {
     let mut text = format!(
         "local ALGORITHMS = {{}}\nlocal function arguments(KEYS, ARGV, redis)\n{ARGUMENTS}return {READ}\nend\n\
         local function frame(KEYS, ARGV, redis, {READ}, {DEFINED})\n{FRAME}end\n"
@@ -225,13 +214,13 @@ fn after_all_algorithms(end: &str) -> String {
             return frame(KEYS, ARGV, redis, {READ}, {DEFINED})\nend\n"
         ));
     }
-    text + include_str!("../lua/composed.lua") + end
+    text + include_str!("../lua/all_or_nothing.lua")
 }
 
 impl Script {
-    /// Every script: one for each algorithm, and the composed ones.
+    /// Every script: one for each algorithm, and the one composed of them.
     pub fn all() -> impl Iterator<Item = &'static Self> {
-        ROWS.iter().map(|row| &row.script).chain([&ALL_OR_NOTHING, &TWO_CHOICES])
+        ROWS.iter().map(|row| &row.script).chain([&ALL_OR_NOTHING])
     }
 }
 

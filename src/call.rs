@@ -24,7 +24,7 @@ pub(crate) enum Mode {
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) script: &'static Script,
-    /// One limit, several that `script` decides together, or shards from which it chooses one.
+    /// One limit, or several that `script` decides together.
     pub(crate) limits: &'a [LimitInput<'a>],
     /// The marker that remembers the call.
     pub(crate) marker: Option<&'a Marker>,

@@ -198,7 +198,7 @@ impl Engine {
         }
     }
 
-    /// Whether all keys are on one node, so that one call can look at any two.
+    /// Whether one node has all keys, so that nothing is gained by splitting one.
     pub(crate) fn has_one_node(&self) -> bool {
         match self {
             Self::Redis(_) => true,

@@ -136,7 +136,7 @@ impl Limit {
     /// How far reservations may go below zero, in units.
     #[must_use]
     pub fn max_debt(&self) -> u64 {
-        self.shards.as_ref().map_or(self.exact.max_debt, |shards| shards.sum(Self::max_debt))
+        self.exact.max_debt
     }
 
     /// Where a fixed window's windows start.
@@ -145,7 +145,7 @@ impl Limit {
         self.start
     }
 
-    /// How many shards it is split into, each with its own key: 1 if it isn't.
+    /// How many shards a cluster decides it by, each with its own key: 1 if it isn't split.
     #[must_use]
     pub fn shards(&self) -> u32 {
         self.shards.as_ref().map_or(1, Shards::count)
@@ -157,10 +157,14 @@ impl Limit {
         Self { shards: None, ..self.clone() }
     }
 
-    /// The most units that one call can ever take or, in a reservation, owe; for a sharded limit, its smallest shard's.
+    /// The most units that one call can ever take or, in a reservation, owe.
     pub(crate) fn largest_cost(&self, reserved: bool) -> u64 {
-        let smallest = self.shards.as_ref().map_or(self, Shards::smallest);
-        smallest.capacity + if reserved { smallest.max_debt() } else { 0 }
+        self.capacity + if reserved { self.max_debt() } else { 0 }
+    }
+
+    /// Its last shard, of which no other has less; if it has none, itself.
+    pub(crate) fn smallest_shard(&self) -> &Self {
+        self.shards.as_ref().map_or(self, Shards::smallest)
     }
 
     /// The most units that a key can have taken or owe.
@@ -304,10 +308,11 @@ impl LimitBuilder {
         self
     }
 
-    /// Splits the limit into 1 to 1024 shards, each with its share of the rate, the capacity and the debt, and with its
-    /// own key and slot; remainders go to the first shards. Together they never exceed the limit. A call takes from one
-    /// shard, so a cost above the smallest share is denied with "never", and a call may be denied while other shards
-    /// still have units: [the guide](crate::guide::load#shards) says how often. Default: 1.
+    /// Splits the limit on a [cluster](crate::Cluster) into 1 to 1024 shards, each with its share of the rate, the
+    /// capacity and the debt, and with its own key and slot; remainders go to the first shards. Together they never
+    /// exceed the limit. A call takes from one shard, so a cost above the smallest share is denied with "never", and a
+    /// call may be denied while other shards still have units: [the guide](crate::guide::load#shards) says how often.
+    /// On one server the limit is decided as if it had no shards. Default: 1.
     ///
     /// ```
     /// use tollgate::Limit;

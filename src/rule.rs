@@ -68,7 +68,7 @@ pub(crate) struct ScopedLimit {
     pub(crate) quota: Arc<Quota>,
 }
 
-/// What a call takes from: the whole limit, or one of its shards.
+/// What a call takes from: the whole limit or, on a cluster, one of its shards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'r> {
     pub(crate) scoped: &'r ScopedLimit,
@@ -389,7 +389,8 @@ impl Rule {
     /// Returns the rule if its limits may be combined, could admit its cost, and can follow its policy.
     fn checked(self) -> Result<Self, RuleError> {
         for limit in self.limits() {
-            let most = limit.largest_cost(true);
+            // Valid on a cluster too, whatever engine decides.
+            let most = limit.smallest_shard().largest_cost(true);
             if limit.shards() > 1 && self.limits.len() > 1 {
                 let why = "alone in its rule, since each of its shards has a slot of its own";
                 return Err(self.error(&format!("expected a limit with shards to be {why}, got {self}")));
@@ -439,11 +440,6 @@ impl ScopedLimit {
             Some(parts) => Target { scoped: self, limit: parts.shard(number), shard: Some(number) },
             None => self.whole(),
         }
-    }
-
-    /// Its shards or, if it has none, itself.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = Target<'_>> {
-        (0..self.limit.shards()).map(|number| self.shard(number))
     }
 }
 

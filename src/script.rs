@@ -24,15 +24,8 @@ enum Source {
     Algorithm(&'static str),
     /// An algorithm's script, for keys of several slots of a cluster's node.
     AcrossSlots(&'static Script),
-    /// Composed of files, once; and whether its arguments say how long to remember a call.
-    Composed(fn() -> String, Remembers),
-}
-
-/// Whether the arguments of a composed script include an id's time to live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Remembers {
-    Calls,
-    Nothing,
+    /// Composed of files, once.
+    Composed(fn() -> String),
 }
 
 impl Script {
@@ -44,8 +37,8 @@ impl Script {
         Self::new(name, Source::Algorithm(file))
     }
 
-    pub(crate) const fn composed(name: &'static str, compose: fn() -> String, remembers: Remembers) -> Self {
-        Self::new(name, Source::Composed(compose, remembers))
+    pub(crate) const fn composed(name: &'static str, compose: fn() -> String) -> Self {
+        Self::new(name, Source::Composed(compose))
     }
 
     const fn new(name: &'static str, source: Source) -> Self {
@@ -66,7 +59,7 @@ impl Script {
 
     /// Whether its arguments include how long a call is remembered by its id.
     pub(crate) fn remembers_calls(&self) -> bool {
-        matches!(self.source, Source::Composed(_, Remembers::Calls))
+        matches!(self.source, Source::Composed(_))
     }
 
     /// Whether it takes calendar windows, and may refuse them.
@@ -80,15 +73,15 @@ impl Script {
         self.text.get_or_init(|| match self.source {
             Source::Algorithm(file) => [ARGUMENTS, file, FRAME].concat(),
             Source::AcrossSlots(script) => [ACROSS_SLOTS, script.text()].concat(),
-            Source::Composed(compose, _) => compose(),
+            Source::Composed(compose) => compose(),
         })
     }
 
-    /// The algorithm's own file; none for a composed script.
+    /// The algorithm's own file; none for the composed script.
     pub(crate) fn file(&self) -> Option<&'static str> {
         match self.source {
             Source::Algorithm(file) => Some(file),
-            Source::AcrossSlots(_) | Source::Composed(..) => None,
+            Source::AcrossSlots(_) | Source::Composed(_) => None,
         }
     }
 

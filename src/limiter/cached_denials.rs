@@ -1,7 +1,6 @@
 //! Denials remembered in this process, which save asking again.
 
 use super::Limiter;
-use super::fallback::may_fit;
 use crate::decision::Decision;
 use crate::denial_cache::{Changing, DenialCache, Sighting};
 use crate::error::Error;
@@ -52,11 +51,16 @@ impl Limiter {
     fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
         // For a sharded limit, the next call may use another shard.
-        if holds || rule.sharded().is_some() || rule.counts_denials() || request.has_id() || request.time().is_some() {
+        if holds
+            || self.sharded(rule).is_some()
+            || rule.counts_denials()
+            || request.has_id()
+            || request.time().is_some()
+        {
             return Ok(None);
         }
         // A denial of a lower cost has a wait.
-        if !may_fit(rule, request, Operation::Acquire) {
+        if !self.may_fit(rule, request, Operation::Acquire) {
             return Ok(None);
         }
         Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))

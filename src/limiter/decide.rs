@@ -44,11 +44,8 @@ impl Limiter {
                     Ok(*denial)
                 }
                 Recalled::Nothing(sighting) => {
-                    let decided = match rule.sharded() {
-                        Some(scoped) => {
-                            let choice = self.choose_shard(rule, scoped, &request, operation);
-                            self.decide_by_shards(rule, scoped, &request, operation, choice).await
-                        }
+                    let decided = match self.sharded(rule) {
+                        Some(scoped) => self.decide_by_shards(rule, scoped, &request, operation).await,
                         None => match concerned(rule, operation, &request) {
                             Ok(targets) => self.decide_by_limits(rule, &targets, &request, operation).await,
                             Err(error) => Err(error),

@@ -7,6 +7,7 @@ use crate::decision::Decision;
 #[cfg(feature = "embedded")]
 use crate::decision::RetryAfter;
 use crate::error::Error;
+use crate::limit::Limit;
 use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
@@ -46,7 +47,7 @@ impl Limiter {
                     _ => request.units(rule),
                 };
                 let decision = Decision::by_policy(rule.capacity(), granted).instead_of(error);
-                Ok(if operation == Operation::AtMost || may_fit(rule, request, operation) {
+                Ok(if operation == Operation::AtMost || self.may_fit(rule, request, operation) {
                     decision
                 } else {
                     decision.never()
@@ -54,11 +55,11 @@ impl Limiter {
             }
             #[cfg(feature = "embedded")]
             OnError::Local { processes } => match self
-                .decide_locally(rule, processes, &raised_if_never_admitted(rule, request, operation), operation)
+                .decide_locally(rule, processes, &self.raised_if_never_admitted(rule, request, operation), operation)
                 .await
             {
                 // The share could never admit what the rule may.
-                Ok(decision) if decision.retry_after == RetryAfter::Never && may_fit(rule, request, operation) => {
+                Ok(decision) if decision.retry_after == RetryAfter::Never && self.may_fit(rule, request, operation) => {
                     Err(error)
                 }
                 Ok(decision) => Ok(decision.instead_of(error)),
@@ -67,18 +68,19 @@ impl Limiter {
             _ => Err(error),
         }
     }
-}
 
-/// The request, at a cost above every share if the whole rule could never admit it: its local share must not admit it
-/// either, whatever the rounding.
-#[cfg(feature = "embedded")]
-fn raised_if_never_admitted<'a>(rule: &Rule, request: &Request<'a>, operation: Operation) -> Request<'a> {
-    let refused = operation != Operation::AtMost && !may_fit(rule, request, operation);
-    if refused { request.cost(request.units(rule).max(EXACT)) } else { *request }
-}
+    /// The request, at a cost above every share if the whole rule could never admit it: its local share must not admit
+    /// it either, whatever the rounding.
+    #[cfg(feature = "embedded")]
+    fn raised_if_never_admitted<'a>(&self, rule: &Rule, request: &Request<'a>, operation: Operation) -> Request<'a> {
+        let refused = operation != Operation::AtMost && !self.may_fit(rule, request, operation);
+        if refused { request.cost(request.units(rule).max(EXACT)) } else { *request }
+    }
 
-/// Whether the rule could ever admit this.
-pub(super) fn may_fit(rule: &Rule, request: &Request<'_>, operation: Operation) -> bool {
-    let cost = request.units(rule);
-    rule.limits().all(|limit| cost <= limit.largest_cost(operation == Operation::Reserve))
+    /// Whether the rule could ever admit this.
+    pub(super) fn may_fit(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> bool {
+        let cost = request.units(rule);
+        let part = |limit| if self.splits_limits() { Limit::smallest_shard(limit) } else { limit };
+        rule.limits().all(|limit| cost <= part(limit).largest_cost(operation == Operation::Reserve))
+    }
 }

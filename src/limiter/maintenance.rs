@@ -12,7 +12,7 @@ use crate::engine::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
 use crate::request::Request;
-use crate::rule::{Rule, ScopedLimit};
+use crate::rule::Rule;
 
 /// A key's state: what it means and what it consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Limiter {
         Ok(so_far.forgotten)
     }
 
-    /// The Redis keys of the rule's limits, in their order, one for each shard of a sharded limit. Sends nothing.
+    /// The Redis keys of the rule's limits, in their order; on a cluster, one for each shard of a limit. Sends nothing.
     ///
     /// # Errors
     ///
@@ -109,12 +109,11 @@ impl Limiter {
     /// ```
     pub fn keys<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<String>, Error> {
         let request = request.into();
-        let targets = rule.scoped_limits().iter().flat_map(ScopedLimit::targets);
         let key = |target| self.state_key(rule, target, request.plain());
-        targets.map(|target| key(target).map(|key| String::from_utf8_lossy(&key).into_owned())).collect()
+        self.targets(rule).map(|target| key(target).map(|key| String::from_utf8_lossy(&key).into_owned())).collect()
     }
 
-    /// The state of each of the rule's limits, in their order, and of each shard of a sharded limit. One round trip
+    /// The state of each of the rule's limits, in their order; on a cluster, of each shard of a limit. One round trip
     /// each.
     ///
     /// # Errors
@@ -123,7 +122,7 @@ impl Limiter {
     pub async fn inspect<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<State>, Error> {
         let request = request.into();
         let mut states = Vec::new();
-        for target in rule.scoped_limits().iter().flat_map(ScopedLimit::targets) {
+        for target in self.targets(rule) {
             let (scoped, input) = (target.scoped, self.limit_input(rule, target, &request, b"")?);
             let reply =
                 self.run(rule, input.script, std::slice::from_ref(&input), None, &request, Mode::Inspect).await?;

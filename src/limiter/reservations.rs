@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
-use super::sharded::ShardChoice;
+use super::sharded::shard_for;
 use crate::algorithm::Algorithm;
 use crate::decision::{Decision, LimitDecision, RetryAfter};
 use crate::error::Error;
@@ -153,8 +153,8 @@ impl Limiter {
     fn queue_name(&self, rule: &Rule, request: &Request<'_>) -> Option<Vec<u8>> {
         let mut name = self.state_keys(rule, request).ok()?;
         name.extend_from_slice(&rule.fingerprint().to_le_bytes());
-        if let Some(scoped) = rule.sharded()
-            && let ShardChoice::One(shard) = self.choose_shard(rule, scoped, request, Operation::Reserve)
+        if let Some(scoped) = self.sharded(rule)
+            && let Some(shard) = shard_for(rule, scoped, request, Operation::Reserve)
         {
             name.extend_from_slice(&shard.to_le_bytes());
         }

@@ -46,7 +46,7 @@ struct Report<'a> {
     overridden: Option<String>,
     limit_text: String,
     redis_key: String,
-    /// The shard, from 1, if the limit has shards.
+    /// The shard, from 1, if the limit is decided by its shards.
     #[serde(skip_serializing_if = "Option::is_none")]
     shard: Option<usize>,
     exists: bool,
@@ -60,7 +60,7 @@ struct Report<'a> {
     by: String,
 }
 
-/// One limit of the rule with its state, or the states of all its shards.
+/// One limit of the rule with its state or, on a cluster, the states of all its shards.
 struct Inspected<'a> {
     subject: &'a Subject,
     limit: &'a Limit,

@@ -27,7 +27,7 @@ use crate::page::ReportFile;
 use crate::rule_arguments::{Denials, RuleOptions, SEE_RULES};
 use crate::subject::Subject;
 use crate::{failed, found};
-use audit::{Audit, SLACK, Standard};
+use audit::{Audit, SLACK};
 use clock::Timeline;
 use drawing::{Drawing, progress};
 use histogram::Bucket;
@@ -123,7 +123,6 @@ impl Load {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let subject = self.denials.applied(self.subject()?)?.follow_policy(self.policy)?;
         let cost = self.cost.unwrap_or(subject.cost);
-        let subject = subject.at_cost(cost)?;
         if let Some(address) = self.options.remote()?.filter(|_| !self.remote) {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
             bail!("url: {expected}, got {address}");
@@ -304,9 +303,8 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     let total = ledger.as_ref().map_or(0, Ledger::total);
     let (calls, until) = ledger.map(Ledger::into_calls).unwrap_or_default();
     let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
-    let standard = Standard::of(&run.subject.rule).map_err(|error| error.to_string())?;
     let whom = |key| run.subject.drawn(key);
-    let audit = audit::audit(&standard, &whom, run.cost, &calls, until, |audited| bar.inc(audited as u64));
+    let audit = audit::audit(&run.subject.rule, &whom, run.cost, &calls, until, |audited| bar.inc(audited as u64));
     let audit = tokio::select! {
         biased;
         _ = interrupted() => Err("interrupted".to_owned()),

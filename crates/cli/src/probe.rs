@@ -86,9 +86,6 @@ impl Probe {
             subject.rule = subject.rule.count_denials(true);
         }
         let cost = self.cost.unwrap_or(subject.cost);
-        // The other operations take or give back any amount.
-        let takes_all = operation::asks(self.op) && self.op != Operation::AtMost;
-        let subject = if takes_all { subject.at_cost(cost)? } else { subject };
         operation::check(self.op, self.id.is_some(), self.length.is_some()).map_err(|why| anyhow!("--{why}"))?;
         let limiter = self.about.of_service(self.options.limiter(self.confirmation)?)?;
         self.options.say_who_decides();

@@ -42,7 +42,8 @@ How a RULE is written:
                                            take sliding-log
     sliding-log 5/10s                      exactly 5 in any 10 seconds
     concurrency 8 ttl 30s                  8 held at once, each for 30 seconds
-    gcra 100000/1s shards 8                too hot for one node: in eight keys
+    gcra 100000/1s shards 8                on a cluster in eight keys, since it
+                                           is too hot for one node
 
   max-debt none: reservations may owe any number of units.
   max N: the largest limit allowed for a log (10000 without it).

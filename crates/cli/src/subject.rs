@@ -129,15 +129,6 @@ impl Subject {
         self.rule = policy.follow(self.rule)?;
         Ok(self)
     }
-
-    /// Sets each call's cost in a rule with shards, where a cost that no shard admits is an error. Without shards, such
-    /// a call is denied, with "never".
-    pub(crate) fn at_cost(mut self, cost: u64) -> Result<Self> {
-        if self.rule.limits().any(|limit| limit.shards() > 1) {
-            self.rule = self.rule.cost(cost)?;
-        }
-        Ok(self)
-    }
 }
 
 impl Drawn {

@@ -53,7 +53,7 @@ async fn a_cluster_whose_only_known_node_is_slow_to_answer_is_found_by_the_first
     assert!(decision.allowed);
 }
 
-/// One chosen by chance: two of them can't be looked at in one call.
+/// One is chosen by chance for each call.
 #[tokio::test]
 async fn shards_lie_on_several_nodes_and_admit_no_more_than_the_limit() {
     let servers = ClusterServers::of_primaries();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::{Algorithm, Charged, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
+use tollgate::{Algorithm, Charged, Cluster, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
 use tollgate_testing::engines::{Engine, time};
 use tollgate_testing::redis_server::Server;
 
@@ -120,7 +120,6 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
             .and_by("org", "gcra 7/2d".parse().expect("a limit"))
             .expect("a rule"),
     );
-    rules.push(tollgate_testing::rules::rule("gcra 4000/1d shards 8"));
     let request = Request::new("alice@example.com").parts(&[("org", b"example.org")]);
     for rule in &rules {
         let first = limiter.acquire(rule, request).await.expect("a decision");
@@ -141,6 +140,15 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
         let kept = [String::from_utf8_lossy(&key), String::from_utf8_lossy(&dumped)].concat();
         assert!(kept.contains("%h") && !kept.contains("alice") && !kept.contains("example"), "{kept}");
     }
+
+    // As are those of shards.
+    let cluster = Cluster::open("redis-cluster://127.0.0.1").expect("a good address");
+    let split = tollgate_testing::rules::rule("gcra 4000/1d shards 8");
+    let keys = Limiter::new(cluster).key_secret(&secret).keys(&split, request).expect("keys");
+    assert!(
+        keys.len() == 8 && keys.iter().all(|key| key.starts_with("tollgate:{%h") && key.contains("%s")),
+        "{keys:?}"
+    );
 
     // Other secrets, and none, count apart.
     let other = KeySecret::new("another secret of 32 bytes......").expect("a secret");

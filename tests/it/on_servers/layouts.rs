@@ -20,6 +20,7 @@ const BEGIN: Micros = 1_760_000_000_000_000;
 const KEY: &str = "user:42";
 const PARTS: [(&str, &[u8]); 1] = [("org", b"acme")];
 
+/// On a cluster, so that there are shards.
 #[test]
 fn scripts_write_the_bytes_that_are_recorded_for_their_version() {
     let (major_and_minor, _patch) = env!("CARGO_PKG_VERSION").rsplit_once('.').expect("three numbers");
@@ -33,7 +34,7 @@ fn scripts_write_the_bytes_that_are_recorded_for_their_version() {
     for algorithm in Algorithm::all().filter(|algorithm| algorithm.reserves()) {
         assert!(owing.iter().any(|limit| limit.algorithm() == algorithm), "{name}: {algorithm} in debt");
     }
-    let engine = Engine::redis();
+    let engine = Engine::cluster();
     for case in &mut cases {
         let mut caller = Caller::new(&engine, case);
         for call in texts(&case["calls"]) {
@@ -60,7 +61,7 @@ fn scripts_write_the_bytes_that_are_recorded_for_their_version() {
 
 #[test]
 fn scripts_go_on_from_what_each_recorded_version_wrote() {
-    let engine = Engine::redis();
+    let engine = Engine::cluster();
     let versions = stems("tests/layouts", "json");
     assert!(!versions.is_empty());
     for version in versions {

@@ -259,7 +259,7 @@ fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
     let (_server, mut redis) = server();
     let limits = "gcra 5 5 1 2000000 1 0 fixed_window 5 5 5 10000000 0 0";
     let (two, three) = (["a", "b"].as_slice(), ["a", "b", "m"].as_slice());
-    let (both, alone) = ("all_or_nothing", "two_choices");
+    let both = "all_or_nothing";
     for (keys, arguments, fault) in [
         (two, String::new(), "no known script"),
         (two, "gcra".into(), "no count of arguments after gcra"),
@@ -305,22 +305,6 @@ fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
         let error = call(&mut redis, both, &["a"], &words(arguments)).expect_err("bad arguments");
         assert!(error.code() == Some("BADARG") && error.to_string().contains(fault), "{error}");
     }
-    for (keys, arguments, fault) in [
-        (two, String::new(), "no known script"),
-        (two, limits.into(), "missing cost"),
-        (two, format!("{limits} 1"), "missing mode"),
-        (two, format!("{limits} 1 acquire"), "missing now_us"),
-        (two, format!("{limits} x acquire -1"), "cost is no number"),
-        (two, format!("{limits} 1 acquire x"), "now_us is no number"),
-        (two, format!("{limits} 1 inspect -1"), "inspect"),
-        (&["a"], format!("{limits} 1 acquire -1"), "KEYS"),
-        (&["a", "a"], format!("{limits} 1 acquire -1"), "KEYS"),
-        (&[], format!("{limits} 1 acquire -1"), "KEYS"),
-        (two, format!("{limits} 0.5 acquire -1"), ""),
-    ] {
-        let error = call(&mut redis, alone, keys, &words(&arguments)).expect_err("bad arguments").to_string();
-        assert!(error.contains("BADARG") && error.contains(fault), "{arguments}: {error}");
-    }
 }
 
 #[test]
@@ -339,7 +323,6 @@ fn an_id_given_at_the_beginning_of_time_is_forgotten_in_time() {
 fn an_error_of_a_composed_script_ends_with_the_command_that_redis_refused() {
     let (server, mut redis) = server();
     let limits = "gcra 5 5 1 2000000 1 0 concurrency 3 5 10000000 me";
-    let shards = "gcra 5 5 1 2000000 1 0 gcra 5 5 1 2000000 1 0";
     let (acquire, one) = (format!("{limits} 1000 1 acquire -1"), ["a", "b", "m"]);
     for (command, script, keys, arguments) in [
         ("get", "all_or_nothing", one.as_slice(), acquire.clone()),
@@ -348,8 +331,6 @@ fn an_error_of_a_composed_script_ends_with_the_command_that_redis_refused() {
         ("zrange", "all_or_nothing", &one, acquire.clone()),
         ("zadd", "all_or_nothing", &one, acquire.clone()),
         ("del", "all_or_nothing", &one, format!("{limits} 1000 1 reset -1")),
-        ("get", "two_choices", &["a", "b"], format!("{shards} 1 acquire -1")),
-        ("set", "two_choices", &["a", "b"], format!("{shards} 1 acquire -1")),
     ] {
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         let url = server.user("caller", &format!("~* +@all -{command}"));
@@ -492,9 +473,4 @@ fn scripts_refuse_an_option_that_is_malformed() {
             }
         }
     }
-    let bucket = ["gcra", "5", "1", "1", "10000000", "1", "0"];
-    let call = [&bucket[..], &bucket, &["1", "acquire+block=5", "-1"]].concat();
-    let script_text = text("two_choices");
-    let error = cmd("EVAL").arg(script_text).arg(2).arg(&["a", "b"]).arg(&call).exec(&mut redis).expect_err("shards");
-    assert!(error.to_string().contains("a block of one shard alone: acquire+block=5"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! A Redis Cluster: three primaries, and a replica of each if it is wanted.
+//! A Redis Cluster: three primaries, and a replica of each if it is wanted; or a single node.
 
 use std::ops::Range;
 
@@ -182,6 +182,21 @@ impl ClusterServers {
     fn on_each_node(&self, holds: impl Fn(&str) -> bool) -> bool {
         self.nodes.iter().all(|node| holds(&command_text(node, &["CLUSTER", "NODES"])))
     }
+}
+
+/// A cluster of this one node, which has every slot.
+pub fn cluster_of_one() -> Server {
+    let (server, _) = node(&ServerSetup::default());
+    run_command(&server, &["CLUSTER", "ADDSLOTSRANGE", "0", &(SLOTS - 1).to_string()]);
+    block_until("the node serves every slot", || {
+        command_text(&server, &["CLUSTER", "INFO"]).contains("cluster_state:ok")
+    });
+    server
+}
+
+/// Its address for clients.
+pub fn cluster_url(of_one: &Server) -> String {
+    format!("redis-cluster://127.0.0.1:{}", of_one.port())
 }
 
 /// A node, and the port of its own where other nodes talk to it.

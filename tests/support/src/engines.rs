@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
-use tollgate::{Change, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, State};
+use tollgate::{Change, Cluster, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, State};
 
+use crate::cluster::{cluster_of_one, cluster_url};
 use crate::effort::{cases, on_redis_alone};
 use crate::oracle::{Answer, Retry};
 use crate::redis_server::Server;
@@ -41,6 +42,13 @@ impl Engine {
     pub fn redis() -> Self {
         let server = Server::start();
         let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+        Self::of(limiter.deadline(Duration::from_secs(10)), Some(server))
+    }
+
+    /// A cluster of one node, where limits with shards are decided by these.
+    pub fn cluster() -> Self {
+        let server = cluster_of_one();
+        let limiter = Limiter::new(Cluster::open(&cluster_url(&server)).expect("a good address"));
         Self::of(limiter.deadline(Duration::from_secs(10)), Some(server))
     }
 
@@ -222,9 +230,25 @@ where
 {
     let embedded = (!on_redis_alone()).then(|| (Engine::embedded(), cases(150)));
     for (engine, count) in embedded.into_iter().chain([(Engine::redis(), cases(100))]) {
-        let config =
-            Config { cases: count, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
-        let outcome = TestRunner::new(config).run(&of, |case| property(&engine, case));
-        outcome.unwrap_or_else(|failure| panic!("{failure}"));
+        on(&engine, count, &of, &property);
     }
+}
+
+/// Checks a property on some cases with a real cluster.
+pub fn on_a_cluster<S: Strategy>(of: S, property: impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>)
+where
+    S::Value: Clone,
+{
+    on(&Engine::cluster(), cases(100), &of, &property);
+}
+
+fn on<S: Strategy>(
+    engine: &Engine,
+    count: u32,
+    of: &S,
+    property: &impl Fn(&Engine, S::Value) -> Result<(), TestCaseError>,
+) {
+    let config = Config { cases: count, failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
+    let outcome = TestRunner::new(config).run(of, |case| property(engine, case));
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }

@@ -8,7 +8,7 @@ use crate::replay::Edges;
 /// object, and rounding. Measured on Redis 7.0.15 as used_memory over 10,000 keys; it was 120 to 145.
 const PER_KEY: u64 = 130;
 
-/// Bytes for these keys at once, each as full as it ever was. The names are as in a service with the default prefix.
+/// Bytes on one server for these keys at once, each as full as it ever was. The names are as in a service with the default prefix.
 pub(super) fn bytes<'k>(rule: &Rule, keys: impl Iterator<Item = &'k Vec<u8>>, edges: &Edges) -> u64 {
     let names = Limiter::new(tollgate::Embedded::new());
     let of_key = |key: &Vec<u8>| {
@@ -17,7 +17,7 @@ pub(super) fn bytes<'k>(rule: &Rule, keys: impl Iterator<Item = &'k Vec<u8>>, ed
         let states = rule.limits().map(|limit| {
             let entries = edges.entries(place, key);
             place += usize::from(!limit.algorithm().holds());
-            (PER_KEY + state(limit, entries)) * u64::from(limit.shards().max(1))
+            PER_KEY + state(limit, entries)
         });
         names + states.sum::<u64>()
     };

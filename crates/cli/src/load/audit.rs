@@ -14,7 +14,7 @@
 //!   cost of each call that may have been decided between sending the denied call and its reply. The denial is false if
 //!   even then enough was left.
 //!
-//! A limit with shards is compared with the whole limit, so its false denials are the price of sharding.
+//! A limit with shards is compared with the whole limit, so on a cluster its false denials are the price of sharding.
 //!
 //! Both checks rest on two laws that hold for every limit but those that [`fits`] refuses: what is left grows with time
 //! while nobody takes, and taking a unit later never leaves more. The exact limiter is the embedded engine, which runs
@@ -23,7 +23,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
-use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, Rule, RuleError, Start};
+use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, Rule, Start};
 
 use super::ledger::{Call, Verdict};
 use crate::attributes::Pairs;
@@ -67,21 +67,6 @@ impl Audit {
     }
 }
 
-/// The limiter to compare with: a single one, even where the limit is split into shards.
-pub(super) struct Standard {
-    rule: Rule,
-    sharded: bool,
-}
-
-impl Standard {
-    pub(super) fn of(rule: &Rule) -> Result<Self, RuleError> {
-        let Some(limit) = rule.limits().find(|limit| limit.shards() > 1) else {
-            return Ok(Self { rule: rule.clone(), sharded: false });
-        };
-        Ok(Self { rule: Rule::new(rule.name().unwrap_or_default(), limit.whole())?, sharded: true })
-    }
-}
-
 /// Checks that the rule can be audited; the error says why not.
 pub(super) fn fits(subject: &Subject) -> Result<(), String> {
     if let Some(limit) = subject.counts_a_part() {
@@ -110,20 +95,20 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
 /// Judges calls on these keys and parts, which are sorted by key and by the time sent. They include every call sent
 /// before `until` on their keys.
 pub(super) async fn audit(
-    standard: &Standard,
+    rule: &Rule,
     whom: &(dyn Fn(u32) -> (Vec<u8>, Pairs) + Sync),
     cost: u64,
     calls: &[Call],
     until: u64,
     mut progress: impl FnMut(usize),
 ) -> Result<Audit, Error> {
-    let mut audit = Audit { sharded: standard.sharded, ..Audit::default() };
-    // A clock that stands still, so that keys expire only in the time of the calls.
+    let mut audit = Audit { sharded: rule.limits().any(|limit| limit.shards() > 1), ..Audit::default() };
+    // A clock that stands still, so that keys expire only in the time of the calls. Decides by the whole limit.
     let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
         let (name, parts) = calls.first().map(|call| whom(call.key)).unwrap_or_default();
         let parts: Vec<_> = parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
-        let exact = Exact { limiter: &limiter, rule: &standard.rule, key: &name, parts: &parts, cost };
+        let exact = Exact { limiter: &limiter, rule, key: &name, parts: &parts, cost };
         let with = |verdict| calls.iter().filter(move |call| call.verdict == verdict).copied().map(Bounds::of);
         let (admitted, unknown): (Vec<_>, Vec<_>) =
             (with(Verdict::Allowed).collect(), with(Verdict::Unknown).collect());

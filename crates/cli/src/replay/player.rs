@@ -136,9 +136,7 @@ impl<'s, W: Write> Player<'s, W> {
     pub(crate) fn follow(&mut self, clock: Clock) {
         let counts_alone = |rule: &Rule| {
             let (mut limits, mut parts) = (rule.limits(), rule.counted_parts());
-            let is_plain = |limit: &Limit| {
-                !limit.algorithm().holds() && limit.algorithm() != Algorithm::CalendarWindow && limit.shards() <= 1
-            };
+            let is_plain = |limit: &Limit| !limit.algorithm().holds() && limit.algorithm() != Algorithm::CalendarWindow;
             let is_one = limits.len() == 1 && limits.all(is_plain) && parts.all(|part| part.is_none());
             is_one && rule.blocks_for().is_none() && rule.clone().count_denials(false) == *rule
         };

@@ -74,7 +74,7 @@ struct Counted {
     limit: String,
     /// The key that it counts.
     key: String,
-    /// The key of each shard, if the limit has shards; null if they can't be known.
+    /// The one key in Redis; null if it can't be known. On a cluster, each shard of a limit has one instead.
     redis_keys: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
@@ -249,20 +249,14 @@ impl<'a> Step<'a> {
 impl Counted {
     fn all(charge: &Charge<'_>, limiter: &Limiter) -> Vec<Self> {
         let keys = keys(limiter, charge.rule(), charge.request());
-        let mut rest = keys.as_ref().map(Vec::as_slice).unwrap_or_default();
-        let of = |(limit, counted): (&Limit, Vec<u8>)| {
-            let shards = usize::try_from(limit.shards()).unwrap_or(usize::MAX).min(rest.len());
-            let (own, others) = rest.split_at(shards);
-            rest = others;
-            Self {
-                name: title(limit),
-                limit: limit.to_string(),
-                key: shown(&counted),
-                redis_keys: keys.is_ok().then(|| own.to_vec()),
-                unknown: keys.as_ref().err().cloned(),
-            }
+        let of = |(at, (limit, counted)): (usize, (&Limit, Vec<u8>))| Self {
+            name: title(limit),
+            limit: limit.to_string(),
+            key: shown(&counted),
+            redis_keys: keys.as_ref().ok().map(|keys| keys.get(at).cloned().into_iter().collect()),
+            unknown: keys.as_ref().err().cloned(),
         };
-        charge.rule().limits().zip(verdict::counted_keys(charge)).map(of).collect()
+        charge.rule().limits().zip(verdict::counted_keys(charge)).enumerate().map(of).collect()
     }
 }
 

@@ -108,7 +108,7 @@ fn split_once(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::{Embedded, KeySecret, Limiter, Request, Rule};
+    use tollgate::{Cluster, Embedded, KeySecret, Limiter, Request, Rule};
 
     use super::*;
 
@@ -135,7 +135,9 @@ mod tests {
         let named = "gcra 10/1s".parse::<tollgate::Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
         let names = read(&limiter, &Rule::new("api", named).expect("a rule"), "user:42");
         assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:42", "api/orgs/gcra"));
-        let sharded = read(&limiter, &rule("gcra 100/1s shards 12"), "user:42%s1");
+        let cluster = Cluster::open("redis-cluster://127.0.0.1").expect("a good address");
+        let on_cluster = Limiter::new(cluster).prefix("shop").expect("a prefix");
+        let sharded = read(&on_cluster, &rule("gcra 100/1s shards 12"), "user:42%s1");
         let shards: Vec<_> = sharded.iter().map(|name| name.shard).collect();
         assert_eq!(shards, (0..12).map(Some).collect::<Vec<_>>());
         assert!(sharded.iter().all(|name| name.key == "user:42%s1"), "{sharded:?}");

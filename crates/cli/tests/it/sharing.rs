@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use tollgate::redis::{Value as Reply, cmd, from_redis_value};
-use tollgate::{Embedded, KeySecret, Limit, Limiter, Request, Rule};
+use tollgate::{Cluster, Embedded, KeySecret, Limit, Limiter, Request, Rule};
 use tollgate_testing::python::python;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::repository::read;
@@ -115,7 +115,8 @@ fn the_pages_examples_of_a_limits_name_are_those_of_rules() {
     let named = "fixed-window 100/month".parse::<Limit>().expect("a limit").named("per-user").expect("a name");
     let named = Rule::new("api", named).expect("a rule");
     assert_eq!(limiter.keys(&named, "user:42").expect("keys"), ["tollgate:{user:42}:api/per-user/calendar-window"]);
-    let shards = limiter.keys(&rule("gcra 100/1s shards 8"), "user:42").expect("keys");
+    let on_cluster = Limiter::new(Cluster::open("redis-cluster://127.0.0.1").expect("a good address"));
+    let shards = on_cluster.keys(&rule("gcra 100/1s shards 8"), "user:42").expect("keys");
     assert_eq!(shards[3], "tollgate:{user:42%s3}:api/gcra-1s");
     assert!(
         page.contains("`per-user/gcra`")

@@ -1,55 +1,64 @@
-//! The tool with limits that are split into shards.
+//! The tool with limits that are split into shards, which they are on a cluster alone.
 
+use serde_json::json;
+use tollgate_testing::cluster::{cluster_of_one, cluster_url};
 use tollgate_testing::redis_server::Server;
 
 use crate::support::tool::{code, lines, stderr, tollgate, with_input};
 
 #[test]
-fn the_tool_refuses_a_cost_that_no_shard_admits_and_denies_one_above_a_limit() {
-    let sharded = "gcra 100/1s shards 8";
-    for arguments in [&["probe", sharded, "key"][..], &["load", sharded]] {
-        let refused = tollgate(&[arguments, &["--cost", "13"]].concat());
-        let told = stderr(&refused);
-        assert_eq!(code(&refused), 2, "{told}");
-        assert!(
-            told.lines().last().is_some_and(|line| line.contains("cost: expected at most 12, the smallest share")),
-            "{told}"
-        );
+fn a_cost_above_the_smallest_share_is_denied_for_good_on_a_cluster_alone() {
+    let (server, cluster) = (Server::start(), cluster_of_one());
+    let (one, several) = (server.url(), cluster_url(&cluster));
+    let probe =
+        |more: &[&str]| tollgate(&[&["probe", "gcra 100/1s shards 8", "key", "--format", "jsonl"], more].concat());
+    for (url, never) in [(&[][..], false), (&["--url", &one], false), (&["--url", &several], true)] {
+        assert_eq!(code(&probe(&[url, &["--cost", "12"]].concat())), 0);
+        let above = probe(&[url, &["--cost", "13"]].concat());
+        let waits = &lines(&above)[0]["retry_after_us"];
+        assert_eq!((code(&above) == 1, *waits == json!("never")), (never, never), "{waits}");
+        for op in ["at-most", "penalty", "refund"] {
+            let done = probe(&[url, &["--cost", "70", "--op", op]].concat());
+            assert_eq!(code(&done), 0, "{op}: {}", stderr(&done));
+        }
     }
-    assert_eq!(code(&tollgate(&["probe", sharded, "key", "--cost", "12"])), 0);
-    for (op, cost) in [("at-most", "90"), ("penalty", "90"), ("refund", "90")] {
-        assert_eq!(code(&tollgate(&["probe", sharded, "key", "--cost", cost, "--op", op])), 0, "{op}");
-    }
-    let denied = tollgate(&["probe", "gcra 10/1s", "key", "--cost", "11", "--format", "jsonl"]);
-    assert_eq!((code(&denied), &lines(&denied)[0]["retry_after_us"]), (1, &serde_json::json!("never")));
 }
 
 #[test]
 fn the_tool_replays_inspects_and_audits_shards() {
-    let server = Server::start();
-    let url = server.url();
-    let record = "{\"t_us\": 1700000000000000, \"key\": \"u1\"}\n".repeat(400);
-    let replayed = with_input(
-        &["replay", "--rule", "sliding-log 40/1h shards 4", "-", "--summary", "--url", &url],
-        record.as_bytes(),
-    );
-    let summary = &lines(&replayed)[0];
-    assert_eq!((code(&replayed), &summary["allowed"], &summary["denied"]), (0, &40.into(), &360.into()), "{summary}");
+    let (server, cluster) = (Server::start(), cluster_of_one());
+    for (url, shards) in [(server.url(), 1), (cluster_url(&cluster), 4)] {
+        let record = "{\"t_us\": 1700000000000000, \"key\": \"u1\"}\n".repeat(400);
+        let replayed = with_input(
+            &["replay", "--rule", "sliding-log 40/1h shards 4", "-", "--summary", "--url", &url],
+            record.as_bytes(),
+        );
+        let summary = &lines(&replayed)[0];
+        assert_eq!(
+            (code(&replayed), &summary["allowed"], &summary["denied"]),
+            (0, &40.into(), &360.into()),
+            "{summary}"
+        );
 
-    for _ in 0..3 {
-        assert_eq!(code(&tollgate(&["probe", "gcra 40/1h shards 4", "u1", "--url", &url])), 0);
-    }
-    let states = lines(&tollgate(&["inspect", "gcra 40/1h shards 4", "u1", "--format", "jsonl", "--url", &url]));
-    let left: u64 = states.iter().filter_map(|state| state["remaining"].as_u64()).sum();
-    assert_eq!((states.len(), left), (4, 37));
-    assert_eq!(states[1]["redis_key"], "tollgate:{u1%s1}:cli/gcra-1h");
+        for _ in 0..3 {
+            assert_eq!(code(&tollgate(&["probe", "gcra 40/1h shards 4", "u1", "--url", &url])), 0);
+        }
+        let states = lines(&tollgate(&["inspect", "gcra 40/1h shards 4", "u1", "--format", "jsonl", "--url", &url]));
+        let left: u64 = states.iter().filter_map(|state| state["remaining"].as_u64()).sum();
+        assert_eq!((states.len(), left), (shards, 37));
+        let (last, shard) = (&states[shards - 1], if shards == 4 { "%s3" } else { "" });
+        assert_eq!(last["redis_key"], format!("tollgate:{{u1{shard}}}:cli/gcra-1h"));
+        assert_eq!(last["shard"], if shards == 4 { json!(4) } else { json!(null) });
 
-    let bounds = ["--keys", "hot", "--rate", "400", "--warmup", "100ms", "--duration", "700ms"];
-    for rule in ["gcra 100/1s burst 40 shards 8", "sliding-window 40/200ms shards 8", "fixed-window 40/200ms shards 8"]
-    {
-        let loaded = tollgate(&[&["load", rule, "--format", "jsonl", "--url", &url][..], &bounds].concat());
-        let report = &lines(&loaded)[0];
-        assert_eq!((code(&loaded), &report["audit"]["over_admissions"]), (0, &0.into()), "{report}{}", stderr(&loaded));
-        assert!(report["audit"]["admitted"].as_u64() > Some(40) && report["denied"].as_u64() > Some(0), "{report}");
+        let bounds = ["--keys", "hot", "--rate", "400", "--warmup", "100ms", "--duration", "700ms"];
+        for rule in
+            ["gcra 100/1s burst 40 shards 8", "sliding-window 40/200ms shards 8", "fixed-window 40/200ms shards 8"]
+        {
+            let loaded = tollgate(&[&["load", rule, "--format", "jsonl", "--url", &url][..], &bounds].concat());
+            let report = &lines(&loaded)[0];
+            let told = stderr(&loaded);
+            assert_eq!((code(&loaded), &report["audit"]["over_admissions"]), (0, &0.into()), "{report}{told}");
+            assert!(report["audit"]["admitted"].as_u64() > Some(40) && report["denied"].as_u64() > Some(0), "{report}");
+        }
     }
 }
