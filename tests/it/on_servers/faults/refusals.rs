@@ -55,7 +55,8 @@ async fn stays_closed(url: &str, class: &str) {
 
 async fn stays_closed_on(url: &str, key: &str, class: &str) {
     for on_error in [OnError::Closed, OnError::Open, LOCAL] {
-        let limiter = limiter(url);
+        // No server is silent here, only slow.
+        let limiter = limiter(url).deadline(PATIENCE);
         for _ in 0..7 {
             let error = acquire(&limiter, &rule("gcra 5/1d", on_error), key).await.expect_err("forbidden");
             assert_eq!((error.class(), error.charged()), (class, Charged::No), "{on_error}: {error}");
