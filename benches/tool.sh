@@ -44,7 +44,7 @@ measure() {
     }'
 }
 
-rule=(--rule "gcra 60/1m burst 20")
+rule=(--rule "token-bucket 60/1m burst 20")
 measure "replay" replay "${rule[@]}" "$log"
 measure "replay --summary" replay "${rule[@]}" --summary "$log"
 fields=time=4,ip=1,request=5
@@ -52,5 +52,5 @@ measure "replay --summary --fields" replay "${rule[@]}" --summary --input text -
 measure "replay --summary --client-address" replay "${rule[@]}" --summary --client-address last-quoted "$behind"
 measure "replay --summary, three files" replay "${rule[@]}" --summary "$folder"/server?.log
 measure "suggest" suggest "$log"
-four=("gcra 10/1m burst 5" "fixed-window 10/1m" "sliding-window 10/1m" "sliding-log 10/1m")
+four=("token-bucket 10/1m burst 5" "fixed-window 10/1m" "sliding-window 10/1m" "sliding-log 10/1m")
 measure "compare of four" compare "${four[@]}" "$log"

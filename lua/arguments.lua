@@ -73,7 +73,7 @@ end
 -- * restore    takes up a state, as of now. Returns when the key's expiry is armed for, whether its numbers have
 --              changed, how far its time lay ahead, what remains, and how long until it is as if never used; nothing if
 --              it is none
---   under      where two versions are charged (token_bucket, gcra, fixed_window, sliding_window_counter): takes the
+--   under      where two versions are charged (token_bucket, fixed_window, sliding_window_counter): takes the
 --              numbers of this state in place of the call's, or the call's again. Returns their longest reset, and the
 --              most units at one instant
 -- * wait       how long until these units can be taken, into so much debt
@@ -82,7 +82,7 @@ end
 -- * owed       how many of the units that were taken at some time, or which parts of them, are owed still
 -- * move       takes units, or gives them back. Returns whether it did, what remains, and how long until it is as if
 --              never used
---   taken      token_bucket, gcra, fixed_window: what `owed` asks for, of a call that has just been allowed
+--   taken      token_bucket, fixed_window: what `owed` asks for, of a call that has just been allowed
 --   write      all but sliding_window_log: the bytes of the state before its expiry, those after it, and the latest
 --              that it is kept until, if that isn't twice the longest reset
 --   save       sliding_window_log: makes the writes. Returns false if the log is truncated

@@ -12,7 +12,8 @@ use numbers::{Exact, Numbers};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// `rate` units per `period`, continuously, up to the capacity.
+    /// `rate` units per `period`, continuously, up to the capacity. Also written `gcra` in the text form: the generic
+    /// cell rate algorithm (GCRA) admits the same.
     TokenBucket,
     /// `rate` units per window; unused ones roll over up to the capacity.
     FixedWindow,
@@ -25,8 +26,6 @@ pub enum Algorithm {
     SlidingWindow,
     /// Exactly `rate` units in any `period`, by remembering each request.
     SlidingLog,
-    /// The token bucket by theoretical arrival time: the smallest state.
-    Gcra,
     /// At most `rate` permits held at once, each until it is released or a `period` has passed.
     Concurrency,
 }
@@ -75,7 +74,7 @@ pub(crate) struct Row {
     pub(crate) state: &'static [&'static str],
 }
 
-static ROWS: [Row; 7] = [
+static ROWS: [Row; 6] = [
     Row {
         algorithm: Algorithm::TokenBucket,
         name: "token-bucket",
@@ -87,7 +86,7 @@ static ROWS: [Row; 7] = [
         packing: Some(Packing { layout: 1, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
         state: &[
             "time_us",
-            "level",
+            "lead",
             "state_capacity",
             "state_rate",
             "state_period",
@@ -157,26 +156,6 @@ static ROWS: [Row; 7] = [
         arguments: numbers::log_arguments,
         packing: Some(Packing { layout: 6, widths: &[7, 7], most_keys: 35 }),
         state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
-    },
-    Row {
-        algorithm: Algorithm::Gcra,
-        name: "gcra",
-        script: Script::algorithm("gcra", include_str!("../lua/gcra.lua")),
-        options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
-        fit: numbers::fit_bucket,
-        most_counted: numbers::most_of_bucket,
-        arguments: numbers::bucket_arguments,
-        packing: Some(Packing { layout: 2, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
-        state: &[
-            "time_us",
-            "lead",
-            "state_capacity",
-            "state_rate",
-            "state_period",
-            "state_tick",
-            "blocked_us",
-            "overage",
-        ],
     },
     Row {
         algorithm: Algorithm::Concurrency,
@@ -258,7 +237,7 @@ impl Algorithm {
         ROWS.iter().find(|row| row.algorithm == self).expect("every algorithm has a row")
     }
 
-    /// The name in the text form: `gcra`.
+    /// The name in the text form: `token-bucket`.
     pub(crate) fn name(self) -> &'static str {
         self.row().name
     }
@@ -266,7 +245,7 @@ impl Algorithm {
     /// The algorithm of that name in the text form, or of its script's, with dashes or underscores.
     pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
         let dashed = |name: &str| name.replace('_', "-");
-        let sought = dashed(name);
+        let sought = dashed(if name == "gcra" { "token-bucket" } else { name });
         let found = ROWS.iter().find(|row| row.name == sought || dashed(row.script.name()) == sought);
         found.map(|row| row.algorithm).ok_or_else(|| {
             // A calendar window is written as a fixed window whose period says so.

@@ -13,7 +13,6 @@ pub mod trace {
     #![doc = "\n<style>.docblock img[src^='trace-'] { display: none; }</style>\n"]
     #![doc = "\n<div>"]
     #![doc = include_str!("guide/trace-token-bucket.svg")]
-    #![doc = include_str!("guide/trace-gcra.svg")]
     #![doc = include_str!("guide/trace-fixed-window.svg")]
     #![doc = include_str!("guide/trace-calendar-window.svg")]
     #![doc = include_str!("guide/trace-sliding-window.svg")]

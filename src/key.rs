@@ -3,8 +3,9 @@
 //! A key is data: any bytes. Letters, digits and `-_.@:/+=,~|` stand for themselves. Everything else, including braces
 //! and `%`, is written `%XX`. What grows longer than 128 bytes is replaced by `#` and its SHA-256. Names of rules and
 //! limits contain neither `:` nor `/`, so the encoding is injective: the tag ends at the first `}`, the rule begins
-//! after the last `:`, and no key can open a tag of its own. `<limit>` is an algorithm and its period, `gcra-1m`, or
-//! the limit's name and its algorithm, `per-user/gcra`: states of other algorithms can't be read.
+//! after the last `:`, and no key can open a tag of its own. `<limit>` is an algorithm and its period,
+//! `token-bucket-1m`, or the limit's name and its algorithm, `per-user/token-bucket`: states of other algorithms can't
+//! be read.
 //!
 //! Each shard of a limit has its own tag, and so its own slot: `{<tag>%s<number>}`, which no key can produce, since a
 //! key's own `%` is followed by two of `0-9a-f`. The same holds for `%h` and the 32 digits of a hash, which stand for
@@ -296,7 +297,7 @@ mod tests {
     }
 
     fn of_shard(tag: &[u8], shard: Option<u32>, key: &[u8]) -> String {
-        text(state_key("t", (Name::Plain(tag), shard), Name::Plain(key), "cli/gcra-1s"))
+        text(state_key("t", (Name::Plain(tag), shard), Name::Plain(key), "cli/token-bucket-1s"))
     }
 
     fn text(key: Key) -> String {
@@ -305,8 +306,8 @@ mod tests {
 
     #[test]
     fn a_shard_has_a_tag_that_no_key_can_spell() {
-        assert_eq!(of_shard(b"user:42", Some(3), b"user:42"), "t:{user:42%s3}:cli/gcra-1s");
-        assert_eq!(of_shard(b"org", Some(12), b"2001:db8::1"), "t:{org%s12}:2001:db8::1:cli/gcra-1s");
+        assert_eq!(of_shard(b"user:42", Some(3), b"user:42"), "t:{user:42%s3}:cli/token-bucket-1s");
+        assert_eq!(of_shard(b"org", Some(12), b"2001:db8::1"), "t:{org%s12}:2001:db8::1:cli/token-bucket-1s");
         let literals = ["user:42%s3", "user:42%s", "user:42%", "user:42s3", "user:423"];
         let mut all: Vec<_> = literals.map(|key| spelled(key.as_bytes(), key.as_bytes())).into();
         for key in ["user:42", "user:4", "user:42%s1", "user:42%s"] {
@@ -343,8 +344,8 @@ mod tests {
     fn a_hashed_key_is_an_hmac_that_no_key_can_spell() {
         let secret = KeySecret::new("0123456789abcdef0123456789abcdef").unwrap();
         let key = Name::new(b"alice@example.com", Some(&secret)).unwrap();
-        let hashed = text(state_key("t", (key, None), key, "cli/gcra-1s"));
-        assert_eq!(hashed, "t:{%h841240d2a5b6654b3ae21fc4499db7b7}:cli/gcra-1s");
+        let hashed = text(state_key("t", (key, None), key, "cli/token-bucket-1s"));
+        assert_eq!(hashed, "t:{%h841240d2a5b6654b3ae21fc4499db7b7}:cli/token-bucket-1s");
         let literal = hashed.split(['{', '}']).nth(1).unwrap();
         assert_ne!(spelled(literal.as_bytes(), literal.as_bytes()), hashed);
         assert!(Name::new(b"", Some(&secret)).is_err() && !format!("{secret:?}").contains("0123"));
@@ -354,14 +355,14 @@ mod tests {
 
     #[test]
     fn ordinary_ids_stay_readable() {
-        assert_eq!(spelled(b"user:42", b"user:42"), "t:{user:42}:cli/gcra-1s");
-        assert_eq!(spelled(b"org", b"2001:db8::1"), "t:{org}:2001:db8::1:cli/gcra-1s");
+        assert_eq!(spelled(b"user:42", b"user:42"), "t:{user:42}:cli/token-bucket-1s");
+        assert_eq!(spelled(b"org", b"2001:db8::1"), "t:{org}:2001:db8::1:cli/token-bucket-1s");
     }
 
     #[test]
     fn braces_and_control_bytes_are_escaped() {
-        assert_eq!(spelled(b"a}{b", b"a}{b"), "t:{a%7d%7bb}:cli/gcra-1s");
-        assert_eq!(spelled(b"\0%", b"\0%"), "t:{%00%25}:cli/gcra-1s");
+        assert_eq!(spelled(b"a}{b", b"a}{b"), "t:{a%7d%7bb}:cli/token-bucket-1s");
+        assert_eq!(spelled(b"\0%", b"\0%"), "t:{%00%25}:cli/token-bucket-1s");
     }
 
     #[test]

@@ -317,7 +317,7 @@ impl LimitBuilder {
     /// ```
     /// use tollgate::Limit;
     ///
-    /// let limit: Limit = "gcra 100000/1s burst 1000 shards 8".parse()?;
+    /// let limit: Limit = "token-bucket 100000/1s burst 1000 shards 8".parse()?;
     /// assert_eq!((limit.shards(), limit.rate(), limit.capacity()), (8, 100_000, 1000));
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
@@ -369,11 +369,9 @@ impl LimitBuilder {
             Algorithm::Concurrency => ("permits", "ttl", MOST_PERMITS),
             // What is used and a cost above all limits must be told apart.
             Algorithm::CalendarWindow => ("rate", "period", EXACT - 1),
-            Algorithm::TokenBucket
-            | Algorithm::FixedWindow
-            | Algorithm::SlidingWindow
-            | Algorithm::SlidingLog
-            | Algorithm::Gcra => ("rate", "period", EXACT),
+            Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {
+                ("rate", "period", EXACT)
+            }
         };
         within(units, rate, 1, most)?;
         let sub_microsecond = every.subsec_nanos() % 1000 != 0;

@@ -165,7 +165,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Operation, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "gcra 10/1m".parse::<Rule>()?.named("api")?;
+    /// let rule = "token-bucket 10/1m".parse::<Rule>()?.named("api")?;
     /// for operation in ["acquire", "refund", "peek"] {
     ///     let decision = limiter.call(operation.parse()?, &rule, "user:42").await?;
     ///     println!("{operation}: {} left", decision.remaining);
@@ -232,10 +232,10 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No decision could be made; see [`Error`]. Only a token bucket, gcra or a fixed window of a period can reserve.
+    /// No decision could be made; see [`Error`]. Only a token bucket or a fixed window of a period can reserve.
     pub async fn reserve<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         if let Some(limit) = rule.limits().find(|limit| !limit.algorithm().reserves()) {
-            let why = "expected a token bucket, gcra or fixed window of a period, which can owe units";
+            let why = "expected a token bucket or fixed window of a period, which can owe units";
             let error = Error::new(Kind::Input, format!("reserve: {why}, got {limit}"));
             counted(rule, Err(&error));
             return Err(error);

@@ -59,7 +59,7 @@ impl Quota {
         &self.title
     }
 
-    /// The limit's name or, if unnamed, its algorithm and period: `gcra-1s`.
+    /// The limit's name or, if unnamed, its algorithm and period: `token-bucket-1s`.
     #[must_use]
     pub fn label(&self) -> &str {
         &self.label

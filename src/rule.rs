@@ -30,9 +30,9 @@ pub use on_error::OnError;
 /// ```
 /// use tollgate::Rule;
 ///
-/// let rule = "gcra 100/1s burst 20, fixed-window 10000/1d".parse::<Rule>()?.named("uploads")?;
+/// let rule = "token-bucket 100/1s burst 20, fixed-window 10000/1d".parse::<Rule>()?.named("uploads")?;
 /// assert_eq!(rule.name(), Some("uploads"));
-/// assert_eq!(rule.to_string(), "gcra 100/1s burst 20, fixed-window 10000/1d");
+/// assert_eq!(rule.to_string(), "token-bucket 100/1s burst 20, fixed-window 10000/1d");
 /// # Ok::<(), tollgate::RuleError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -143,7 +143,7 @@ impl Rule {
     /// ```
     /// use tollgate::Rule;
     ///
-    /// let user = "gcra 10/1s".parse::<Rule>()?.named("api")?;
+    /// let user = "token-bucket 10/1s".parse::<Rule>()?.named("api")?;
     /// let rule = user.tagged("org").and_by("org", "fixed-window 1000/1m".parse()?)?;
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
@@ -224,10 +224,11 @@ impl Rule {
     /// ```
     /// use tollgate::Rule;
     ///
-    /// let rule = "gcra 100/1s shards 8".parse::<Rule>()?;
+    /// let rule = "token-bucket 100/1s shards 8".parse::<Rule>()?;
     /// assert!(rule.clone().cost(12).is_ok());
     /// let error = rule.cost(13).unwrap_err();
-    /// assert_eq!(error.to_string(), "cost: expected at most 12, the smallest share of gcra 100/1s shards 8, got 13");
+    /// let expected = "cost: expected at most 12, the smallest share of token-bucket 100/1s shards 8, got 13";
+    /// assert_eq!(error.to_string(), expected);
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn cost(mut self, units: u64) -> Result<Self, RuleError> {

@@ -17,7 +17,7 @@
 //!     name = "uploads"
 //!     match = { path = "/api/*/files/*", method = "POST" }
 //!     key = "user"
-//!     limits = ["gcra 10/1s", "fixed-window 1000/1d"]
+//!     limits = ["token-bucket 10/1s", "fixed-window 1000/1d"]
 //! "#
 //! .parse()?;
 //!
@@ -161,7 +161,7 @@ impl RuleSet {
     /// use tollgate::Rule;
     /// use tollgate::rules::RuleSet;
     ///
-    /// let rule = "gcra 100/1m burst 20".parse::<Rule>()?.named("api")?;
+    /// let rule = "token-bucket 100/1m burst 20".parse::<Rule>()?.named("api")?;
     /// let rules = RuleSet::of(&rule, "api_key")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -95,7 +95,7 @@ impl Script {
 mod tests {
     use super::*;
 
-    static SCRIPT: Script = Script::algorithm("gcra", include_str!("../lua/gcra.lua"));
+    static SCRIPT: Script = Script::algorithm("token_bucket", include_str!("../lua/token_bucket.lua"));
 
     #[test]
     fn a_script_for_keys_of_several_slots_is_a_beginning_and_the_script_unchanged() {
@@ -103,6 +103,6 @@ mod tests {
         assert_eq!(across.text(), [ACROSS_SLOTS, SCRIPT.text()].concat());
         assert!(across.text().starts_with("#!lua flags=allow-cross-slot-keys\n") && !SCRIPT.text().contains("#!"));
         assert_ne!(across.digest(), SCRIPT.digest());
-        assert_eq!((across.name(), across.file(), across.takes_windows()), ("gcra", None, false));
+        assert_eq!((across.name(), across.file(), across.takes_windows()), ("token_bucket", None, false));
     }
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the client of Redis that examples/languages/gcra.mjs needs, if it is missing: ioredis, from the npm registry,
+# Installs the client of Redis that examples/languages/token_bucket.mjs needs, if it is missing: ioredis, from the npm registry,
 # by version and checksum, into a cache outside the tree.
 #   bash tests/node.sh
 set -euo pipefail

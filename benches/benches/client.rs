@@ -27,10 +27,10 @@ fn decisions(criterion: &mut Criterion) {
     let keys: Vec<String> = (0..KEYS).map(|key| format!("user:{key}")).collect();
 
     let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(Duration::from_secs(5));
-    let rule = rule("gcra 1000000/1s");
+    let rule = rule("token-bucket 1000000/1s");
     let client = Client::open(url.as_str()).expect("a good address");
     let connection = runtime.block_on(client.get_multiplexed_async_connection()).expect("a connection");
-    let script = Algorithm::Gcra.script();
+    let script = Algorithm::TokenBucket.script();
     let numbers = arguments::acquire(script, &[1_000_000, 1, 1, 1, 0], 1);
 
     let mut group = criterion.benchmark_group("client");
@@ -79,7 +79,7 @@ fn decisions(criterion: &mut Criterion) {
     });
     group.throughput(Throughput::Elements(1));
     group.bench_function("rule, parsed", |bencher| {
-        bencher.iter(|| black_box("gcra 100/1s burst 20").parse::<Rule>().expect("a good rule"));
+        bencher.iter(|| black_box("token-bucket 100/1s burst 20").parse::<Rule>().expect("a good rule"));
     });
     let governor = peers::governor();
     let names: Vec<&'static str> = keys.iter().map(|key| &*key.clone().leak()).collect();
@@ -103,12 +103,12 @@ async fn connected(url: &str) -> TcpStream {
 
 /// What tollgate sends for one decision on each of these keys together, and how many bytes come back.
 fn spelled(keys: &[String]) -> (Vec<u8>, usize) {
-    let script = Algorithm::Gcra.script();
+    let script = Algorithm::TokenBucket.script();
     let mut pipeline = redis::Pipeline::new();
     let mut answered = 0;
     for keys in keys.chunks(MOST_KEYS) {
         let command = pipeline.cmd("EVALSHA").arg(script.digest()).arg(keys.len());
-        keys.iter().for_each(|key| _ = command.arg(format!("tollgate:{{{key}}}:bench/gcra-1s")));
+        keys.iter().for_each(|key| _ = command.arg(format!("tollgate:{{{key}}}:bench/token-bucket-1s")));
         command.arg(arguments::acquire(script, &[1_000_000, 1, 1, 1, 0], 1));
         let bytes = keys.len() * ANSWER;
         answered += format!("${bytes}\r\n").len() + bytes + 2;

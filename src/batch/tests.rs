@@ -4,7 +4,7 @@ use crate::algorithm::Algorithm;
 const KEYS_IN_CALL: usize = 80;
 
 fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, cost: u64) -> Ask<'a> {
-    let (script, key, most_keys) = (Algorithm::Gcra.script(), Key::from(key.as_bytes()), KEYS_IN_CALL);
+    let (script, key, most_keys) = (Algorithm::TokenBucket.script(), Key::from(key.as_bytes()), KEYS_IN_CALL);
     Ask {
         script,
         numbers: Cow::Borrowed(numbers),

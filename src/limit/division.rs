@@ -90,7 +90,6 @@ impl Limit {
             | Algorithm::FixedWindow
             | Algorithm::CalendarWindow
             | Algorithm::SlidingLog
-            | Algorithm::Gcra
             | Algorithm::Concurrency => 0,
         };
         let (rate, capacity) = (self.rate - kept_back, self.capacity - kept_back);
@@ -115,7 +114,7 @@ impl Limit {
     fn too_few_for(&self, parts: u64) -> Option<(&'static str, u64)> {
         // A fraction of the rate of those that refill evenly is a longer period.
         let needs_whole_rates = match self.algorithm {
-            Algorithm::TokenBucket | Algorithm::Gcra => false,
+            Algorithm::TokenBucket => false,
             Algorithm::FixedWindow
             | Algorithm::CalendarWindow
             | Algorithm::SlidingWindow
@@ -148,7 +147,7 @@ impl Limit {
             zone: self.zone().map(str::to_owned),
         };
         match self.algorithm {
-            Algorithm::TokenBucket | Algorithm::Gcra => {
+            Algorithm::TokenBucket => {
                 // Units refill evenly, so a fraction of the rate can be expressed as a longer period: every part's is
                 // equal.
                 let shared = gcd(self.rate, of);
@@ -186,7 +185,7 @@ mod tests {
         for (text, of, expected) in [
             ("token-bucket 100/1m burst 200", 1, "token-bucket 100/1m burst 200"),
             ("token-bucket 100/1m burst 200", 3, "token-bucket 100/3m burst 66"),
-            ("gcra 5/1h burst 100", 10, "gcra 1/2h burst 10"),
+            ("token-bucket 5/1h burst 100", 10, "token-bucket 1/2h burst 10"),
             ("token-bucket 10/1s max-debt 50", 4, "token-bucket 5/2s burst 2 max-debt 12"),
             ("fixed-window 100/1h burst 300 start 8m", 7, "fixed-window 14/1h burst 42 start 8m"),
             ("fixed-window 100/1h start first-hit", 2, "fixed-window 50/1h start first-hit"),
@@ -194,8 +193,8 @@ mod tests {
             ("sliding-log 50000/1d max 50000", 2, "sliding-log 25000/1d max 50000"),
             ("concurrency 8 ttl 30s", 3, "concurrency 2 ttl 30s"),
             // A share of the whole limit: shards are for a cluster.
-            ("gcra 100/1s shards 8", 1, "gcra 100/1s"),
-            ("gcra 100/1s shards 8", 4, "gcra 25/1s"),
+            ("token-bucket 100/1s shards 8", 1, "token-bucket 100/1s"),
+            ("token-bucket 100/1s shards 8", 4, "token-bucket 25/1s"),
         ] {
             assert_eq!(share(text, of), Ok(expected.into()), "{text} of {of}");
         }
@@ -204,11 +203,11 @@ mod tests {
     #[test]
     fn a_share_without_a_unit_is_refused() {
         for (text, of, expected) in [
-            ("gcra 5/1s", 6, "gcra 5/1s: expected a burst of at least 6, one for each process, got 5"),
+            ("token-bucket 5/1s", 6, "token-bucket 5/1s: expected a burst of at least 6, one for each process, got 5"),
             (
-                "gcra 10/1s burst 3 max-debt 50",
+                "token-bucket 10/1s burst 3 max-debt 50",
                 10,
-                "gcra 10/1s burst 3 max-debt 50: expected a burst of at least 10, one for each process, got 3",
+                "token-bucket 10/1s burst 3 max-debt 50: expected a burst of at least 10, one for each process, got 3",
             ),
             ("sliding-log 5/1s", 6, "sliding-log 5/1s: expected a rate of at least 6, one for each process, got 5"),
             (
@@ -238,11 +237,11 @@ mod tests {
                     "token-bucket 100/3m burst 3 max-debt 1",
                 ][..],
             ),
-            ("gcra 6/1s burst 8 shards 4", &["gcra 3/2s burst 2"; 4]),
+            ("token-bucket 6/1s burst 8 shards 4", &["token-bucket 3/2s burst 2"; 4]),
             // With a burst of 0, only debt is possible.
             (
-                "gcra 10/1s burst 0 max-debt 3 shards 2",
-                &["gcra 5/1s burst 0 max-debt 2", "gcra 5/1s burst 0 max-debt 1"],
+                "token-bucket 10/1s burst 0 max-debt 3 shards 2",
+                &["token-bucket 5/1s burst 0 max-debt 2", "token-bucket 5/1s burst 0 max-debt 1"],
             ),
             (
                 "fixed-window 7/1h burst 10 max-debt 1 start spread shards 3",
@@ -320,7 +319,7 @@ mod tests {
     fn shards_without_a_unit_are_refused() {
         for (text, expected) in [
             (
-                "gcra 100/1s burst 5 shards 6",
+                "token-bucket 100/1s burst 5 shards 6",
                 "shards: expected a whole number from 1 to 5, a unit of the burst for each, got 6",
             ),
             (
@@ -337,12 +336,12 @@ mod tests {
                 "shards: expected a whole number from 1 to 5, a unit of the rate for each, got 6",
             ),
             (
-                "gcra 9/1s burst 0 max-debt 5 shards 6",
+                "token-bucket 9/1s burst 0 max-debt 5 shards 6",
                 "shards: expected a whole number from 1 to 5, a unit of the max-debt for each, got 6",
             ),
-            ("gcra 5000/1s shards 0", "shards: expected a whole number from 1 to 1024, got 0"),
-            ("gcra 5000/1s shards 1025", "shards: expected a whole number from 1 to 1024, got 1025"),
-            ("gcra 5000/1s shards 8 shards 8", "shards: expected it once, got it again with \"8\""),
+            ("token-bucket 5000/1s shards 0", "shards: expected a whole number from 1 to 1024, got 0"),
+            ("token-bucket 5000/1s shards 1025", "shards: expected a whole number from 1 to 1024, got 1025"),
+            ("token-bucket 5000/1s shards 8 shards 8", "shards: expected it once, got it again with \"8\""),
             (
                 "fixed-window 10/1s start first-hit shards 2",
                 "shards: expected windows that all shards have in common, at an offset or spread, got start first-hit",
@@ -354,6 +353,6 @@ mod tests {
         ] {
             assert_eq!(shards(text), Err(expected.into()));
         }
-        assert_eq!("gcra 5/1s shards 1".parse::<Limit>().unwrap().to_string(), "gcra 5/1s");
+        assert_eq!("token-bucket 5/1s shards 1".parse::<Limit>().unwrap().to_string(), "token-bucket 5/1s");
     }
 }

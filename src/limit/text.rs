@@ -39,7 +39,7 @@ impl FromStr for Limit {
         if name.starts_with(|first: char| first.is_ascii_digit()) {
             let rate = suggested_rate(&[&[*name], words].concat()).unwrap_or_else(|| "10/1s".into());
             return Err(RuleError::new(format!(
-                "rule: expected an algorithm first, such as gcra {rate}, got {text:?}"
+                "rule: expected an algorithm first, such as token-bucket {rate}, got {text:?}"
             )));
         }
         let algorithm = Algorithm::named(name)?;
@@ -375,7 +375,7 @@ mod tests {
             assert!(told.starts_with(&format!("rate: expected units per period, such as {form}, got ")), "{told}");
             assert!(format!("gcra {form}").parse::<Limit>().is_ok(), "{form}");
             let told = refused(rate);
-            assert!(told.contains(&format!(" such as gcra {form}, got {rate:?}")), "{told}");
+            assert!(told.contains(&format!(" such as token-bucket {form}, got {rate:?}")), "{told}");
         }
         assert!(refused("concurrency 8 ttl 30sec").contains("such as 30s, got \"30sec\""));
     }
@@ -384,7 +384,7 @@ mod tests {
     fn what_is_missing_is_named() {
         for (text, told) in [
             ("", "rule: expected an algorithm and a rate, such as token-bucket 10/1s, got nothing"),
-            ("gcra", "rate: expected units per period, such as 10/1s, got nothing after gcra"),
+            ("gcra", "rate: expected units per period, such as 10/1s, got nothing after token-bucket"),
             ("gcra 5", "rate: expected units per period, such as 10/1s, got \"5\""),
             (
                 "gcra 100/1min",

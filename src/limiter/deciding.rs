@@ -39,7 +39,7 @@ use crate::telemetry::Observed;
 /// use tollgate::{Embedded, Limiter, Rule};
 ///
 /// let limiter = Limiter::new(Embedded::new());
-/// let rule = "gcra 10/1m".parse::<Rule>()?.named("api")?;
+/// let rule = "token-bucket 10/1m".parse::<Rule>()?.named("api")?;
 /// let decided = tokio::spawn(async move { limiter.acquire(&rule, "user:42").await });
 /// assert!(decided.await??.allowed);
 /// # Ok(())

@@ -95,7 +95,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Anything but a single limit that is a token bucket, gcra or fixed window, without shards, with a burst of at
+    /// Anything but a single limit that is a token bucket or fixed window, without shards, with a burst of at
     /// least twice the processes; a fixed window that follows the calendar or starts at the first hit. A rule that
     /// counts denials or blocks for them. A request with an id, a time or a cost.
     ///
@@ -136,10 +136,10 @@ impl Limiter {
         let [scoped] = rule.scoped_limits() else { return Err(bad("a rule of one limit")) };
         let limit = &scoped.limit;
         match limit.algorithm() {
-            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::FixedWindow => {}
+            Algorithm::TokenBucket | Algorithm::FixedWindow => {}
             Algorithm::CalendarWindow => return Err(bad("a fixed window of a period, not of the calendar")),
             Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Concurrency => {
-                return Err(bad("a token bucket, gcra or fixed window"));
+                return Err(bad("a token bucket or fixed window"));
             }
         }
         if limit.start() == Start::FirstHit {

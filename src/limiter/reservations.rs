@@ -328,7 +328,7 @@ fn refills(limit: &Limit, units: u64, remaining: u64) -> Duration {
     let nanos = match limit.algorithm() {
         // All at once as each window began.
         Algorithm::FixedWindow => ((units + u128::from(remaining)) / rate).saturating_mul(period),
-        Algorithm::TokenBucket | Algorithm::Gcra => units.saturating_mul(period) / rate,
+        Algorithm::TokenBucket => units.saturating_mul(period) / rate,
         // They owe nothing.
         Algorithm::CalendarWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Concurrency => {
             return LONGEST_WAIT;

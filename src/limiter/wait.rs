@@ -23,7 +23,7 @@ impl Limiter {
     /// Takes the cost as soon as it is available, sleeping until then for at most `max_wait`. If that isn't enough, the
     /// call is denied at once, with the wait in `retry_after`.
     ///
-    /// If every limit of the rule supports reservations (a token bucket, gcra or fixed window with a `max-debt`),
+    /// If every limit of the rule supports reservations (a token bucket or fixed window with a `max-debt`),
     /// callers are served in order of arrival, except those that arrived while the key was blocked. That takes one
     /// round trip, and one more after each block. Callers whose wait would be too long reserve nothing. When one gives
     /// up, those behind it in this process move up at once, one by one as the limit refills. That a caller of another

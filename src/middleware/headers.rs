@@ -192,14 +192,9 @@ fn seconds_left(quota: &Quota, allowed: bool, retry_after: RetryAfter, reset_aft
         (_, Algorithm::FixedWindow) if !reset_after.is_zero() => to_the_end_of_a_window(reset_after, quota.period()),
         // A continuously refilling limit has more sooner than it is full, and of logs it isn't known when the oldest
         // entry leaves.
-        (
-            _,
-            Algorithm::TokenBucket
-            | Algorithm::FixedWindow
-            | Algorithm::SlidingWindow
-            | Algorithm::SlidingLog
-            | Algorithm::Gcra,
-        ) => return None,
+        (_, Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog) => {
+            return None;
+        }
     };
     Some(whole_seconds(wait)).filter(|seconds| *seconds > 0)
 }

@@ -63,7 +63,7 @@ impl RateLimitLayer {
     ///     name = "api"
     ///     key = "api_key"
     ///     tag = "global"
-    ///     limits = ["gcra 100/1m", { limit = "gcra 1000/1m", key = "ip" }]
+    ///     limits = ["token-bucket 100/1m", { limit = "token-bucket 1000/1m", key = "ip" }]
     /// "#;
     /// let layer = RateLimitLayer::new(limiter, rules.parse::<tollgate::rules::RuleSet>()?);
     /// Ok(layer.api_key(HeaderName::from_static("x-api-key")))

@@ -177,7 +177,7 @@ pub struct Definition {
 pub struct LimitDefinition {
     /// Its name in its key. Default: its algorithm and period.
     pub name: Option<String>,
-    /// Its text, such as `gcra 10/1s`, or `$name` of a variable.
+    /// Its text, such as `token-bucket 10/1s`, or `$name` of a variable.
     pub limit: String,
     /// The attributes that it counts by. Default: its rule's.
     pub key: OneOrMore,
@@ -397,7 +397,7 @@ impl<'de> Form<'de> for OneOrMore {
 }
 
 impl<'de> Form<'de> for Vec<LimitDefinition> {
-    const EXPECTED: &'static str = "a list of limits, such as [\"gcra 10/1s\"]";
+    const EXPECTED: &'static str = "a list of limits, such as [\"token-bucket 10/1s\"]";
 
     fn text(one: &str) -> Result<Self, RuleError> {
         Ok(vec![one.into()])

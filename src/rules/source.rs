@@ -39,7 +39,7 @@ use super::{Account, Attributes, RuleSet, Verdict, WatchedRules};
 /// }
 ///
 /// let source = EtcdRules::default();
-/// source.changed("[[rule]]\nname = \"api\"\nkey = \"user\"\nlimits = [\"gcra 10/1s\"]")?;
+/// source.changed("[[rule]]\nname = \"api\"\nkey = \"user\"\nlimits = [\"token-bucket 10/1s\"]")?;
 /// assert_eq!(source.rules().len(), 1);
 /// # Ok::<(), RuleSetError>(())
 /// ```

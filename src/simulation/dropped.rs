@@ -29,7 +29,7 @@ const WAITS: [&str; 5] = [
     "token-bucket 20/1s burst 20 max-debt 200",
     "gcra 30/1s burst 10 max-debt 300",
     "fixed-window 40/1s max-debt 200",
-    "token-bucket 30/2s burst 60 max-debt 60, gcra 40/1s burst 40 max-debt 100",
+    "token-bucket 30/2s burst 60 max-debt 60, token-bucket 40/1s burst 40 max-debt 100",
     "sliding-log 40/1s",
 ];
 const SETTLED: [&str; 3] = ["token-bucket 20/1s burst 60", "sliding-log 40/2s", "sliding-window 40/1s"];
@@ -254,7 +254,7 @@ fn exceeded(limit: &Limit, admitted: &[(u64, u64)], slack: u64) -> Option<String
                 Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingWindow => {
                     limit.rate() * ms.div_ceil(period)
                 }
-                Algorithm::TokenBucket | Algorithm::Gcra => (limit.rate() * ms).div_ceil(period),
+                Algorithm::TokenBucket => (limit.rate() * ms).div_ceil(period),
                 other @ (Algorithm::CalendarWindow | Algorithm::Concurrency) => panic!("{other}: not of these callers"),
             }
     };

@@ -195,7 +195,7 @@ impl World {
 
 #[tokio::test(start_paused = true)]
 async fn callers_move_up_when_those_before_them_give_up() {
-    for text in ["gcra 1/1s max-debt 50", "token-bucket 1/1s max-debt 50", "fixed-window 1/1s max-debt 50"] {
+    for text in ["token-bucket 1/1s max-debt 50", "fixed-window 1/1s max-debt 50"] {
         // Callers of another process notice by and by.
         for (behind, late) in [(0, Duration::ZERO), (1, SECOND / 2)] {
             let (world, rule) = (World::new(), rule(text));

@@ -8,7 +8,7 @@ use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Reque
 use tollgate_testing::polling::turns_of_others;
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::{FIVE, SIX, by_own_id, rule};
+use tollgate_testing::rules::{FIVE, FOUR, by_own_id, rule};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -43,7 +43,7 @@ fn wait(decision: &Decision) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn a_denial_is_answered_from_the_cache_until_its_wait_is_over() {
     let pair = Pair::new(DenialCache::of_keys(100).longest(60 * SECOND));
-    for text in FIVE {
+    for text in FOUR {
         let rule = rule(text);
         assert_eq!(pair.acquire(&rule, 5).await.by, By::Embedded, "{text}");
         let first = pair.acquire(&rule, 1).await;
@@ -76,7 +76,7 @@ async fn a_higher_cost_is_denied_from_the_cache_and_a_lower_one_is_sent() {
 /// Of it the cache knows nothing, whatever it has of lower costs.
 #[tokio::test(start_paused = true)]
 async fn a_cost_that_can_never_be_allowed_is_denied_with_never() {
-    for text in FIVE {
+    for text in FOUR {
         let (pair, rule) = (Pair::new(DenialCache::of_keys(100)), rule(text));
         pair.acquire(&rule, 5).await;
         assert_eq!(pair.acquire(&rule, 1).await.by, By::Embedded, "{text}");
@@ -224,12 +224,12 @@ proptest! {
     /// Alone in its process, a limiter that remembers denials allows just what one that doesn't would.
     #[test]
     fn the_cache_changes_no_verdict(
-        which in 0..SIX.len(),
+        which in 0..FIVE.len(),
         steps in prop::collection::vec((0..4_u64, 0..3_000_000_u64, 0..20_u8), 1..60),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().expect("a runtime");
         runtime.block_on(async {
-            let rule = rule(SIX[which]);
+            let rule = rule(FIVE[which]);
             // Two engines that go through the same.
             let (cached, plain) = (Pair::new(DenialCache::of_keys(10).longest(60 * SECOND)), Pair::new(DenialCache::of_keys(1)));
             for (cost, pause, kind) in steps {

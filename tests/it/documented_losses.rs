@@ -9,7 +9,7 @@ use tollgate::{Algorithm, Embedded, Limiter, Request};
 /// Each with its capacity and its longest reset, in seconds.
 const RULES: [(&str, u64, u64); 6] = [
     ("token-bucket 10/10s burst 30", 30, 30),
-    ("gcra 10/10s burst 20", 20, 20),
+    ("token-bucket 10/10s burst 20", 20, 20),
     ("fixed-window 10/10s", 10, 10),
     ("fixed-window 10/10s burst 30", 30, 30),
     ("sliding-window 10/10s", 10, 20),

@@ -128,7 +128,7 @@ async fn processes_never_exceed_a_window_and_return_unspent_units() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn processes_never_exceed_a_rate() {
     let server = Server::start();
-    for text in ["gcra 100/1s burst 600", "token-bucket 400/1s burst 100"] {
+    for text in ["token-bucket 100/1s burst 600", "token-bucket 400/1s burst 100"] {
         let rule = rule(text);
         let (_limiters, leases): (Vec<_>, Vec<_>) = (0..2).map(|_| process(&server, &rule, 2)).unzip();
         let begun = std::time::Instant::now();
@@ -337,13 +337,10 @@ async fn a_limit_that_cannot_be_leased_is_an_error() {
     let limiter = Limiter::new(Embedded::new());
     let two = rule("gcra 10/1s").and("gcra 10/1m".parse().expect("a limit")).expect("two limits");
     for (rule, expected) in [
-        (two, "lease: expected a rule of one limit, got gcra 10/1s, gcra 10/1m"),
-        (rule("sliding-log 10/1s"), "lease: expected a token bucket, gcra or fixed window, got sliding-log 10/1s"),
-        (rule("sliding-window 9/1s"), "lease: expected a token bucket, gcra or fixed window, got sliding-window 9/1s"),
-        (
-            rule("concurrency 9 ttl 1s"),
-            "lease: expected a token bucket, gcra or fixed window, got concurrency 9 ttl 1s",
-        ),
+        (two, "lease: expected a rule of one limit, got token-bucket 10/1s, token-bucket 10/1m"),
+        (rule("sliding-log 10/1s"), "lease: expected a token bucket or fixed window, got sliding-log 10/1s"),
+        (rule("sliding-window 9/1s"), "lease: expected a token bucket or fixed window, got sliding-window 9/1s"),
+        (rule("concurrency 9 ttl 1s"), "lease: expected a token bucket or fixed window, got concurrency 9 ttl 1s"),
         (
             rule("fixed-window 9/1s start first-hit"),
             "lease: expected a fixed window that doesn't start at the first hit, which a batch would be, \
@@ -351,9 +348,9 @@ async fn a_limit_that_cannot_be_leased_is_an_error() {
         ),
         (
             rule("gcra 10/1s").count_denials(true),
-            "lease: expected a rule that doesn't count denials, which a batch's would be, got gcra 10/1s",
+            "lease: expected a rule that doesn't count denials, which a batch's would be, got token-bucket 10/1s",
         ),
-        (rule("gcra 5/1s"), "lease: expected a burst of at least twice the 3 processes, got gcra 5/1s"),
+        (rule("gcra 5/1s"), "lease: expected a burst of at least twice the 3 processes, got token-bucket 5/1s"),
     ] {
         let error = limiter.lease(&rule, "key", processes(3)).expect_err(expected);
         assert!(error.is_input());

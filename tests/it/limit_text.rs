@@ -122,10 +122,10 @@ fn the_canonical_form_has_one_unit_and_leaves_defaults_out() {
         ("sliding-window 1000/1h30m", "sliding-window 1000/90m"),
         ("sliding-log 5/10000ms", "sliding-log 5/10s"),
         ("sliding-log 50000/1d max 50000", "sliding-log 50000/1d max 50000"),
-        ("  gcra   100/s\tcapacity 100 max-debt 0", "gcra 100/1s"),
-        ("gcra 1/1s burst 0 max-debt none", "gcra 1/1s burst 0 max-debt none"),
-        ("gcra 1/1500us", "gcra 1/1500us"),
-        ("gcra 100/s shards 4 burst 20", "gcra 100/1s burst 20 shards 4"),
+        ("  gcra   100/s\tcapacity 100 max-debt 0", "token-bucket 100/1s"),
+        ("token-bucket 1/1s burst 0 max-debt none", "token-bucket 1/1s burst 0 max-debt none"),
+        ("token-bucket 1/1500us", "token-bucket 1/1500us"),
+        ("gcra 100/s shards 4 burst 20", "token-bucket 100/1s burst 20 shards 4"),
         ("fixed-window 100/1h shards 8 start 8m", "fixed-window 100/1h start 8m shards 8"),
         ("fixed-window 250/day", "fixed-window 250/day"),
         ("fixed-window 250/1d", "fixed-window 250/1d"),
@@ -180,14 +180,14 @@ fn a_tick_is_a_microsecond_or_the_finest_that_fits() {
 
 #[test]
 fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
-    let line = json!("gcra 5/1s");
+    let line = json!("token-bucket 5/1s");
     let table = json!({"name": "org", "limit": "fixed-window 10/1m"});
     let of_the_calendar = json!("fixed-window 250/day tz Europe/Zurich");
     for value in [line, table, of_the_calendar] {
         let limit: Limit = serde_json::from_value(value.clone()).expect("a limit");
         assert_eq!(serde_json::to_value(&limit).expect("a value"), value);
     }
-    let rule = json!({"name": "api", "limits": ["gcra 10/1s", {"name": "org", "limit": "fixed-window 1000/1m", "key": "org"}], "tag": "org"});
+    let rule = json!({"name": "api", "limits": ["token-bucket 10/1s", {"name": "org", "limit": "fixed-window 1000/1m", "key": "org"}], "tag": "org"});
     let read: Rule = serde_json::from_value(rule.clone()).expect("a rule");
     assert_eq!(serde_json::to_value(&read).expect("a value"), rule);
     for more in [
@@ -210,7 +210,7 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         (json!({"name": "a b", "limits": ["gcra 5/1s"]}), "got \"a b\""),
         (json!({"name": "a", "limits": []}), "at least one limit"),
         (json!({"name": "a", "limit": "gcra 5/1s"}), "unknown field `limit`"),
-        (json!({"name": "a", "limits": ["gcra 5/1s", "gcra 9/1s"]}), "gcra-1s twice"),
+        (json!({"name": "a", "limits": ["gcra 5/1s", "gcra 9/1s"]}), "token-bucket-1s twice"),
         (json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "key": "org"}]}), "expected a tag"),
         (
             json!({"name": "a", "limits": ["gcra 5/1s"], "on_change": "later"}),
@@ -228,7 +228,7 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         (
             json!({"name": "a", "limits": ["gcra 5/1s shards 2"], "block_for": "90m"}),
             "rule a: expected a limit without shards beside block_for, since a denial would block one shard alone, \
-             got gcra 5/1s shards 2 and block_for 90m",
+             got token-bucket 5/1s shards 2 and block_for 90m",
         ),
         (
             json!({"name": "a", "limits": ["gcra 5/1s shards 2"], "cost": 3}),
@@ -246,8 +246,11 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
 
 #[test]
 fn a_rule_is_read_as_it_is_printed_and_decides_once_it_has_a_name() {
-    for text in ["gcra 10/1s", "gcra 10/1s, fixed-window 250/1d", "concurrency 8 ttl 30s, gcra 1/1m, sliding-log 5/15m"]
-    {
+    for text in [
+        "token-bucket 10/1s",
+        "token-bucket 10/1s, fixed-window 250/1d",
+        "concurrency 8 ttl 30s, token-bucket 1/1m, sliding-log 5/15m",
+    ] {
         let rule: Rule = text.parse().expect("a rule");
         assert_eq!((rule.to_string().as_str(), rule.limits().len()), (text, text.split(',').count()));
         assert_eq!(text.replace(", ", " ,").parse::<Rule>().expect("a rule"), rule, "spaces don't matter");
@@ -258,7 +261,7 @@ fn a_rule_is_read_as_it_is_printed_and_decides_once_it_has_a_name() {
     for (text, expected) in [
         ("gcra 10/1s,", "rule: expected an algorithm and a rate"),
         (", gcra 10/1s", "rule: expected an algorithm and a rate"),
-        ("gcra 10/1s, gcra 20/1s", "rule: expected limits of different names, got gcra-1s twice"),
+        ("gcra 10/1s, gcra 20/1s", "rule: expected limits of different names, got token-bucket-1s twice"),
     ] {
         let error = text.parse::<Rule>().expect_err(text).to_string();
         assert!(error.starts_with(expected), "{text}: {error}");
@@ -270,7 +273,7 @@ async fn rules_without_a_name_share_nothing_since_they_decide_nothing() {
     let limiter = tollgate::Limiter::new(tollgate::Embedded::new());
     let rule: Rule = "gcra 10/1s".parse().expect("a rule");
     let expected =
-        "rule gcra 10/1s: expected a name, got none: rules without a name would share their keys (Rule::named)";
+        "rule token-bucket 10/1s: expected a name, got none: rules without a name would share their keys (Rule::named)";
     let request = tollgate::Request::new("key").id("id");
     for answer in [
         limiter.acquire(&rule, "key").await,

@@ -9,15 +9,15 @@ use std::time::Duration;
 use tollgate::{By, Charged, Decision, DenialCache, Limiter, OnError, Redis, Request, Rule};
 
 async fn upload(limiter: &Limiter, user: &str, megabytes: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let rule = "gcra 100/1m".parse::<Rule>()?.named("uploads")?;
+    let rule = "token-bucket 100/1m".parse::<Rule>()?.named("uploads")?;
     limiter.acquire(&rule, Request::new(user).cost(megabytes)).await?.into_result()?;
     println!("uploading {megabytes} MB");
     Ok(())
 }
 
 async fn call(limiter: &Limiter, user: &str, org: &str) -> Result<bool, Box<dyn Error + Send + Sync>> {
-    let rule = "gcra 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?.tagged("org");
-    let rule = rule.and_by("org", "gcra 1000/1m".parse()?)?;
+    let rule = "token-bucket 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?.tagged("org");
+    let rule = rule.and_by("org", "token-bucket 1000/1m".parse()?)?;
 
     let decision = limiter.acquire(&rule, Request::new(user).parts(&[("org", org.as_bytes())])).await?;
     // The wait is the longest of all limits that deny; each of them is in `limits`.
@@ -47,7 +47,7 @@ async fn report_in_turn(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn
 
 async fn batch(redis: Redis, keys: &[String]) -> Result<usize, Box<dyn Error + Send + Sync>> {
     let limiter = Limiter::new(redis).denial_cache(DenialCache::of_keys(50_000));
-    let rule = "gcra 100/1s burst 20".parse::<Rule>()?.named("api")?;
+    let rule = "token-bucket 100/1s burst 20".parse::<Rule>()?.named("api")?;
     let mut allowed = 0;
     for (key, decision) in keys.iter().zip(limiter.acquire_many(&rule, keys).await) {
         let decision = decision?;
@@ -96,14 +96,14 @@ async fn complete(
 }
 
 async fn send_mail(limiter: &Limiter) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let rule = "gcra 10/1s burst 0 max-debt 100".parse::<Rule>()?.named("mails")?;
+    let rule = "token-bucket 10/1s burst 0 max-debt 100".parse::<Rule>()?.named("mails")?;
     limiter.acquire_wait(&rule, "mailer", Duration::from_secs(5)).await?.into_result()?;
     println!("sending");
     Ok(())
 }
 
 async fn pay(limiter: &Limiter, user: &str, payment: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
-    let rule = "gcra 10/1s".parse::<Rule>()?.named("payments")?;
+    let rule = "token-bucket 10/1s".parse::<Rule>()?.named("payments")?;
     let request = Request::new(user).id(payment);
     Ok(match limiter.acquire(&rule, request).await {
         Err(error) if error.charged() == Charged::Unknown => limiter.acquire(&rule, request).await?,
@@ -119,7 +119,7 @@ async fn guess(limiter: &Limiter, account: &str) -> Result<Decision, Box<dyn Err
 }
 
 async fn crawl(limiter: &Limiter, client: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
-    let rule = "gcra 1/1h".parse::<Rule>()?.named("crawlers")?.count_denials(true);
+    let rule = "token-bucket 1/1h".parse::<Rule>()?.named("crawlers")?.count_denials(true);
     let decision = limiter.acquire(&rule, client).await?;
     if decision.overage >= Some(10) {
         limiter.block(&rule, client, Duration::from_secs(600)).await?;

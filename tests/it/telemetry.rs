@@ -131,11 +131,11 @@ fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key()
         }
     });
     let count = |labels: &str| seen.get(&format!("tollgate_decisions_total{{{labels}}}")).copied().unwrap_or_default();
-    assert_eq!(count("algorithm=gcra,outcome=allowed,rule=one,source=redis"), 3.0, "{seen:?}");
-    assert_eq!(count("algorithm=gcra,outcome=denied,rule=one,source=redis"), 2.0);
+    assert_eq!(count("algorithm=token-bucket,outcome=allowed,rule=one,source=redis"), 3.0, "{seen:?}");
+    assert_eq!(count("algorithm=token-bucket,outcome=denied,rule=one,source=redis"), 2.0);
     assert_eq!(count("algorithm=several,outcome=allowed,rule=two,source=redis"), 1.0);
-    assert_eq!(count("algorithm=gcra,outcome=error,rule=one,source=none"), 11.0);
-    assert_eq!(count("algorithm=gcra,outcome=allowed,rule=open,source=policy"), 1.0);
+    assert_eq!(count("algorithm=token-bucket,outcome=error,rule=one,source=none"), 11.0);
+    assert_eq!(count("algorithm=token-bucket,outcome=allowed,rule=open,source=policy"), 1.0);
     assert_eq!(seen["tollgate_decision_duration_seconds{source=redis}"], 4.0, "{seen:?}");
     assert_eq!(seen["tollgate_errors_total{class=unreachable}"], 11.0, "{seen:?}");
     // Three of one limit by themselves, and two together; and that of two limits.

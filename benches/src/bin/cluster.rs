@@ -31,11 +31,11 @@ use Variant::*;
 /// The variants in the order of their turns, with their names in the table.
 const VARIANTS: [(Variant, &str); 6] = [
     (NoOp, "one node: no-op, one shared connection"),
-    (OneNode, "one node: **tollgate**, `gcra`, 10,000 keys"),
-    (ThreeNodes, "three primaries: **tollgate**, `gcra`, 10,000 keys"),
+    (OneNode, "one node: **tollgate**, `token-bucket`, 10,000 keys"),
+    (ThreeNodes, "three primaries: **tollgate**, `token-bucket`, 10,000 keys"),
     (ClusterNoOp, "three primaries: no-op, `redis-rs`'s cluster client"),
-    (OneNodeHotKey, "one node: **tollgate**, `gcra`, one hot key"),
-    (ThreeNodesHotKey, "three primaries: **tollgate**, `gcra`, one hot key"),
+    (OneNodeHotKey, "one node: **tollgate**, `token-bucket`, one hot key"),
+    (ThreeNodesHotKey, "three primaries: **tollgate**, `token-bucket`, one hot key"),
 ];
 
 struct Bench {
@@ -45,7 +45,7 @@ struct Bench {
     cluster: ClusterConnection,
     of_one: Limiter,
     of_three: Limiter,
-    gcra: Rule,
+    even: Rule,
     hot: Rule,
 }
 
@@ -116,9 +116,9 @@ impl Bench {
             cluster,
             of_one: limiter(Redis::open(&one.url()).expect("a good address").into()),
             of_three: limiter(Cluster::open(&three.url()).expect("a good address").into()),
-            gcra: rule("gcra 1000000/1s"),
+            even: rule("token-bucket 1000000/1s"),
             // High enough that no caller is ever denied.
-            hot: rule("gcra 1000000000/1s"),
+            hot: rule("token-bucket 1000000000/1s"),
         }
     }
 
@@ -128,8 +128,8 @@ impl Bench {
         let slice = match variant {
             NoOp => callers(count, time, move |random| self.no_op(self.shared.clone(), key(random))).await,
             ClusterNoOp => callers(count, time, move |random| self.no_op(self.cluster.clone(), key(random))).await,
-            OneNode => callers(count, time, move |random| acquire(&self.of_one, &self.gcra, key(random))).await,
-            ThreeNodes => callers(count, time, move |random| acquire(&self.of_three, &self.gcra, key(random))).await,
+            OneNode => callers(count, time, move |random| acquire(&self.of_one, &self.even, key(random))).await,
+            ThreeNodes => callers(count, time, move |random| acquire(&self.of_three, &self.even, key(random))).await,
             OneNodeHotKey => callers(count, time, move |_| acquire(&self.of_one, &self.hot, "hot")).await,
             ThreeNodesHotKey => callers(count, time, move |_| acquire(&self.of_three, &self.hot, "hot")).await,
         };

@@ -16,7 +16,7 @@ use tollgate_benches::server::Server;
 use tollgate_benches::{NO_OP, arguments, peers, rule};
 
 const KEYS: usize = 10_000;
-/// The numbers that the scripts of `gcra 1000000/1s` and of the token bucket both take.
+/// The numbers that the script of `token-bucket 1000000/1s` takes.
 const MILLION_A_SECOND: [i64; 5] = [1_000_000, 1, 1, 1, 0];
 /// Units of the one key in the check that no more are admitted: a unit comes back after three minutes.
 const EXACT: u64 = 500;
@@ -24,8 +24,6 @@ const EXACT: u64 = 500;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
     NoOp,
-    Gcra,
-    GcraUncoalesced,
     TokenBucket,
     TokenBucketUncoalesced,
     OneHotKey,
@@ -40,13 +38,11 @@ enum Variant {
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 12] = [
+const VARIANTS: [(Variant, &str); 10] = [
     (NoOp, "no-op, one shared connection"),
-    (Gcra, "**tollgate**, `gcra`, 10,000 keys"),
-    (GcraUncoalesced, "the same script, a call per decision"),
     (TokenBucket, "**tollgate**, `token-bucket`, 10,000 keys"),
     (TokenBucketUncoalesced, "the same script, a call per decision"),
-    (OneHotKey, "**tollgate**, `gcra`, one hot key"),
+    (OneHotKey, "**tollgate**, `token-bucket`, one hot key"),
     (Published, "published token bucket, one shared connection"),
     (PooledNoOp, "no-op, `deadpool-redis`, a get per call from a pool of 16"),
     (PooledPublished, "published token bucket, the same pool"),
@@ -60,14 +56,12 @@ struct Bench {
     keys: Vec<String>,
     no_op: Script,
     published: Script,
-    gcra_script: Script,
     bucket_script: Script,
     shared: MultiplexedConnection,
     pool: Pool,
     throttled: RedisRateLimiter,
     governor: governor::DefaultKeyedRateLimiter<&'static str>,
     limiter: Limiter,
-    gcra: Rule,
     token_bucket: Rule,
     hot: Rule,
     exact: Rule,
@@ -117,28 +111,25 @@ async fn main() {
         }
 
         let who = if *count == 1 { "1 caller".to_owned() } else { format!("{count} callers") };
-        for (one, alone, rule) in
-            [(Gcra, GcraUncoalesced, "gcra"), (TokenBucket, TokenBucketUncoalesced, "token-bucket")]
-        {
-            let what = |what: &str| format!("{who}, `{rule}`: {what}");
-            match count {
-                1024 => {
-                    targets.at_least(what("throughput, x no-op"), 1.2, throughput(one, NoOp)).wanted(1.7);
-                    targets.at_most(what("p99, x no-op"), 0.8, p99(one)).wanted(0.6);
-                }
-                64 => {
-                    targets.at_least(what("throughput, x no-op"), 1.2, throughput(one, NoOp)).wanted(2.0);
-                    targets.at_most(what("p99, x no-op"), 1.0, p99(one)).wanted(0.6);
-                }
-                16 => {
-                    targets.at_least(what("throughput, x no-op"), 0.8, throughput(one, NoOp)).wanted(1.15);
-                    targets.at_least(what("throughput, x the same uncoalesced"), 1.0, throughput(one, alone));
-                }
-                1 => {
-                    targets.at_least(what("throughput, x the same uncoalesced"), 0.95, throughput(one, alone));
-                }
-                _ => {}
+        let (one, alone) = (TokenBucket, TokenBucketUncoalesced);
+        let what = |what: &str| format!("{who}, `token-bucket`: {what}");
+        match count {
+            1024 => {
+                targets.at_least(what("throughput, x no-op"), 1.2, throughput(one, NoOp)).wanted(1.7);
+                targets.at_most(what("p99, x no-op"), 0.8, p99(one)).wanted(0.6);
             }
+            64 => {
+                targets.at_least(what("throughput, x no-op"), 1.2, throughput(one, NoOp)).wanted(2.0);
+                targets.at_most(what("p99, x no-op"), 1.0, p99(one)).wanted(0.6);
+            }
+            16 => {
+                targets.at_least(what("throughput, x no-op"), 0.8, throughput(one, NoOp)).wanted(1.15);
+                targets.at_least(what("throughput, x the same uncoalesced"), 1.0, throughput(one, alone));
+            }
+            1 => {
+                targets.at_least(what("throughput, x the same uncoalesced"), 0.95, throughput(one, alone));
+            }
+            _ => {}
         }
         let (hot, hot_to_no_op) = (format!("{who}, one hot key: throughput, x no-op"), throughput(OneHotKey, NoOp));
         match count {
@@ -169,8 +160,8 @@ impl Bench {
         let client = Client::open(info.set_tcp_settings(tcp)).expect("a good address");
         let mut shared = client.get_multiplexed_async_connection().await.expect("a connection");
         let words = |words: &[&str]| words.iter().map(|word| Vec::from(*word)).collect();
-        let (gcra, token_bucket) = (Algorithm::Gcra.script(), Algorithm::TokenBucket.script());
-        let [as_gcra, as_bucket] = [gcra, token_bucket].map(|script| arguments::acquire(script, &MILLION_A_SECOND, 1));
+        let bucket = Algorithm::TokenBucket.script();
+        let acquire = arguments::acquire(bucket, &MILLION_A_SECOND, 1);
         let five = words(&["1000000", "1000000", "1", "1", "0"]);
         let three = words(&["1000000", "1000000", "1"]);
         Self {
@@ -178,17 +169,15 @@ impl Bench {
             no_op: Script::load(&mut shared, NO_OP, "user:", five).await,
             published: Script::load(&mut shared, peers::PUBLISHED_BUCKET, "bucket:", three).await,
             // As long as tollgate's keys.
-            gcra_script: Script::load(&mut shared, gcra.text(), "uncoalesced:cli:gcra-1s:", as_gcra).await,
-            bucket_script: Script::load(&mut shared, token_bucket.text(), "uncoalesced:bucket-1s:", as_bucket).await,
+            bucket_script: Script::load(&mut shared, bucket.text(), "uncoalesced:cli:token-bucket-1s:", acquire).await,
             pool: peers::pool(&server.url()),
             throttled: peers::throttled(&client).await,
             governor: peers::governor(),
             limiter: Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(5)),
-            gcra: rule("gcra 1000000/1s"),
             token_bucket: rule("token-bucket 1000000/1s"),
             // High enough that no caller is ever denied.
-            hot: rule("gcra 1000000000/1s"),
-            exact: rule(&format!("gcra {EXACT}/1d")),
+            hot: rule("token-bucket 1000000000/1s"),
+            exact: rule(&format!("token-bucket {EXACT}/1d")),
             shared,
         }
     }
@@ -198,8 +187,6 @@ impl Bench {
         let key = |random: u64| self.keys[random as usize % KEYS].as_str();
         let slice = match variant {
             NoOp => callers(count, time, move |random| self.call(&self.no_op, random)).await,
-            Gcra => callers(count, time, move |random| self.acquire(&self.gcra, key(random))).await,
-            GcraUncoalesced => callers(count, time, move |random| self.call(&self.gcra_script, random)).await,
             TokenBucket => callers(count, time, move |random| self.acquire(&self.token_bucket, key(random))).await,
             TokenBucketUncoalesced => callers(count, time, move |random| self.call(&self.bucket_script, random)).await,
             OneHotKey => callers(count, time, move |_| self.acquire(&self.hot, "hot")).await,

@@ -29,7 +29,7 @@ const RULES: &str = r#"
     name = "api"
     match = { path = "/api/*" }
     key = "user"
-    limits = ["gcra 1000000/1s"]
+    limits = ["token-bucket 1000000/1s"]
 "#;
 
 /// Latencies of one turn of decisions for a thousand users, including the recording.

@@ -37,7 +37,7 @@ fn unknown(number: u64) -> String {
 /// One second of requests with a valid key.
 async fn served(limiter: Limiter, configuration: Configuration, key: String) -> Histogram<u64> {
     let rules: RuleSet =
-        "[[rule]]\nname = \"all\"\nkey = \"user\"\nlimits = [\"gcra 1000000/1s\"]".parse().expect("rules");
+        "[[rule]]\nname = \"all\"\nkey = \"user\"\nlimits = [\"token-bucket 1000000/1s\"]".parse().expect("rules");
     let mut latencies = Histogram::new(3).expect("a histogram");
     let mut ticks = interval(Duration::from_secs(1) / (CALLS_A_SECOND / CALLERS) as u32);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);

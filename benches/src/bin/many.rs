@@ -22,7 +22,7 @@ const RUNTIMES: usize = 4;
 struct Bench {
     keys: Vec<String>,
     limiter: Limiter,
-    gcra: Rule,
+    even: Rule,
     hot: Rule,
     targets: Targets,
 }
@@ -44,8 +44,8 @@ fn main() {
     let mut bench = Bench {
         keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
         limiter: Limiter::new(engine).deadline(Duration::from_secs(20)),
-        gcra: rule("gcra 1000000/1s"),
-        hot: rule("gcra 1000000000/1s"),
+        even: rule("token-bucket 1000000/1s"),
+        hot: rule("token-bucket 1000000000/1s"),
         targets: Targets::default(),
     };
     println!("## Much at once\n");
@@ -110,7 +110,7 @@ impl Bench {
             // Few keys take little time, so they get more turns.
             let turns = (0..=options.rounds * (100_000 / count).clamp(1, 20)).map(|_| {
                 let (began, before) = (Instant::now(), process::processor_time());
-                let decisions = runtime.block_on(limiter.acquire_many(&self.gcra, keys.iter().map(String::as_str)));
+                let decisions = runtime.block_on(limiter.acquire_many(&self.even, keys.iter().map(String::as_str)));
                 let (took, spent) = (began.elapsed(), process::processor_time() - before);
                 let answered = decisions.iter().filter(|decision| decision.is_ok()).count() as f64;
                 (answered, micros(took) / count as f64, micros(spent) / count as f64)
@@ -171,7 +171,7 @@ impl Bench {
         let (began, until) = (Instant::now(), Instant::now() + time);
         let most_memory = Arc::new(AtomicU64::new(memory));
         let callers = |number: usize| {
-            let (limiter, rule) = (self.limiter.clone(), if hot { self.hot.clone() } else { self.gcra.clone() });
+            let (limiter, rule) = (self.limiter.clone(), if hot { self.hot.clone() } else { self.even.clone() });
             let keys = self.keys.clone();
             let shared = Arc::new((limiter, rule, keys));
             let most_memory = Arc::clone(&most_memory);

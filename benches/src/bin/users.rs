@@ -195,7 +195,7 @@ impl Longest {
 
 /// Makes a decision for each tick.
 async fn decide(mut ticks: UnboundedReceiver<Instant>, longest: Arc<Longest>) {
-    let (limiter, rule) = (Limiter::new(Embedded::new()), rule("gcra 1000000/1s"));
+    let (limiter, rule) = (Limiter::new(Embedded::new()), rule("token-bucket 1000000/1s"));
     let mut before = process::thread_time();
     while let Some(due) = ticks.recv().await {
         limiter.acquire(&rule, "user").await.expect("a decision");

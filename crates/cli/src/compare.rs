@@ -31,7 +31,7 @@ use outcome::Outcome;
 #[derive(Debug, Args)]
 #[command(after_help = SEE_RULES, override_usage = "tollgate compare [OPTIONS] <RULE>... <FILE>...")]
 pub(crate) struct Compare {
-    /// The rules, each such as "gcra 100/1m burst 20", and the records.
+    /// The rules, each such as "token-bucket 100/1m burst 20", and the records.
     ///
     /// The records come last, in one or several files; - for standard input. They are sorted by time, all together.
     // Options may stand between them, so clap takes them one by one: this is shown as <RULE>... <FILE>...
@@ -103,7 +103,8 @@ impl Compare {
         let (rules, files) = words.split_at(words.len().saturating_sub(files));
         if rules.is_empty() {
             let got = words.len();
-            let expected = "expected RULE... FILE..., such as \"gcra 100/1m\" \"fixed-window 100/1m\" access.log";
+            let expected =
+                "expected RULE... FILE..., such as \"token-bucket 100/1m\" \"fixed-window 100/1m\" access.log";
             bail!("{expected}, got {}", if got == 1 { "1 word".to_owned() } else { format!("{got} files") });
         }
         ensure!(rules.len() <= MOST_RULES, "expected at most {MOST_RULES} rules, got {}", rules.len());

@@ -225,12 +225,18 @@ mod tests {
     fn the_most_similar_key_is_named_with_the_options_that_lead_to_it() {
         for (named, keys, expected) in [
             (
-                "tollgate:{u}:free/gcra-1s",
-                &["a:{v}:free/gcra-1s", "b:{v}:free/x", "b:{w}:free/x", "c:{u}:paid/x", "d:{u}:free/gcra-1m"][..],
-                "there is d:{u}:free/gcra-1m: try --prefix d",
+                "tollgate:{u}:free/token-bucket-1s",
+                &[
+                    "a:{v}:free/token-bucket-1s",
+                    "b:{v}:free/x",
+                    "b:{w}:free/x",
+                    "c:{u}:paid/x",
+                    "d:{u}:free/token-bucket-1m",
+                ][..],
+                "there is d:{u}:free/token-bucket-1m: try --prefix d",
             ),
             (
-                "tollgate:{u}:free/gcra-1s",
+                "tollgate:{u}:free/token-bucket-1s",
                 &["a:{v}:free/x", "b:{v}:free/x", "b:{w}:free/x"],
                 "there is b:{v}:free/x: try --prefix b",
             ),

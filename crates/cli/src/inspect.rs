@@ -118,7 +118,7 @@ impl Inspected<'_> {
             if count > 1 {
                 lines.push(("shard", format!("{} of {count}", at + 1)));
             }
-            lines.extend(explained(self.limit, state));
+            lines.extend(explained(state));
             facts(&mut out, &lines)?;
             if count > 1 {
                 writeln!(out)?;

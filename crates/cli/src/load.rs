@@ -40,7 +40,7 @@ use tally::Tally;
 #[derive(Debug, Args)]
 #[command(after_help = SEE_RULES)]
 pub(crate) struct Load {
-    /// The rule, such as "gcra 100/1s", or the name of one from --rules.
+    /// The rule, such as "token-bucket 100/1s", or the name of one from --rules.
     ///
     /// Several are decided together, all or nothing.
     #[arg(value_name = "RULE", required = true)]

@@ -117,7 +117,7 @@ enum Command {
     /// Suggest limits from recorded traffic: the lowest that deny a given share.
     ///
     /// For each algorithm, it finds the smallest numbers under which at most the given share would have been denied: for
-    /// GCRA and token buckets the burst for each rate, for windows and logs the rate. Keys start unused, as in a replay.
+    /// token buckets the burst for each rate, for windows and logs the rate. Keys start unused, as in a replay.
     /// What is printed keeps to the share, and one unit less doesn't. If the share is of keys, or if every request costs
     /// one unit and the algorithm isn't sliding-window, no smaller number does either. Limits are checked by a replay
     /// before they are printed.
@@ -129,8 +129,8 @@ enum Command {
     Suggest(suggest::Suggest),
     /// Play recorded traffic under several rules, and show what each denies.
     ///
-    /// Each RULE is one text, such as "gcra 100/1m burst 20"; several limits in it, separated by commas, are decided
-    /// together. The embedded engine decides, on a clock taken from the records, and every rule starts with no keys.
+    /// Each RULE is one text, such as "token-bucket 100/1m burst 20"; several limits in it, separated by commas, are
+    /// decided together. The embedded engine decides, on a clock taken from the records, and every rule starts with no keys.
     ///
     /// Exit code: 0; 2 on an error.
     Compare(compare::Compare),

@@ -32,8 +32,8 @@ How a RULE is written:
   Not every algorithm has every option; a PERIOD is in us, ms, s, m, h or d,
   such as 10s or 1h30m.
 
-    gcra 100/1s burst 20                   100 a second, up to 20 at once
-    token-bucket 100/1m burst 200          100 a minute, up to 200 at once
+    token-bucket 100/1s burst 20           100 a second, up to 20 at once;
+                                           gcra 100/1s burst 20 is the same
     token-bucket 10/1s max-debt 50         reservations may owe up to 50 units
     fixed-window 100/1h                    100 from each full hour on
     fixed-window 250/day tz Europe/Zurich  each day there (UTC without tz)
@@ -42,7 +42,7 @@ How a RULE is written:
                                            take sliding-log
     sliding-log 5/10s                      exactly 5 in any 10 seconds
     concurrency 8 ttl 30s                  8 held at once, each for 30 seconds
-    gcra 100000/1s shards 8                on a cluster in eight keys, since it
+    token-bucket 100000/1s shards 8        on a cluster in eight keys, since it
                                            is too hot for one node
 
   max-debt none: reservations may owe any number of units.
@@ -55,7 +55,8 @@ How a RULE is written:
   together, all or nothing. Their keys in Redis are those of a rule called
   cli, unless --name gives another. Give any other rule of a service as JSON:
 
-    {\"limits\": [\"gcra 9/s\", {\"limit\": \"gcra 99/m\", \"key\": \"org\"}], \"tag\": \"org\"}
+    {\"limits\": [\"token-bucket 9/s\",
+      {\"limit\": \"token-bucket 99/m\", \"key\": \"org\"}], \"tag\": \"org\"}
 
   In JSON, a limit may have a name, and may count another part of the request
   (key) than the rest. tag names the part whose value goes in the braces of
@@ -65,8 +66,10 @@ How a RULE is written:
 
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
-  tollgate probe \"gcra 10/1s\" \"fixed-window 250/1d\" user:42 --name api --cost 3
-  tollgate probe '{\"limits\":[\"gcra 9/s\"],\"tag\":\"org\"}' user:42 --attr org=acme
+  tollgate probe \"token-bucket 10/1s\" \"fixed-window 250/1d\" user:42 \\
+      --name api --cost 3
+  tollgate probe '{\"limits\":[\"token-bucket 9/s\"],\"tag\":\"org\"}' user:42 \\
+      --attr org=acme
 
 A service's own file of rules:
   --rules gives the file, and RULE is then the name of one of its rules:
@@ -346,7 +349,7 @@ fn is_json(rule: &str) -> bool {
 /// A rule as JSON in the form of a service's own file, with this name unless it has one.
 fn from_json(text: &str, name: Option<&str>) -> Result<Rule> {
     let rule: Rule = serde_json::from_str(text).map_err(|error| {
-        let expected = "expected {\"name\": \"api\", \"limits\": [\"gcra 10/1s\"]} or the like";
+        let expected = "expected {\"name\": \"api\", \"limits\": [\"token-bucket 10/1s\"]} or the like";
         anyhow!("rule in JSON: {expected}, got one with a mistake: {error}")
     })?;
     match (rule.name(), name) {

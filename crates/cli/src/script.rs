@@ -12,7 +12,7 @@ use crate::found;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
-    /// The script's name, such as gcra, or its algorithm's in a rule.
+    /// The script's name, such as token_bucket, or its algorithm's in a rule.
     #[arg(value_name = "NAME", required_unless_present_any = ["out", "contract"])]
     name: Option<String>,
     /// Print the script's SHA-1, for EVALSHA, instead of its text.
@@ -23,7 +23,7 @@ pub(crate) struct ScriptCommand {
     /// The scripts name it in their first lines.
     #[arg(long, conflicts_with_all = ["name", "digest", "out"])]
     contract: bool,
-    /// Write all scripts, or the named one, to this directory: gcra.lua and so on.
+    /// Write all scripts, or the named one, to a directory: token_bucket.lua and so on.
     ///
     /// It is created if it is missing. With all of them, SHA1SUMS lists their SHA-1s, as sha1sum does.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
@@ -70,7 +70,7 @@ impl ScriptCommand {
 
 /// Whether it is called so, or its algorithm in a rule is, with dashes or underscores.
 fn is_named(script: &Script, name: &str) -> bool {
-    let name = name.replace('-', "_");
+    let name = if name == "gcra" { "token_bucket".to_owned() } else { name.replace('-', "_") };
     let mut algorithms = Algorithm::all().filter(|algorithm| algorithm.script().name() == script.name());
     script.name() == name || algorithms.any(|algorithm| algorithm.to_string().replace('-', "_") == name)
 }

@@ -84,7 +84,7 @@ mod tests {
         for (key, slot) in [
             ("", 0),
             ("123456789", 12_739),
-            ("tollgate:{user:42}:cli/gcra-1s", 15_880),
+            ("tollgate:{user:42}:cli/token-bucket-1s", 15_880),
             ("{user:42}", 15_880),
             ("user:42", 15_880),
             ("{}foo", 9_500),

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::error::Charged;
 
-    static SCRIPT: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
+    static SCRIPT: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
 
     /// A server's message, as redis-rs passes it on.
     fn said(text: &str) -> RedisError {

@@ -424,7 +424,7 @@ mod tests {
     use super::*;
     use crate::script::Script;
 
-    static SCRIPT: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
+    static SCRIPT: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
 
     /// The batch ends between two checks for an answer, without any of its callers having been sent.
     #[tokio::test(start_paused = true)]

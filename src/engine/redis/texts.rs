@@ -47,8 +47,8 @@ impl Texts {
 mod tests {
     use super::*;
 
-    static ONE: Script = Script::algorithm("gcra", include_str!("../../../lua/gcra.lua"));
-    static OTHER: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
+    static ONE: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
+    static OTHER: Script = Script::algorithm("fixed_window", include_str!("../../../lua/fixed_window.lua"));
 
     #[test]
     fn one_of_those_that_miss_a_script_sends_its_text() {

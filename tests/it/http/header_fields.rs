@@ -55,9 +55,9 @@ async fn taken(rule: &Rule, times: u32) -> Decision {
 async fn a_policy_is_the_rules_rate_over_whole_seconds() {
     for (text, expected) in [
         ("token-bucket 100/1m burst 20", &[("q", "100"), ("w", "60")][..]),
-        ("gcra 10/1s", &[("q", "10"), ("w", "1")]),
-        ("gcra 5/100ms", &[("q", "50"), ("w", "1")]),
-        ("gcra 7/1500ms", &[("q", "14"), ("w", "3")]),
+        ("token-bucket 10/1s", &[("q", "10"), ("w", "1")]),
+        ("token-bucket 5/100ms", &[("q", "50"), ("w", "1")]),
+        ("token-bucket 7/1500ms", &[("q", "14"), ("w", "3")]),
         ("fixed-window 10/1us", &[("q", "10000000"), ("w", "1")]),
         ("sliding-window 1000/1h", &[("q", "1000"), ("w", "3600")]),
         ("sliding-log 5/15m", &[("q", "5"), ("w", "900")]),
@@ -113,7 +113,7 @@ async fn several_limits_are_named_in_the_new_fields_and_the_scarcest_in_the_old_
     let decision = taken(&both, 1).await;
     let names = |field: &str| items(field).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     for name in ["ratelimit-policy", "ratelimit"] {
-        assert_eq!(names(&field(&decision, name).expect("it")), ["api/gcra-1s", "api/fixed-window-1h"]);
+        assert_eq!(names(&field(&decision, name).expect("it")), ["api/token-bucket-1s", "api/fixed-window-1h"]);
     }
     let legacy = decision.headers(HeaderStyle::Legacy);
     let expected = [("x-ratelimit-limit", "3"), ("x-ratelimit-remaining", "2"), ("x-ratelimit-reset", "3600")];

@@ -54,11 +54,11 @@ fn step() -> impl Strategy<Value = Step> {
 
 const HOT: [&str; 6] = [
     "token-bucket 100/1s",
-    "gcra 40/1s burst 100",
+    "token-bucket 40/1s burst 100",
     "token-bucket 7/3s burst 60",
     "fixed-window 100/1s",
     "fixed-window 30/500ms burst 90",
-    "gcra 500/1s burst 100 max-debt 50",
+    "token-bucket 500/1s burst 100 max-debt 50",
 ];
 
 /// The reference takes each unit from an exact limiter of its own at the time at which it is spent.

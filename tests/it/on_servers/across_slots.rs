@@ -17,7 +17,7 @@ use tollgate_testing::redis_server::{Server, command_text, run_command};
 use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
 /// A rule of each algorithm that decides on many keys in one call.
-const RULES: [&str; 8] = [
+const RULES: [&str; 7] = [
     "token-bucket 5/10s",
     "token-bucket 5/10s max-debt 3",
     "fixed-window 5/10s burst 7",
@@ -25,7 +25,6 @@ const RULES: [&str; 8] = [
     "sliding-window 5/10s",
     "sliding-log 5/10s",
     "sliding-log 200/10s",
-    "gcra 5/10s",
 ];
 
 fn on_cluster(servers: &ClusterServers) -> (Cluster, Limiter) {

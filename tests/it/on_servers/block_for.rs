@@ -11,13 +11,13 @@ use tollgate::{
 use tollgate_testing::engines::{Engine, Micros, time};
 use tollgate_testing::oracle::Retry;
 use tollgate_testing::redis_server::{Server, free_port};
-use tollgate_testing::rules::{FIVE, assert_of_every_algorithm, by_own_id, limit, rule};
+use tollgate_testing::rules::{FOUR, assert_of_every_algorithm, by_own_id, limit, rule};
 
 const SECOND: Micros = 1_000_000;
 const NOW: Micros = 1 << 50;
 
 /// Five at once each; all are free again after 10 s at the latest, or 20 of the counter.
-const SIX: [&str; 6] = [FIVE[0], FIVE[1], FIVE[2], FIVE[3], FIVE[4], "concurrency 5 ttl 10s"];
+const FIVE: [&str; 5] = [FOUR[0], FOUR[1], FOUR[2], FOUR[3], "concurrency 5 ttl 10s"];
 
 fn on_both(check: impl Fn(&Engine)) {
     for engine in [Engine::embedded(), Engine::redis()] {
@@ -57,9 +57,9 @@ fn stored(engine: &Engine) -> Vec<(String, Vec<u8>, i64)> {
 
 #[test]
 fn a_denial_blocks_the_key_in_the_same_call_and_denials_meanwhile_write_nothing() {
-    assert_of_every_algorithm(&SIX, &[Algorithm::CalendarWindow]);
+    assert_of_every_algorithm(&FIVE, &[Algorithm::CalendarWindow]);
     on_both(|engine| {
-        for text in SIX {
+        for text in FIVE {
             let (rule, key) = (blocking(text, 60), engine.fresh_key());
             assert!(acquire(engine, &rule, &key, 5, NOW).allowed, "{text}");
             let denied = acquire(engine, &rule, &key, 1, NOW + SECOND);
@@ -102,7 +102,7 @@ fn a_wait_that_ends_later_than_the_block_is_the_one_reported() {
 #[test]
 fn reservations_and_at_mosts_block_and_a_peek_does_not() {
     on_both(|engine| {
-        let reserving = ["token-bucket 5/10s max-debt 5", "gcra 5/10s max-debt 5", "fixed-window 5/10s max-debt 5"];
+        let reserving = ["token-bucket 5/10s max-debt 5", "fixed-window 5/10s max-debt 5"];
         for text in reserving {
             let (rule, key) = (blocking(text, 60), engine.fresh_key());
             let reserve = |cost| {
@@ -113,7 +113,7 @@ fn reservations_and_at_mosts_block_and_a_peek_does_not() {
             let denied = reserve(1);
             assert_eq!((denied.allowed, denied.blocked, denied.retry_after), (false, true, after(60)), "{text}");
         }
-        for text in SIX {
+        for text in FIVE {
             let (rule, key) = (blocking(text, 60), engine.fresh_key());
             acquire(engine, &rule, &key, 3, NOW);
             let request = Request::new(&key).cost(9).at(time(NOW));
@@ -135,7 +135,7 @@ fn reservations_and_at_mosts_block_and_a_peek_does_not() {
 #[test]
 fn a_cost_that_can_never_be_allowed_blocks_no_key_and_writes_nothing() {
     on_both(|engine| {
-        for text in SIX {
+        for text in FIVE {
             let (rule, key) = (blocking(text, 60), engine.fresh_key());
             acquire(engine, &rule, &key, 5, NOW);
             let before = stored(engine);
@@ -167,14 +167,14 @@ fn of_several_limits_the_keys_of_those_that_deny_are_blocked() {
         let before = stored(engine);
         let denied = acquire(engine, &rule, &key, 1, NOW);
         assert_eq!((denied.allowed, denied.blocked, denied.retry_after), (false, true, after(60)));
-        assert_eq!(denied.denied_by.as_deref(), Some("gcra 2/10s"));
+        assert_eq!(denied.denied_by.as_deref(), Some("token-bucket 2/10s"));
         let told: Vec<_> = denied.limits.iter().map(|limit| (limit.allowed, limit.blocked, limit.remaining)).collect();
         assert_eq!(told, [(false, true, 0), (true, false, 98), (true, false, 48)]);
         let then = stored(engine);
         let written = before.iter().zip(&then).filter(|(before, after)| before != after);
         let written: Vec<_> = written.map(|((key, ..), _)| key.rsplit('/').next()).collect();
         assert_eq!((before.len(), then.len()), (3 * usize::from(engine.server.is_some()), before.len()));
-        assert!(engine.server.is_none() || written == [Some("gcra-10s")], "{written:?}");
+        assert!(engine.server.is_none() || written == [Some("token-bucket-10s")], "{written:?}");
         assert!(!acquire(engine, &rule, &key, 1, NOW + 59 * SECOND).allowed);
         assert_eq!(stored(engine), then);
         let allowed = acquire(engine, &rule, &key, 2, NOW + 60 * SECOND);
@@ -204,7 +204,7 @@ fn rule_of_two() -> Rule {
 #[test]
 fn a_denied_call_with_an_id_blocks_too_and_an_allowed_id_is_still_remembered() {
     on_both(|engine| {
-        for text in FIVE {
+        for text in FOUR {
             let (rule, key) = (blocking(text, 60), engine.fresh_key());
             let call = |id: &'static str, at: Micros| {
                 let request = Request::new(&key).cost(5).id(id).at(time(at));
@@ -226,7 +226,7 @@ fn a_denied_call_with_an_id_blocks_too_and_an_allowed_id_is_still_remembered() {
 #[test]
 fn refunds_and_penalties_do_not_block() {
     on_both(|engine| {
-        for text in FIVE {
+        for text in FOUR {
             let subject = engine.subject(limit(text)).with(Change::KeepUsed, false, Some(60 * SECOND));
             subject.acquire(5, NOW);
             for answer in [subject.penalty(1, NOW), subject.refund(1, NOW), subject.penalty(0, NOW)] {
@@ -251,7 +251,7 @@ fn refunds_and_penalties_do_not_block() {
 #[test]
 fn changed_numbers_leave_the_block_and_keep_what_was_used() {
     on_both(|engine| {
-        for text in FIVE {
+        for text in FOUR {
             let subject = engine.subject(limit(text)).with(Change::KeepUsed, false, Some(4 * SECOND));
             subject.acquire(5, NOW);
             assert!(subject.acquire(1, NOW).blocked, "{text}");
@@ -270,7 +270,7 @@ fn changed_numbers_leave_the_block_and_keep_what_was_used() {
 #[test]
 fn denials_of_a_blocked_key_are_counted_where_a_rule_counts_them() {
     on_both(|engine| {
-        for text in SIX {
+        for text in FIVE {
             let subject = engine.subject(limit(text)).with(Change::KeepUsed, true, Some(60 * SECOND));
             subject.acquire(5, NOW);
             for count in 1..4 {
@@ -287,7 +287,7 @@ fn denials_of_a_blocked_key_are_counted_where_a_rule_counts_them() {
 async fn a_block_outlives_what_was_used_and_the_key_outlives_the_block() {
     let server = Server::start();
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
-    for text in SIX {
+    for text in FIVE {
         let rule = blocking(text, 600);
         limiter.acquire(&rule, by_own_id(&rule, Request::new("key").cost(5))).await.expect("a decision");
         let denied = limiter.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision");
@@ -332,7 +332,7 @@ async fn a_server_out_of_memory_refuses_to_block_and_keeps_the_state() {
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
     let mut redis = server.connection();
     let mut memory = |bytes: &str| cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).exec(&mut redis).expect("set");
-    for text in [SIX.as_slice(), &["gcra 5/10s, fixed-window 9/1d"]].concat() {
+    for text in [FIVE.as_slice(), &["gcra 5/10s, fixed-window 9/1d"]].concat() {
         let rule = blocking(&text.replace("10s", "1d"), 60);
         limiter.acquire(&rule, by_own_id(&rule, Request::new("key").cost(5))).await.expect("a decision");
         let before = held(&mut server.connection());
@@ -438,7 +438,7 @@ fn a_rule_that_cannot_block_on_denial_is_refused_when_it_is_built() {
     }
     assert!(plain.clone().block_for(Duration::from_micros(1 << 51)).is_ok());
     let expected = "rule test: expected a limit without shards beside block_for, since a denial would block one shard \
-                    alone, got gcra 8/1s shards 2 and block_for 1m";
+                    alone, got token-bucket 8/1s shards 2 and block_for 1m";
     let sharded = rule("gcra 8/1s shards 2");
     assert_eq!(sharded.block_for(minute).expect_err("shards").to_string(), expected);
 
@@ -447,7 +447,7 @@ fn a_rule_that_cannot_block_on_denial_is_refused_when_it_is_built() {
     let error = engine.limiter.lease(&blocking("gcra 8/1s", 60), "key", one).expect_err("no lease").to_string();
     assert_eq!(
         error,
-        "lease: expected a rule without block_for, since a batch that is denied would block everybody, got gcra 8/1s"
+        "lease: expected a rule without block_for, since a batch that is denied would block everybody, got token-bucket 8/1s"
     );
 }
 

@@ -388,7 +388,7 @@ async fn operations_that_calendar_windows_do_not_support_are_refused_in_one_line
             "option: expected burst, max-debt, start, shards after fixed-window, got \"tz\" (tz is of windows of the \
              calendar, such as 10/day)",
         ),
-        ("gcra 9/1h tz Europe/Zurich", "option: expected burst, max-debt, shards after gcra, got \"tz\""),
+        ("gcra 9/1h tz Europe/Zurich", "option: expected burst, max-debt, shards after token-bucket, got \"tz\""),
         ("fixed-window 0/day", "rate: expected a whole number from 1 to 2^53 - 1, got 0"),
         (
             "fixed-window 2/day shards 3",
@@ -417,8 +417,9 @@ async fn operations_that_calendar_windows_do_not_support_are_refused_in_one_line
     let of = Limit::of(tollgate::Algorithm::CalendarWindow, 9, Duration::from_secs(60));
     let error = of.build().expect_err("a period").to_string();
     assert_eq!(error, "calendar-window: expected a day, week, month or year (Limit::calendar), got 60s");
-    let error = Limit::of(tollgate::Algorithm::Gcra, 9, Duration::from_secs(60)).tz("UTC").build().expect_err("a zone");
-    assert_eq!(error.to_string(), "tz: not an option of gcra, which has burst, max-debt, shards");
+    let error =
+        Limit::of(tollgate::Algorithm::TokenBucket, 9, Duration::from_secs(60)).tz("UTC").build().expect_err("a zone");
+    assert_eq!(error.to_string(), "tz: not an option of token-bucket, which has burst, max-debt, shards");
     let limiter = Limiter::new(Embedded::new());
     let day = rule("fixed-window 9/day");
     let error = limiter.reserve(&day, "key").await.expect_err("a reservation").to_string();

@@ -15,9 +15,8 @@ use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id};
 
-const RULES: [&str; 7] = [
+const RULES: [&str; 6] = [
     "token-bucket 40/1h max-debt 20",
-    "gcra 40/1h max-debt 20",
     "fixed-window 40/1h max-debt 20",
     "fixed-window 40/month tz Europe/Zurich",
     "sliding-window 40/1h",

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tollgate::redis::cmd;
 use tollgate::Charged;
+use tollgate::redis::cmd;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::rule;
 

@@ -11,7 +11,7 @@ use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Operation, 
 use tollgate_testing::engines::{Engine, Micros, Subject, micros, time};
 use tollgate_testing::histories::{beginning, call_of, lived, steps, steps_with};
 use tollgate_testing::limits::{limit_of, two_limits};
-use tollgate_testing::rules::{FIVE, SIX, by_own_id, limit};
+use tollgate_testing::rules::{FIVE, FOUR, by_own_id, limit};
 
 #[test]
 fn the_embedded_engine_answers_as_redis_does() {
@@ -138,7 +138,7 @@ fn state_that_cannot_be_read_charges_nothing_and_stays_until_a_reset() {
     let engine = Engine::redis();
     let mut redis = behind(&engine);
     let now = 1 << 50;
-    let valid = SIX.map(|rule| {
+    let valid = FIVE.map(|rule| {
         let subject = engine.subject(limit(rule));
         subject.acquire(2, now);
         let state = cmd("GET").arg(name(&subject)).query::<Vec<u8>>(&mut redis).expect("state");
@@ -165,7 +165,7 @@ fn state_that_cannot_be_read_charges_nothing_and_stays_until_a_reset() {
 fn an_empty_value_is_no_state_either() {
     let engine = Engine::redis();
     let mut redis = behind(&engine);
-    for rule in SIX {
+    for rule in FIVE {
         let subject = engine.subject(limit(rule));
         cmd("SET").arg(name(&subject)).arg("").exec(&mut redis).expect("poisoned");
         assert_unreadable(&engine, &subject, rule);
@@ -215,7 +215,7 @@ fn assert_unreadable(engine: &Engine, subject: &Subject<'_>, what: &str) {
 fn state_outlives_its_reset_and_is_gone_within_twice_the_longest_and_a_second() {
     let engine = Engine::redis();
     let mut redis = behind(&engine);
-    for rule in FIVE.map(|rule| rule.replace("10s", "20ms")) {
+    for rule in FOUR.map(|rule| rule.replace("10s", "20ms")) {
         // Over some periods, so that the expiry is both kept and armed anew.
         let subject = engine.subject(limit(&rule));
         let (mut allowed, mut armed) = (0, Vec::new());
@@ -248,7 +248,7 @@ fn state_outlives_its_reset_and_is_gone_within_twice_the_longest_and_a_second() 
 fn at_a_virtual_time_state_stays_for_an_hour_until_a_call_in_server_time() {
     let engine = Engine::redis();
     let mut redis = behind(&engine);
-    for rule in SIX {
+    for rule in FIVE {
         let subject = engine.subject(limit(rule));
         let now = server_time(&mut redis);
         assert!(subject.acquire(1, now).allowed);

@@ -41,7 +41,6 @@ async fn a_command_that_is_refused_half_way_leaves_no_key_without_an_expiry() {
     let all = limiter(&server.url());
     let texts = [
         ("token-bucket 3/30d max-debt 3", "token-bucket 5/30d max-debt 1"),
-        ("gcra 3/30d", "gcra 1/30d"),
         ("fixed-window 3/30d start first-hit", "fixed-window 9/30d start first-hit"),
         ("fixed-window 3/year", "fixed-window 2/year"),
         ("sliding-window 3/30d", "sliding-window 2/30d"),

@@ -22,7 +22,7 @@ fn hashed(name: &str) -> &str {
 fn key() -> impl Strategy<Value = Vec<u8>> {
     let telling = prop_oneof![
         proptest::sample::select(b"{}%#:/\0\xff\n a7bd".to_vec()).prop_map(|byte| vec![byte]),
-        proptest::sample::select(vec!["%7b", "%7d", "{a}", "}:b", ":test/gcra-1d", "#test", "user:42"])
+        proptest::sample::select(vec!["%7b", "%7d", "{a}", "}:b", ":test/token-bucket-1d", "#test", "user:42"])
             .prop_map(|text| text.as_bytes().to_vec()),
     ];
     let short = proptest::collection::vec(telling, 1..=4).prop_map(|pieces| pieces.concat());
@@ -44,7 +44,7 @@ fn attacks(on: &[u8]) -> Vec<Vec<u8>> {
         around(b"}{", b"}"),
         around(b"{}", b""),
         around(b"", b"}"),
-        around(b"", b"}:test/gcra-1d"),
+        around(b"", b"}:test/token-bucket-1d"),
         around(b"", b":"),
         around(b"", b"\0"),
         around(b"", b" "),
@@ -104,7 +104,6 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     let redis = Redis::open(&server.url()).expect("a good address");
     let limiter = Limiter::new(redis.clone()).key_secret(&secret).denial_cache(DenialCache::of_keys(100));
     let texts = [
-        "gcra 5/1d",
         "token-bucket 5/1d",
         "fixed-window 5/1d start spread",
         "fixed-window 5/month tz Europe/Zurich",

@@ -146,7 +146,7 @@ fn most_in(limit: &Limit, begin: Micros, end: Micros) -> u128 {
     let span = u128::from(end - begin);
     let [rate, period, capacity] = [limit.rate(), micros(limit.period()), limit.capacity()].map(u128::from);
     match spec(limit) {
-        Spec::TokenBucket { .. } | Spec::Gcra { .. } => capacity + span * rate / period,
+        Spec::TokenBucket { .. } => capacity + span * rate / period,
         // Each boundary within the span adds the rate.
         Spec::FixedWindow { .. } => capacity + (span / period + 1) * rate,
         // None is shorter by more than an hour or a day left out beside it.
@@ -187,7 +187,7 @@ fn law_8_a_coarse_tick_is_a_divisor_and_every_product_is_exact() {
         let tick = u128::from(micros(limit.tick()));
         let shared = gcd(rate, period);
         let product = |tick: u128| match spec(&limit) {
-            Spec::TokenBucket { .. } | Spec::Gcra { .. } => {
+            Spec::TokenBucket { .. } => {
                 let (rate, period) = (rate / shared, period / shared);
                 (period % tick == 0).then(|| (capacity + debt + 1) * (period / tick) + rate)
             }
@@ -419,11 +419,11 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
 #[test]
 fn law_9_two_versions_at_the_bounds_are_charged_and_forgotten_alike() {
     use Operation::{Acquire, AtMost, Block, Penalty, Reserve};
-    let gcra = |capacity, debt| {
-        let limit = Limit::of(Algorithm::Gcra, 70_368_744_177_662, Duration::from_hours(24));
+    let bucket = |capacity, debt| {
+        let limit = Limit::of(Algorithm::TokenBucket, 70_368_744_177_662, Duration::from_hours(24));
         limit.capacity(capacity).max_debt(Debt::Units(debt)).build().expect("within the bounds")
     };
-    let [large, small] = [gcra(137_438_953_473, 2_748_779_067), gcra(0, 207_684)];
+    let [large, small] = [bucket(137_438_953_473, 2_748_779_067), bucket(0, 207_684)];
     let (span, most, begin) = (large.capacity() + large.max_debt(), 1 << 53, 1 << 50);
     // Operations, or changes of the rule, with the cost and the time.
     let long_reset = [

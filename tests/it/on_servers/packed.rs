@@ -56,7 +56,7 @@ impl Form {
             Self { algorithm, layout: layout.parse().expect("a byte"), names, widths }
         };
         let forms: Vec<_> = Algorithm::all().filter(packs).map(form).collect();
-        assert_eq!(forms.len(), 6, "all but permits");
+        assert_eq!(forms.len(), 5, "all but permits");
         forms
     }
 
@@ -85,7 +85,7 @@ impl Form {
         let Numbers { capacity, rate, period, tick, max_debt, .. } = *numbers;
         let span = capacity + max_debt;
         match self.algorithm {
-            Algorithm::TokenBucket | Algorithm::Gcra => (span * period + rate - 1) / rate * tick,
+            Algorithm::TokenBucket => (span * period + rate - 1) / rate * tick,
             Algorithm::FixedWindow => (span + rate - 1) / rate * period,
             Algorithm::SlidingWindow => 2 * period * tick,
             Algorithm::CalendarWindow | Algorithm::SlidingLog => period,
@@ -422,7 +422,7 @@ fn a_denied_call_writes_nothing_and_a_key_given_often_is_not_over_admitted() {
 #[test]
 fn a_call_across_slots_says_how_many_keys_follow() {
     let (_server, mut redis) = server();
-    let form = Form::all().into_iter().find(|form| form.algorithm == Algorithm::Gcra).expect("a form");
+    let form = Form::all().into_iter().find(|form| form.algorithm == Algorithm::TokenBucket).expect("a form");
     let text = read("lua/across_slots.lua") + form.algorithm.script().text();
     let numbers = form.pack(&form.own(&SAMPLE, NOW), 1);
     let mut ask = |count: &str, keys: usize| -> Result<Vec<u8>, RedisError> {

@@ -25,7 +25,6 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
         "token-bucket 60/1d max-debt 9",
         "fixed-window 60/1d max-debt 9",
         "fixed-window 60/year",
-        "gcra 60/1d max-debt 9",
         "sliding-window 60/1d",
         "sliding-log 60/1d",
         "concurrency 60 ttl 1d",
@@ -94,10 +93,10 @@ const OF_OTHER_LANGUAGES: &str = "+script|load";
 
 /// Calls a script that the server doesn't know as redis-py's `register_script` does.
 fn as_other_languages_do(url: &str) -> RedisResult<()> {
-    let script = Algorithm::Gcra.script();
+    let script = Algorithm::TokenBucket.script();
     let mut redis = Client::open(url)?.get_connection()?;
     let mut call = cmd("EVALSHA");
-    call.arg(script.digest()).arg(1).arg("tollgate:{user:42}:cli/gcra-10s");
+    call.arg(script.digest()).arg(1).arg("tollgate:{user:42}:cli/token-bucket-10s");
     call.arg(&["5", "1", "2000000", "1", "0", "1", "acquire", "-1"]);
     let error = call.exec(&mut redis).expect_err("it isn't loaded");
     assert_eq!(error.code(), Some("NOSCRIPT"), "{error}");
@@ -294,7 +293,6 @@ async fn a_key_that_the_user_may_not_use_fails_no_other_of_its_batch() {
 #[tokio::test]
 async fn a_denial_that_may_not_extend_the_expiry_says_so_each_time() {
     for (text, versions) in [
-        ("gcra", ["30/1m burst 1", "1/1m burst 1"]),
         ("token-bucket", ["30/1m burst 1", "1/1m burst 1"]),
         // The longer period keeps a time for longer.
         ("sliding-log", ["1/10s", "1/1m"]),

@@ -118,7 +118,7 @@ async fn a_permit_and_a_rate_are_taken_together_or_not_at_all_and_only_the_permi
             permit.release().await.expect("an answer");
         }
         let denied = limiter.hold(&rule, "key").await.expect("a decision").decision;
-        assert_eq!(denied.denied_by.as_deref(), Some("gcra 3/30d"));
+        assert_eq!(denied.denied_by.as_deref(), Some("token-bucket 3/30d"));
         assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").limits[0].remaining, 2);
         // The same id holds once, and after its release anew.
         limiter.reset(&rule, "key").await.expect("an answer");
@@ -187,11 +187,11 @@ async fn permit_operations_on_a_limit_without_permits_are_errors() {
     for (error, expected) in [
         (
             limiter.hold(&bucket, "key").await.expect_err("no permits"),
-            "hold: expected a concurrency limit, got gcra 5/1s",
+            "hold: expected a concurrency limit, got token-bucket 5/1s",
         ),
         (
             limiter.release(&bucket, request).await.expect_err("none"),
-            "release: expected a concurrency limit, got gcra 5/1s",
+            "release: expected a concurrency limit, got token-bucket 5/1s",
         ),
         (
             limiter.renew(&permits, "key").await.expect_err("no id"),
@@ -338,7 +338,7 @@ async fn a_rate_beside_permits_is_not_polled() {
     let _one = held(&limiter, &rule).await.expect("one");
     let began = tokio::time::Instant::now();
     let denied = limiter.hold_wait(&rule, "key", MINUTE).await.expect("a decision");
-    assert_eq!(denied.decision.denied_by.as_deref(), Some("gcra 1/1h"));
+    assert_eq!(denied.decision.denied_by.as_deref(), Some("token-bucket 1/1h"));
     assert_eq!(began.elapsed(), Duration::ZERO, "no wait helps");
     // In real time, as the engine's is.
     tokio::time::resume();

@@ -15,13 +15,13 @@ use tollgate_testing::histories::{beginning, steps};
 use tollgate_testing::limits::any_limit;
 use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::{Server, free_port};
-use tollgate_testing::rules::{SIX, rule};
+use tollgate_testing::rules::{FIVE, rule};
 
 #[tokio::test]
 async fn a_decision_is_one_round_trip() {
     let server = Server::start();
     let limiter = limiter(&server.url());
-    for rule in SIX.map(rule) {
+    for rule in FIVE.map(rule) {
         limiter.acquire(&rule, "first").await.expect("a decision");
         server.reset_command_counts();
         for n in 0..20 {
@@ -234,7 +234,8 @@ async fn keys_are_any_bytes_and_never_share_a_count() {
     for (units, key) in (1..).zip(&keys) {
         assert_eq!(limiter.peek(&rule, key).await.expect("a decision").remaining, 100 - units);
     }
-    let stored: Vec<Vec<u8>> = cmd("KEYS").arg("tollgate:{*}:test/gcra-30d").query(&mut server.connection()).expect("");
+    let stored: Vec<Vec<u8>> =
+        cmd("KEYS").arg("tollgate:{*}:test/token-bucket-30d").query(&mut server.connection()).expect("");
     assert_eq!(stored.len(), keys.len());
     assert!(stored.iter().all(|key| key.len() < 200 && key.iter().filter(|byte| b"{}".contains(byte)).count() == 2));
 

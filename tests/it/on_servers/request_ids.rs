@@ -177,7 +177,7 @@ fn an_id_is_forgotten_by_the_callers_own_time() {
 fn an_id_answers_for_the_limits_that_it_was_given_to() {
     let engine = Engine::redis();
     let request = Request::new("key").at(time(1 << 50)).id("m");
-    for (rule, remaining) in [("gcra 100/1s", 99), ("token-bucket 5/1d", 4)] {
+    for (rule, remaining) in [("fixed-window 100/1s", 99), ("token-bucket 5/1d", 4)] {
         let rule = tollgate_testing::rules::rule(rule);
         let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
         assert_eq!(decision.remaining, remaining, "{rule}");

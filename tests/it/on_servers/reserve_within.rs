@@ -74,9 +74,9 @@ fn a_reservation_waits_no_longer_than_it_says_as_the_oracle_has_it() {
             Spec::TokenBucket { rate: 3, period_us: 1_000_000, capacity: 0, max_debt: 7, tick_us: 1 },
         ),
         (
-            "gcra",
+            "token_bucket",
             "4 3 1000 1000 7",
-            Spec::Gcra { rate: 3, period_us: 1_000_000, capacity: 4, max_debt: 7, tick_us: 1000 },
+            Spec::TokenBucket { rate: 3, period_us: 1_000_000, capacity: 4, max_debt: 7, tick_us: 1000 },
         ),
         (
             "fixed_window",
@@ -124,28 +124,27 @@ fn a_reservation_denied_for_its_wait_writes_nothing() {
     let server = Server::start();
     let mut redis = server.connection();
     let own = "1 1 1000000 1 9";
-    for script in ["gcra", "token_bucket"] {
-        let mut ask = |mode: &str| call(&mut redis, script, &[script], &format!("{own} 1 {mode} {T}"))[..4].to_vec();
-        assert_eq!(ask("reserve+within=0"), [1, 1, 0, 0]);
-        assert_eq!(ask("reserve+within=1000000"), [1, 1, 0, 1_000_000]);
-        assert_eq!(ask("reserve+within=1999999"), [0, 1, 0, 2_000_000]);
-        let before: Vec<u8> = cmd("DUMP").arg(script).query(&mut server.connection()).expect("a dump");
-        assert_eq!(ask("reserve+within=0"), [0, 1, 0, 2_000_000]);
-        let after: Vec<u8> = cmd("DUMP").arg(script).query(&mut server.connection()).expect("a dump");
-        assert_eq!(before, after);
-        assert_eq!(ask("reserve"), [1, 1, 0, 2_000_000]);
-        let above = call(&mut redis, script, &[script], &format!("{own} 11 reserve+within=5 {T}"));
-        assert_eq!(above[..4], [0, 1, 0, -1], "never, however long one waits");
-    }
+    let script = "token_bucket";
+    let mut ask = |mode: &str| call(&mut redis, script, &[script], &format!("{own} 1 {mode} {T}"))[..4].to_vec();
+    assert_eq!(ask("reserve+within=0"), [1, 1, 0, 0]);
+    assert_eq!(ask("reserve+within=1000000"), [1, 1, 0, 1_000_000]);
+    assert_eq!(ask("reserve+within=1999999"), [0, 1, 0, 2_000_000]);
+    let before: Vec<u8> = cmd("DUMP").arg(script).query(&mut server.connection()).expect("a dump");
+    assert_eq!(ask("reserve+within=0"), [0, 1, 0, 2_000_000]);
+    let after: Vec<u8> = cmd("DUMP").arg(script).query(&mut server.connection()).expect("a dump");
+    assert_eq!(before, after);
+    assert_eq!(ask("reserve"), [1, 1, 0, 2_000_000]);
+    let above = call(&mut redis, script, &[script], &format!("{own} 11 reserve+within=5 {T}"));
+    assert_eq!(above[..4], [0, 1, 0, -1], "never, however long one waits");
 }
 
 #[test]
 fn of_several_limits_one_that_would_wait_too_long_denies_for_all() {
     let server = Server::start();
     let mut redis = server.connection();
-    let limits = "gcra 5 1 1 1000000 1 9 token_bucket 5 1 1 10000000 1 9";
+    let limits = "token_bucket 5 1 1 1000000 1 9 token_bucket 5 1 1 10000000 1 9";
     let mut ask = |mode: &str| {
-        let (keys, id_ttl) = (&["gcra", "bucket", "id"][..if mode.starts_with("peek") { 2 } else { 3 }], 1000);
+        let (keys, id_ttl) = (&["fast", "slow", "id"][..if mode.starts_with("peek") { 2 } else { 3 }], 1000);
         let id_ttl = if keys.len() == 3 { id_ttl } else { 0 };
         call(&mut redis, "all_or_nothing", keys, &format!("{limits} {id_ttl} 1 {mode} {T}"))
     };
@@ -154,7 +153,7 @@ fn of_several_limits_one_that_would_wait_too_long_denies_for_all() {
     assert_eq!(ask("reserve")[8], 0);
     let mut other = server.connection();
     let again = |redis: &mut Connection, mode: &str, key: &str| {
-        call(redis, "all_or_nothing", &["gcra", "bucket", key], &format!("{limits} 1000 1 {mode} {T}"))
+        call(redis, "all_or_nothing", &["fast", "slow", key], &format!("{limits} 1000 1 {mode} {T}"))
     };
     let denied = again(&mut other, "reserve+within=9999999", "second");
     assert_eq!((denied[0], denied[3], denied[5], denied[8], denied[10]), (1, 0, 0, 10_000_000, 0));

@@ -95,7 +95,6 @@ async fn scripts_that_make_room_for_600_others_cost_one_round_trip_more_and_no_d
         "fixed-window 5/year",
         "sliding-window 5/30d",
         "sliding-log 5/30d",
-        "gcra 5/30d",
         "concurrency 5 ttl 30d",
         "gcra 5/30d, fixed-window 5/30d",
     ];

@@ -61,7 +61,6 @@ fn a_debt_is_carried_whole_into_numbers_that_take_longer() {
     for (script, first, then) in [
         ("fixed_window", "0 1 86400000000 0 12000", "20000 1 86400000000 0 0"),
         ("token_bucket", "0 1 86400000000 1 12000", "20000 1 86400000000 1 0"),
-        ("gcra", "0 1 86400000000 1 12000", "20000 1 86400000000 1 0"),
     ] {
         assert_eq!(answer(&mut redis, script, script, &format!("{first} 12000 reserve {T}"))[0], 1, "{script}");
         let peek = answer(&mut redis, script, script, &format!("{then} 0 peek {T}"));
@@ -73,41 +72,39 @@ fn a_debt_is_carried_whole_into_numbers_that_take_longer() {
 fn a_state_further_ahead_than_any_penalty_could_make_it_waits_no_longer_than_one() {
     let (_server, mut redis) = server();
     let longest = 1 << 51;
-    for (script, layout, distance) in [("gcra", 2, 1_i64 << 53), ("token_bucket", 1, -(1_i64 << 53))] {
-        let now: i64 = T.parse().expect("a number");
-        let numbers = [(layout, 1), (5, 7), (1, 7), (1, 7), (1_000_000, 3)];
-        let state = pack(&[&[(now, 7), (distance, 7), (0, 5)], numbers.as_slice()].concat());
-        let packed_numbers = bucket([layout, 5, 1, 1, 1_000_000, 0, 1]);
-        for (mode, cost) in [("acquire", 1), ("peek", 0), ("penalty", 1), ("block", 1)] {
-            let expected_ttl = 2 * longest / 1000;
-            cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
-            let reply = answer(&mut redis, script, script, &format!("5 1 1 1000000 0 {cost} {mode} {T}"));
-            assert!(reply[3] >= 0 && (1..=longest).contains(&reply[4]), "{script} {mode}: {reply:?}");
-            let ttl: i64 = cmd("PTTL").arg(script).query(&mut redis).expect("an expiry");
-            assert!(ttl <= expected_ttl, "{script} {mode}: {ttl} ms");
-        }
+    let script = "token_bucket";
+    let now: i64 = T.parse().expect("a number");
+    let numbers = [(1, 1), (5, 7), (1, 7), (1, 7), (1_000_000, 3)];
+    let state = pack(&[&[(now, 7), (1 << 53, 7), (0, 5)], numbers.as_slice()].concat());
+    let packed_numbers = bucket([1, 5, 1, 1, 1_000_000, 0, 1]);
+    for (mode, cost) in [("acquire", 1), ("peek", 0), ("penalty", 1), ("block", 1)] {
+        let expected_ttl = 2 * longest / 1000;
         cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
-        let record = packed(&mut redis, script, &[script], &[&packed_numbers, T.as_bytes()]).expect("a decision");
-        assert!(record[0][0] == 0 && record[0][3] > 0 && record[0][4] <= longest, "{script}: {record:?}");
+        let reply = answer(&mut redis, script, script, &format!("5 1 1 1000000 0 {cost} {mode} {T}"));
+        assert!(reply[3] >= 0 && (1..=longest).contains(&reply[4]), "{mode}: {reply:?}");
+        let ttl: i64 = cmd("PTTL").arg(script).query(&mut redis).expect("an expiry");
+        assert!(ttl <= expected_ttl, "{mode}: {ttl} ms");
     }
+    cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
+    let record = packed(&mut redis, script, &[script], &[&packed_numbers, T.as_bytes()]).expect("a decision");
+    assert!(record[0][0] == 0 && record[0][3] > 0 && record[0][4] <= longest, "{record:?}");
 }
 
 #[test]
 fn a_reservation_is_denied_for_as_long_as_it_takes_to_the_tick() {
     let (_server, mut redis) = server();
-    for script in ["token_bucket", "gcra"] {
-        let own = "0 5 3 1 3002399751580328";
-        let first = answer(&mut redis, script, script, &format!("{own} 3002399751580328 reserve {T}"));
-        assert_eq!(first[0], 1, "{script}");
-        // 3 * 3002399751580327 parts have to come back, 5 in a tick.
-        let cost = "3002399751580327";
-        let denied = answer(&mut redis, script, script, &format!("{own} {cost} reserve {T}"));
-        assert_eq!(denied[..4], [0, 0, 0, 1_801_439_850_948_197], "{script}");
-        for (early, allowed) in [(1, 0), (0, 1)] {
-            let then = T.parse::<i64>().expect("a number") + denied[3] - early;
-            let again = answer(&mut redis, script, script, &format!("{own} {cost} reserve {then}"));
-            assert_eq!(again[0], allowed, "{script}: {early} early");
-        }
+    let script = "token_bucket";
+    let own = "0 5 3 1 3002399751580328";
+    let first = answer(&mut redis, script, script, &format!("{own} 3002399751580328 reserve {T}"));
+    assert_eq!(first[0], 1, "{script}");
+    // 3 * 3002399751580327 parts have to come back, 5 in a tick.
+    let cost = "3002399751580327";
+    let denied = answer(&mut redis, script, script, &format!("{own} {cost} reserve {T}"));
+    assert_eq!(denied[..4], [0, 0, 0, 1_801_439_850_948_197], "{script}");
+    for (early, allowed) in [(1, 0), (0, 1)] {
+        let then = T.parse::<i64>().expect("a number") + denied[3] - early;
+        let again = answer(&mut redis, script, script, &format!("{own} {cost} reserve {then}"));
+        assert_eq!(again[0], allowed, "{script}: {early} early");
     }
 }
 
@@ -117,19 +114,18 @@ fn a_reservation_is_denied_for_as_long_as_it_takes_to_the_tick() {
 fn a_penalty_of_all_that_can_be_counted_ends_when_it_says() {
     let (_server, mut redis) = server();
     let now = 536_845_000_886_831;
-    for (script, layout) in [("gcra", 2), ("token_bucket", 1)] {
-        let own = "5 27 22 3 0";
-        let reply = answer(&mut redis, script, script, &format!("{own} 1000000000000000000 penalty {now}"));
-        assert_eq!(reply, [1, 5, 0, 0, 1_000_799_917_193_446], "{script}");
-        for ticks in 0..200 {
-            let then = now + 3 * ticks;
-            let peek = answer(&mut redis, script, script, &format!("{own} {} peek {then}", 1 + ticks % 5));
-            assert_eq!(peek[4], 1_000_799_917_193_446 - 3 * ticks, "{script}");
-            let numbers = bucket([layout, 5, 27, 22, 3, 0, 1 + ticks % 5]);
-            let record = packed(&mut redis, script, &[script], &[&numbers, then.to_string().as_bytes()]);
-            let record = record.expect("a decision");
-            assert_eq!(record[0][3..], peek[3..5], "{script}");
-        }
+    let script = "token_bucket";
+    let own = "5 27 22 3 0";
+    let reply = answer(&mut redis, script, script, &format!("{own} 1000000000000000000 penalty {now}"));
+    assert_eq!(reply, [1, 5, 0, 0, 1_000_799_917_193_446], "{script}");
+    for ticks in 0..200 {
+        let then = now + 3 * ticks;
+        let peek = answer(&mut redis, script, script, &format!("{own} {} peek {then}", 1 + ticks % 5));
+        assert_eq!(peek[4], 1_000_799_917_193_446 - 3 * ticks, "{script}");
+        let numbers = bucket([1, 5, 27, 22, 3, 0, 1 + ticks % 5]);
+        let record = packed(&mut redis, script, &[script], &[&numbers, then.to_string().as_bytes()]);
+        let record = record.expect("a decision");
+        assert_eq!(record[0][3..], peek[3..5], "{script}");
     }
 }
 
@@ -140,7 +136,7 @@ fn products_of_just_more_than_can_be_counted_are_refused() {
     let most = 1_i64 << 53;
     for (script, fits, one_more) in [
         ("token_bucket", format!("0 4 1 1 {}", most - 5), format!("0 5 1 1 {}", most - 5)),
-        ("gcra", format!("1 4 1 1 {}", most - 6), format!("1 5 1 1 {}", most - 6)),
+        ("token_bucket", format!("1 4 1 1 {}", most - 6), format!("1 5 1 1 {}", most - 6)),
         ("fixed_window", format!("{} 4 1 0 1", most - 5), format!("{} 5 1 0 1", most - 5)),
     ] {
         assert_eq!(answer(&mut redis, script, "fits", &format!("{fits} 1 peek {T}")).len(), 5, "{script}: {fits}");
@@ -158,7 +154,6 @@ fn a_packed_call_takes_as_many_keys_as_lua_can_unpack_and_no_more() {
     let window = pack(&[(3, 1), (5, 7), (5, 7), (1_000_000, 7), (0, 7), (0, 7), (1, 7)]);
     let counter = pack(&[(4, 1), (5, 7), (1_000_000, 7), (1, 3), (1, 7)]);
     for (script, numbers) in [
-        ("gcra", bucket([2, 5, 1, 1_000_000, 1, 0, 1])),
         ("token_bucket", bucket([1, 5, 1, 1_000_000, 1, 0, 1])),
         ("fixed_window", window),
         ("sliding_window_counter", counter),
@@ -174,13 +169,12 @@ fn a_packed_call_takes_as_many_keys_as_lua_can_unpack_and_no_more() {
 }
 
 /// The own arguments of each script, good ones.
-const OWN: [(&str, &str); 7] = [
+const OWN: [(&str, &str); 6] = [
     ("token_bucket", "5 1 2000000 1 0"),
     ("fixed_window", "5 5 10000000 0 0"),
     ("calendar_window", "5 0 1000000000000001 4503599627370496"),
     ("sliding_window_counter", "5 10000000 1"),
     ("sliding_window_log", "5 10000000"),
-    ("gcra", "5 1 2000000 1 0"),
     ("concurrency", "5 10000000 me"),
 ];
 
@@ -247,9 +241,9 @@ fn a_packed_argument_that_is_bad_is_named() {
         (vec![&good[..], b"x"], "now_us is no number"),
         (vec![&good[..], b"-1", b"123456789"], ""),
     ] {
-        let error = packed(&mut redis, "gcra", &["key"], &arguments).expect_err("bad arguments").to_string();
+        let error = packed(&mut redis, "token_bucket", &["key"], &arguments).expect_err("bad arguments").to_string();
         assert!(error.contains("BADARG") && error.contains(fault), "{arguments:?}: {error}");
-        let error = packed(&mut redis, "gcra", &[], &arguments).expect_err("no key").to_string();
+        let error = packed(&mut redis, "token_bucket", &[], &arguments).expect_err("no key").to_string();
         assert!(error.contains("BADARG") && error.contains("missing KEYS[1]"), "{arguments:?}: {error}");
     }
 }
@@ -257,14 +251,14 @@ fn a_packed_argument_that_is_bad_is_named() {
 #[test]
 fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
     let (_server, mut redis) = server();
-    let limits = "gcra 5 5 1 2000000 1 0 fixed_window 5 5 5 10000000 0 0";
+    let limits = "token_bucket 5 5 1 2000000 1 0 fixed_window 5 5 5 10000000 0 0";
     let (two, three) = (["a", "b"].as_slice(), ["a", "b", "m"].as_slice());
     let both = "all_or_nothing";
     for (keys, arguments, fault) in [
         (two, String::new(), "no known script"),
-        (two, "gcra".into(), "no count of arguments after gcra"),
-        (two, "gcra x".into(), "no count of arguments after gcra"),
-        (two, "gcra 1e9 5".into(), "no count of arguments after gcra"),
+        (two, "token_bucket".into(), "no count of arguments after token_bucket"),
+        (two, "token_bucket x".into(), "no count of arguments after token_bucket"),
+        (two, "token_bucket 1e9 5".into(), "no count of arguments after token_bucket"),
         (two, limits.into(), "missing id_ttl"),
         (two, format!("{limits} 0"), "missing cost"),
         (two, format!("{limits} 0 1"), "missing mode"),
@@ -299,8 +293,14 @@ fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
     }
     // A limit's own arguments, by the limit's script.
     for (arguments, fault) in [
-        ("gcra 4 5 1 2000000 1 0 1 acquire -1", "gcra: expected capacity, rate, period, tick, max_debt, cost"),
-        ("gcra 5 5 1 2000000 1 0 0 1 acquire+junk -1", "gcra: expected whole numbers in the ranges of its header"),
+        (
+            "token_bucket 4 5 1 2000000 1 0 1 acquire -1",
+            "token_bucket: expected capacity, rate, period, tick, max_debt, cost",
+        ),
+        (
+            "token_bucket 5 5 1 2000000 1 0 0 1 acquire+junk -1",
+            "token_bucket: expected whole numbers in the ranges of its header",
+        ),
     ] {
         let error = call(&mut redis, both, &["a"], &words(arguments)).expect_err("bad arguments");
         assert!(error.code() == Some("BADARG") && error.to_string().contains(fault), "{error}");
@@ -311,7 +311,7 @@ fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
 fn an_id_given_at_the_beginning_of_time_is_forgotten_in_time() {
     let (_server, mut redis) = server();
     let mut remaining = |now: u64| {
-        let arguments = format!("gcra 5 5 1 1000000000000 1 0 1000 1 acquire {now}");
+        let arguments = format!("token_bucket 5 5 1 1000000000000 1 0 1000 1 acquire {now}");
         call(&mut redis, "all_or_nothing", &["key", "marker"], &words(&arguments)).expect("a decision")[2]
     };
     assert_eq!([0, 999_999, 1_000_000, 1_000_001, 1_999_999, 2_000_000].map(&mut remaining), [4, 4, 3, 3, 3, 2]);
@@ -322,7 +322,7 @@ fn an_id_given_at_the_beginning_of_time_is_forgotten_in_time() {
 #[test]
 fn an_error_of_a_composed_script_ends_with_the_command_that_redis_refused() {
     let (server, mut redis) = server();
-    let limits = "gcra 5 5 1 2000000 1 0 concurrency 3 5 10000000 me";
+    let limits = "token_bucket 5 5 1 2000000 1 0 concurrency 3 5 10000000 me";
     let (acquire, one) = (format!("{limits} 1000 1 acquire -1"), ["a", "b", "m"]);
     for (command, script, keys, arguments) in [
         ("get", "all_or_nothing", one.as_slice(), acquire.clone()),
@@ -426,7 +426,6 @@ fn scripts_refuse_an_option_that_is_malformed() {
     let last = |mode: &str| ["1".to_owned(), mode.to_owned(), T.to_owned()];
     for (script, own) in [
         ("token_bucket", "1 1 10000000 1 0"),
-        ("gcra", "1 1 10000000 1 0"),
         ("fixed_window", "1 1 10000000 0 0"),
         ("sliding_window_counter", "1 10000000 1"),
         ("sliding_window_log", "1 10000000"),

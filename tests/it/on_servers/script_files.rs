@@ -314,7 +314,6 @@ fn arguments_and_replies_are_those_of_the_contract() {
         "calendar_window limit first second stop / BI7i7i7i7I7",
         "sliding_window_counter limit period tick / BI7I7I3I7",
         "sliding_window_log limit period / BI7I7I7",
-        "gcra capacity rate period tick max_debt / BI7I7I7I3I7I7",
         "concurrency limit ttl holder",
     ];
     let found = algorithms().map(|file| {

@@ -24,12 +24,11 @@ const NOW: Micros = 1 << 50;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// One of each algorithm.
-const EACH: [&str; 7] = [
+const EACH: [&str; 6] = [
     "token-bucket 40/1h shards 4",
     "fixed-window 40/1h shards 4",
     "sliding-window 40/1h shards 4",
     "sliding-log 40/1h shards 4",
-    "gcra 40/1h shards 4",
     "concurrency 40 ttl 1h shards 4",
     "fixed-window 40/month shards 4",
 ];
@@ -343,11 +342,12 @@ fn a_cost_above_the_smallest_share_is_refused_or_always_denied() {
     let text = "token-bucket 100/1h burst 11 shards 4";
     for (text, cost, expected) in [
         (text, 3, format!("cost: expected at most 2, the smallest share of {text}, got 3")),
-        ("gcra 10/1s", 11, "cost: expected at most 10, all that is ever admitted by gcra 10/1s, got 11".into()),
+        ("gcra 10/1s", 11, "cost: expected at most 10, all that is ever admitted by token-bucket 10/1s, got 11".into()),
         (
             "gcra 10/1s burst 0 max-debt 4",
             5,
-            "cost: expected at most 4, all that is ever admitted by gcra 10/1s burst 0 max-debt 4, got 5".into(),
+            "cost: expected at most 4, all that is ever admitted by token-bucket 10/1s burst 0 max-debt 4, got 5"
+                .into(),
         ),
     ] {
         assert_eq!(rule(text).cost(cost).expect_err("too much").to_string(), expected);
@@ -389,7 +389,7 @@ fn shards_have_slots_of_their_own_and_names_that_no_other_key_has() {
     let engine = Engine::cluster();
     let rule = rule("gcra 2000/1s shards 1000").named("hot").expect("a name");
     let keys: Vec<_> = engine.states(&rule, "user:42", NOW).into_iter().map(|state| state.key).collect();
-    assert_eq!(keys[3], "tollgate:{user:42%s3}:hot/gcra-1s");
+    assert_eq!(keys[3], "tollgate:{user:42%s3}:hot/token-bucket-1s");
     assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 1000);
     let slots: HashSet<_> = keys.iter().map(|key| slot(key)).collect();
     assert!(slots.len() > 900, "{} slots", slots.len());

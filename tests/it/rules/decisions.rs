@@ -319,7 +319,7 @@ async fn a_cost_from_a_request_is_at_least_one_unless_the_rule_says_otherwise() 
     for (text, expected) in [
         (
             rules("min_cost = 11", "gcra 10/1s"),
-            "min_cost: expected at most 10, all that is ever admitted by gcra 10/1s, got 11",
+            "min_cost: expected at most 10, all that is ever admitted by token-bucket 10/1s, got 11",
         ),
         (
             rules("min_cost = 1", "gcra 10/1s").replace("\"units\"", "2"),

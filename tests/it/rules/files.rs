@@ -109,7 +109,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             with("cost = \"x\"\nmin_cost = 1\noverrides = { \"user:a\" = \"gcra 5/1s\" }")
                 .replace("min_cost = 1", "min_cost = 6")
                 .replace("gcra 1/1s", "gcra 9/1s"),
-            "rules.toml:7:26: rule a: user:a: min_cost: expected at most 5, all that is ever admitted by gcra 5/1s, got 6",
+            "rules.toml:7:26: rule a: user:a: min_cost: expected at most 5, all that is ever admitted by token-bucket 5/1s, got 6",
         ),
         (
             "[[rule]]\nname = \"a\"\nmatch = { method = [\"GET\", \"OTHER\"] }\naction = \"block\"\n\
@@ -140,7 +140,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         (GOOD.replace("gcra 1/1s", "leaky 1/1s"), "rules.toml:4:11: rule a: algorithm: expected "),
         (
             GOOD.replace("\"gcra 1/1s\"", "\"gcra 1/1s\", \"gcra 2/1s\""),
-            "rules.toml:4:24: rule a: expected limits of different names, got gcra-1s twice",
+            "rules.toml:4:24: rule a: expected limits of different names, got token-bucket-1s twice",
         ),
         (
             GOOD.replace("\"gcra 1/1s\"", "\"$standard\""),
@@ -205,7 +205,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             with("cost = 2"),
-            "rules.toml:5:8: rule a: cost: expected at most 1, all that is ever admitted by gcra 1/1s, got 2",
+            "rules.toml:5:8: rule a: cost: expected at most 1, all that is ever admitted by token-bucket 1/1s, got 2",
         ),
         (
             with("cost = -1"),
@@ -336,7 +336,7 @@ fn files_include_others_by_name_or_by_directory() {
     let names: Vec<_> = rules.definitions().iter().map(|rule| rule.name.as_str()).collect();
     assert_eq!(names, ["main", "a", "b", "last"]);
     assert_eq!(rules.definitions()[1].status, Some(420));
-    assert_eq!(rules.rule("a").expect("limits").to_string(), "gcra 1/1m");
+    assert_eq!(rules.rule("a").expect("limits").to_string(), "token-bucket 1/1m");
     assert_eq!(applies(&rules, &Attributes::new().set("team", "b").user("u")).as_deref(), Some("b"));
     // A pattern that matches the file itself means the others.
     fs::write(&path, main.replace("\"last.toml\"", "\"*.toml\"")).expect("a file");

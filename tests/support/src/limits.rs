@@ -19,7 +19,7 @@ pub fn any_limit() -> impl Strategy<Value = Limit> {
 pub fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
     // Whether it has a burst, where its windows begin, and its highest rate: small, where each unit is remembered.
     let (bursts, starts, most) = match algorithm {
-        Algorithm::TokenBucket | Algorithm::Gcra => (true, false, 1_000_000),
+        Algorithm::TokenBucket => (true, false, 1_000_000),
         Algorithm::FixedWindow => (true, true, 1_000_000),
         Algorithm::CalendarWindow | Algorithm::SlidingWindow => (false, false, 1_000_000),
         Algorithm::SlidingLog | Algorithm::Concurrency => (false, false, 60),

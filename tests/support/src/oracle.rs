@@ -41,12 +41,11 @@ pub enum Start {
 }
 
 /// A rule's algorithm and numbers. A tick must divide the period, after reduction by the gcd of
-/// rate and period for the two buckets.
+/// rate and period for the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[rustfmt::skip]
 pub enum Spec {
     TokenBucket { rate: u64, period_us: u64, capacity: u64, max_debt: u64, tick_us: u64 },
-    Gcra { rate: u64, period_us: u64, capacity: u64, max_debt: u64, tick_us: u64 },
     FixedWindow { rate: u64, period_us: u64, capacity: u64, max_debt: u64, start: Start },
     CalendarWindow { limit: u64, window: Window, zone: chrono_tz::Tz },
     SlidingWindow { limit: u64, period_us: u64, tick_us: u64 },

@@ -20,7 +20,6 @@ pub fn spec(limit: &Limit) -> Spec {
     };
     match limit.algorithm() {
         Algorithm::TokenBucket => Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us },
-        Algorithm::Gcra => Spec::Gcra { rate, period_us, capacity, max_debt, tick_us },
         Algorithm::FixedWindow => Spec::FixedWindow { rate, period_us, capacity, max_debt, start },
         Algorithm::CalendarWindow => {
             let zone = limit.zone().and_then(|zone| zone.parse().ok()).expect("a zone that both know");

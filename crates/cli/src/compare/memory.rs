@@ -66,10 +66,10 @@ mod tests {
             (0..requests).for_each(|at| edges.note(b"user:42", at, 1));
             bytes(&rule, [b"user:42".to_vec()].iter(), &edges)
         };
-        let name = "tollgate:{user:42}:cli/gcra-1m".len() as u64;
-        assert_eq!(bytes("gcra 100/1m", 1), PER_KEY + name + 44);
-        assert_eq!(bytes("gcra 100/1m", 90), bytes("gcra 100/1m", 1));
+        let name = "tollgate:{user:42}:cli/token-bucket-1m".len() as u64;
+        assert_eq!(bytes("token-bucket 100/1m", 1), PER_KEY + name + 44);
+        assert_eq!(bytes("token-bucket 100/1m", 90), bytes("token-bucket 100/1m", 1));
         assert!(bytes("sliding-log 100/1m", 90) > bytes("sliding-log 100/1m", 1) + 90 * 12);
-        assert!(bytes("gcra 100/1m, fixed-window 9/1d", 1) > 2 * PER_KEY + 44 + 48);
+        assert!(bytes("token-bucket 100/1m, fixed-window 9/1d", 1) > 2 * PER_KEY + 44 + 48);
     }
 }

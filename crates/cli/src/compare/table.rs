@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn no_line_is_wider_than_the_terminal() {
-        let second = Outcome { not_played: 4321, ..outcome("gcra 60/1m burst 20, fixed-window 5000/1d", 7) };
+        let second = Outcome { not_played: 4321, ..outcome("token-bucket 60/1m burst 20, fixed-window 5000/1d", 7) };
         let rules = [outcome("fixed-window 60/1m", 123_456), second];
         for width in [40, 60, 80, 120] {
             let mut out = Vec::new();

@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn headers_say_what_is_called_and_what_only_inspects() {
-        let called = called_by(Algorithm::Gcra.script());
+        let called = called_by(Algorithm::TokenBucket.script());
         let names: Vec<_> = called.iter().map(|called| called.command).collect();
         assert_eq!(names, ["TIME", "GET", "MGET", "SET", "SETRANGE", "PEXPIREAT", "DEL", "PTTL"]);
         let inspecting: Vec<_> = called.iter().filter(|called| called.only_inspects).collect();

@@ -73,7 +73,7 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
     let sentinels = said_by_sentinels(&redis, deadline).await;
     let limiter = Limiter::new(redis).deadline(deadline).prefix(&scratch)?;
     // Connects as decisions do, and ends here if the server doesn't reply.
-    if let Err(error) = limiter.peek(&rule("gcra 5/10s")?, "user:1").await
+    if let Err(error) = limiter.peek(&rule("token-bucket 5/10s")?, "user:1").await
         && (error.is_unreachable() || error.is_authentication() || error.is_deadline() || error.is_disconnected())
     {
         return Err(error.into());
@@ -257,7 +257,7 @@ return read > 0 and read or error";
 
     /// The latency of the deciding script if this user may peek, which changes nothing, or else of PING.
     async fn latency(&mut self, limiter: &Limiter, key: &str) -> Result<Known<Latency>> {
-        let rule = rule("gcra 5/10s")?;
+        let rule = rule("token-bucket 5/10s")?;
         let peeks = limiter.peek(&rule, key).await.is_ok();
         let mut samples = Vec::with_capacity(SAMPLES);
         let began = Instant::now();
@@ -327,7 +327,7 @@ async fn trials(limiter: &Limiter, asked: &mut Asked, key: &str) -> Result<Vec<T
 
 /// Two limits at once, remembered by an id.
 async fn together(limiter: &Limiter, key: &str) -> Result<Trial> {
-    let rule = rule("gcra 5/20s, fixed-window 5/20s")?;
+    let rule = rule("token-bucket 5/20s, fixed-window 5/20s")?;
     let request = Request::new(key).id("doctor").id_ttl(Duration::from_secs(10));
     let took = async {
         limiter.acquire(&rule, request).await?;

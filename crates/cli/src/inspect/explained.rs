@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tollgate::{Algorithm, Limit, RetryAfter, State};
+use tollgate::{RetryAfter, State};
 
 use crate::escape::shown;
 use crate::output::{counted, human, timestamp};
 
 /// Names and explanations of the state of a limit's key.
-pub(super) fn explained(limit: &Limit, state: &State) -> Vec<(&'static str, String)> {
+pub(super) fn explained(state: &State) -> Vec<(&'static str, String)> {
     let decision = &state.decision;
     let full = if decision.reset_after.is_zero() {
         "now: nothing is in use".to_owned()
@@ -32,7 +32,7 @@ pub(super) fn explained(limit: &Limit, state: &State) -> Vec<(&'static str, Stri
     }
     let expiry = state.expires_after.map_or_else(|| "never".to_owned(), |ttl| format!("in {}", human(ttl)));
     lines.push(("expires", expiry));
-    let fields = Fields { limit, fields: &state.fields };
+    let fields = Fields { fields: &state.fields };
     lines.extend(state.fields.iter().map(|(name, number)| (*name, fields.decoded(name, *number))));
     lines.extend(fields.arrival().map(|arrival| ("arrival", arrival)));
     lines
@@ -40,7 +40,6 @@ pub(super) fn explained(limit: &Limit, state: &State) -> Vec<(&'static str, Stri
 
 /// The script's own numbers.
 struct Fields<'a> {
-    limit: &'a Limit,
     fields: &'a [(&'static str, i64)],
 }
 
@@ -52,8 +51,6 @@ impl Fields<'_> {
     /// A number in its unit, and raw.
     fn decoded(&self, name: &str, number: i64) -> String {
         let period = self.value("state_period");
-        // A bucket's level is stored in fractions of a unit, a window's in whole units.
-        let scaled = self.limit.algorithm() == Algorithm::TokenBucket;
         match (name, period) {
             ("blocked_us" | "overage" | "first_us" | "last_us", _) if number == 0 => "-".to_owned(),
             ("blocked_us", _) => format!("for {}", human(of_micros(number))),
@@ -64,7 +61,7 @@ impl Fields<'_> {
             }
             ("state_tick", _) => format!("{} ({number})", human(of_micros(number))),
             (name, _) if name.ends_with("_us") => u64::try_from(number).map_or_else(|_| number.to_string(), timestamp),
-            ("level", Some(period)) if scaled => in_units(number, period),
+            // A bucket's is stored in fractions of a unit, what windows have in whole units.
             ("lead", Some(period)) => in_units(number, period),
             _ => number.to_string(),
         }

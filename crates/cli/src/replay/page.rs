@@ -132,7 +132,7 @@ mod tests {
             let wait = RetryAfter::After(Duration::from_micros(at % 90_001 * 700));
             summary.decided(&key, at * 86_400, at % 3 > 0, Some(wait));
         }
-        let page = page(&summary, "gcra 1/1s", &["access.log".into()], Order::Sorted);
+        let page = page(&summary, "token-bucket 1/1s", &["access.log".into()], Order::Sorted);
         assert!(page.says.starts_with("333,334 of 1,000,000 requests were denied (33.33 %)"), "{}", page.says);
         assert_eq!(page.sections.len(), 3);
         let rows: usize = page.sections.iter().map(|section| section.table.rows.len()).sum();

@@ -30,7 +30,7 @@ pub(super) struct Meter {
 /// What a key has taken.
 #[derive(Clone, Debug)]
 pub(super) enum State {
-    /// As GCRA has it: how far the arrival time lies ahead of the time, in 1/rate of a microsecond.
+    /// How far the theoretical arrival time lies ahead of the time, in 1/rate of a microsecond.
     Bucket {
         t_us: u64,
         lead: u64,
@@ -53,9 +53,9 @@ pub(super) struct Log {
 }
 
 impl Meter {
-    /// Of a token bucket or GCRA, which admit the same.
-    pub(super) fn bucket(algorithm: Algorithm, rate: u64, period_us: u64) -> Self {
-        let divisor = greatest_common_divisor(rate, period_us);
+    /// Of a token bucket.
+    pub(super) fn bucket(rate: u64, period_us: u64) -> Self {
+        let (algorithm, divisor) = (Algorithm::TokenBucket, greatest_common_divisor(rate, period_us));
         Self { algorithm, rate, period_us, start_us: 0, reduced: (rate / divisor, period_us / divisor) }
     }
 
@@ -72,7 +72,7 @@ impl Meter {
             return None;
         }
         match (algorithm, limit.start()) {
-            (Algorithm::Gcra | Algorithm::TokenBucket, _) => Some(Self::bucket(algorithm, limit.rate(), period_us)),
+            (Algorithm::TokenBucket, _) => Some(Self::bucket(limit.rate(), period_us)),
             (Algorithm::SlidingWindow | Algorithm::SlidingLog, _) => Some(Self::window(algorithm, period_us)),
             (Algorithm::FixedWindow, Start::At(start)) if limit.capacity() == limit.rate() => {
                 Some(Self { start_us: micros(start), ..Self::window(algorithm, period_us) })
@@ -82,7 +82,7 @@ impl Meter {
     }
 
     pub(super) fn is_bucket(&self) -> bool {
-        matches!(self.algorithm, Algorithm::Gcra | Algorithm::TokenBucket)
+        self.algorithm == Algorithm::TokenBucket
     }
 
     /// The limit with this burst or, if it has none, this rate.

@@ -59,13 +59,9 @@ impl Plan {
             _ => grid::main_period(&needed),
         };
         needed.push((group.span_us().max(1), total));
-        let algorithm = match &present {
-            None => Some(Algorithm::Gcra),
-            Some(meter) => meter.as_ref().filter(|meter| meter.is_bucket()).map(|meter| meter.algorithm),
-        };
-        let rates = if algorithm.is_some() { grid::rates(period_us, &needed) } else { Vec::new() };
-        let buckets =
-            algorithm.into_iter().flat_map(|of| rates.iter().map(move |rate| Meter::bucket(of, *rate, period_us)));
+        let as_buckets = present.as_ref().is_none_or(|meter| meter.as_ref().is_some_and(Meter::is_bucket));
+        let rates = if as_buckets { grid::rates(period_us, &needed) } else { Vec::new() };
+        let buckets = rates.iter().map(|rate| Meter::bucket(*rate, period_us));
         let only = present.flatten().map(|meter| meter.algorithm);
         Self { group: at, period_us, buckets: buckets.collect(), only, others: only.is_none() && asked.is_none() }
     }
@@ -79,10 +75,7 @@ impl Plan {
             |point: &(u64, u64)| found.iter().find(|trial| trial.meter.rate == point.0).map(|trial| (*trial).clone());
         let mut suggestions = Vec::new();
         if let Some(best) = frontier.get(knee).and_then(at) {
-            let twin = Meter::bucket(Algorithm::TokenBucket, best.meter.rate, best.meter.period_us);
-            let twin = (self.only.is_none()).then(|| Trial { meter: twin, ..best.clone() });
             suggestions.extend(Suggestion::of(best, Kind::Recommended));
-            suggestions.extend(twin.and_then(|twin| Suggestion::of(twin, Kind::Recommended)));
         }
         let shown = |trial: &&Trial| of_group(trial) && self.only.is_none_or(|only| only == trial.meter.algorithm);
         let windows = windows.iter().filter(shown).cloned();

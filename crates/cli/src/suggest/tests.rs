@@ -34,10 +34,8 @@ fn traces(costs: u64) -> impl Strategy<Value = Trace> {
 }
 
 fn meters() -> impl Strategy<Value = Meter> {
-    let bucket = (1..12_u64, prop_oneof![Just(SECOND), Just(700_000), Just(60 * SECOND)], any::<bool>());
-    let bucket = bucket.prop_map(|(rate, period_us, gcra)| {
-        Meter::bucket(if gcra { Algorithm::Gcra } else { Algorithm::TokenBucket }, rate, period_us)
-    });
+    let bucket = (1..12_u64, prop_oneof![Just(SECOND), Just(700_000), Just(60 * SECOND)]);
+    let bucket = bucket.prop_map(|(rate, period_us)| Meter::bucket(rate, period_us));
     let windows = vec![Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
     let window = (proptest::sample::select(windows), prop_oneof![Just(SECOND), Just(300_000), Just(3600 * SECOND)]);
     prop_oneof![
@@ -134,7 +132,7 @@ fn what_a_replay_does_not_confirm_is_an_error() {
     let trace: Trace = (0..30).map(|at| (at * 10, "a", 1)).collect();
     let bound = Bound { share: "10%".parse().unwrap(), of: Of::Requests };
     for wrong in [0, 1] {
-        let (mut traffic, trial) = found(&trace, &Meter::bucket(Algorithm::Gcra, 5, SECOND), bound);
+        let (mut traffic, trial) = found(&trace, &Meter::bucket(5, SECOND), bound);
         let mut suggestions = [Suggestion::of(trial, Kind::Recommended).unwrap()];
         find_hits(&mut traffic.spool, &traffic.keys, &mut suggestions).unwrap();
         suggestions[0].hits[0].denied += wrong;
@@ -146,7 +144,7 @@ fn what_a_replay_does_not_confirm_is_an_error() {
 #[test]
 fn the_most_that_fits_counts_in_microseconds_and_one_more_does_not() {
     let buckets = [(1, SECOND), (7, 3600 * SECOND), (1_000_000, 60 * SECOND), (1, 86_400 * SECOND)];
-    let buckets = buckets.map(|(rate, period_us)| Meter::bucket(Algorithm::Gcra, rate, period_us));
+    let buckets = buckets.map(|(rate, period_us)| Meter::bucket(rate, period_us));
     let windows = [SECOND, 3600 * SECOND].map(|period_us| Meter::window(Algorithm::SlidingWindow, period_us));
     for meter in buckets.into_iter().chain(windows) {
         let fits = |units| meter.limit(units).is_ok_and(|limit| limit.tick().as_micros() == 1);
@@ -168,7 +166,7 @@ fn extreme_numbers_neither_overflow_nor_fit() {
                 let bound = Bound { share: share.parse().unwrap(), of };
                 let (_, trial) = found(&trace, &Meter::window(algorithm, SECOND), bound);
                 assert_eq!(trial.units, (share == "100%").then_some(1), "{algorithm}");
-                let (_, trial) = found(&trace, &Meter::bucket(Algorithm::Gcra, 7, 3600 * SECOND), bound);
+                let (_, trial) = found(&trace, &Meter::bucket(7, 3600 * SECOND), bound);
                 assert_eq!(trial.units, (share == "100%").then_some(1));
             }
         }

@@ -246,7 +246,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn key(number: usize) -> Vec<u8> {
-        format!("t:{{u:{number}}}:api/gcra-1s").into_bytes()
+        format!("t:{{u:{number}}}:api/token-bucket-1s").into_bytes()
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(census.count(keys.to_vec(), "t"), [key(1), key(2)]);
         let (counts, all) = census.counts();
         let of: Vec<_> = counts.of.iter().map(|(label, count)| (label.text(), *count)).collect();
-        assert_eq!(of, [("api (ids)".to_owned(), 1), ("api/gcra-1s".to_owned(), 2)]);
+        assert_eq!(of, [("api (ids)".to_owned(), 1), ("api/token-bucket-1s".to_owned(), 2)]);
         assert_eq!((counts.scanned, all), (4, false));
         assert_eq!(census.any_key(), Some(&key(2)), "whether or not it is in use");
     }

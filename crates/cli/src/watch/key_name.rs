@@ -125,19 +125,20 @@ mod tests {
     #[test]
     fn every_name_that_the_library_gives_is_read_as_the_key_it_was_given_for() {
         let limiter = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix");
-        let two = rule("gcra 10/1s, fixed-window 250/1d");
+        let two = rule("token-bucket 10/1s, fixed-window 250/1d");
         for key in ["user:42", "2001:db8::1", "a}{b", "50%", "%s3", "a%s3", "%41", "\0", "caf\u{e9}", "x y/z#1"] {
             let names = read(&limiter, &two, key);
             let limits: Vec<_> = names.iter().map(|name| name.of.text()).collect();
-            assert_eq!(limits, ["api/gcra-1s", "api/fixed-window-1d"]);
+            assert_eq!(limits, ["api/token-bucket-1s", "api/fixed-window-1d"]);
             assert!(names.iter().all(|name| name.key == shown(key.as_bytes()) && name.shard.is_none()), "{names:?}");
         }
-        let named = "gcra 10/1s".parse::<tollgate::Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
+        let named =
+            "token-bucket 10/1s".parse::<tollgate::Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
         let names = read(&limiter, &Rule::new("api", named).expect("a rule"), "user:42");
-        assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:42", "api/orgs/gcra"));
+        assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:42", "api/orgs/token-bucket"));
         let cluster = Cluster::open("redis-cluster://127.0.0.1").expect("a good address");
         let on_cluster = Limiter::new(cluster).prefix("shop").expect("a prefix");
-        let sharded = read(&on_cluster, &rule("gcra 100/1s shards 12"), "user:42%s1");
+        let sharded = read(&on_cluster, &rule("token-bucket 100/1s shards 12"), "user:42%s1");
         let shards: Vec<_> = sharded.iter().map(|name| name.shard).collect();
         assert_eq!(shards, (0..12).map(Some).collect::<Vec<_>>());
         assert!(sharded.iter().all(|name| name.key == "user:42%s1"), "{sharded:?}");
@@ -146,21 +147,21 @@ mod tests {
     #[test]
     fn a_key_beside_a_tag_is_the_key() {
         let limiter = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix");
-        let tagged = rule("gcra 10/1s").tagged("org");
+        let tagged = rule("token-bucket 10/1s").tagged("org");
         let parts: [(&str, &[u8]); 1] = [("org", b"acme:1")];
         let names = read(&limiter, &tagged, Request::new("user:7").parts(&parts));
-        assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:7", "api/gcra-1s"));
+        assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:7", "api/token-bucket-1s"));
     }
 
     #[test]
     fn what_is_hashed_is_said_to_be_and_shown_in_part() {
         let secret = KeySecret::new("0123456789abcdef0123456789abcdef").expect("a secret");
         let hashing = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix").key_secret(&secret);
-        let names = read(&hashing, &rule("gcra 10/1s"), "alice@example.com");
+        let names = read(&hashing, &rule("token-bucket 10/1s"), "alice@example.com");
         assert_eq!(names[0].key, "(hashed) 841240d2a5b6");
         let limiter = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix");
         let long = "x".repeat(1 << 20);
-        let names = read(&limiter, &rule("gcra 10/1s"), long.as_str());
+        let names = read(&limiter, &rule("token-bucket 10/1s"), long.as_str());
         assert!(names[0].key.starts_with("(long) ") && names[0].key.len() < 30, "{}", names[0].key);
     }
 
@@ -181,10 +182,10 @@ mod tests {
         ] {
             assert_eq!(KeyName::parse(name, "shop"), None, "{}", shown(name));
         }
-        let marker = KeyName::parse(b"shop:{a}:api#gcra-1s-job-7", "shop").expect("a marker");
+        let marker = KeyName::parse(b"shop:{a}:api#token-bucket-1s-job-7", "shop").expect("a marker");
         assert!(marker.is_marker());
         assert_eq!(marker.of.text(), "api (ids)");
-        let of_load = KeyName::parse(b"shop:load-7:{a}:cli/gcra-1s", "shop").expect("a load's key");
-        assert_eq!((of_load.key.as_str(), of_load.of.text().as_str()), ("a", "cli/gcra-1s under load-7"));
+        let of_load = KeyName::parse(b"shop:load-7:{a}:cli/token-bucket-1s", "shop").expect("a load's key");
+        assert_eq!((of_load.key.as_str(), of_load.of.text().as_str()), ("a", "cli/token-bucket-1s under load-7"));
     }
 }

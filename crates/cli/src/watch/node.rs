@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_is_waited_for_has_the_tag_of_a_key_of_the_node_and_is_none_of_a_limit() {
-        let key = b"t:{user:1}:org:api/gcra-1s".to_vec();
+        let key = b"t:{user:1}:org:api/token-bucket-1s".to_vec();
         assert_eq!(beside(Some(&key), "t"), b"t:{user:1}:watch");
         assert_eq!(beside(None, "t"), b"t:{watch}:watch");
     }

@@ -96,8 +96,8 @@ mod tests {
         Window { time: Duration::from_millis(ms), keys, ..Window::default() }
     }
 
-    const ONE: &str = "t:{u:1}:api/gcra-1s";
-    const OTHER: &str = "t:{u:2}:api/gcra-1s";
+    const ONE: &str = "t:{u:1}:api/token-bucket-1s";
+    const OTHER: &str = "t:{u:2}:api/token-bucket-1s";
 
     #[test]
     fn a_rate_is_what_was_seen_by_the_time_that_it_was_looked_for() {
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_the_busiest_keys_stay() {
-        let names: Vec<_> = (0..3 * MOST_KEYS).map(|number| format!("t:{{u:{number}}}:api/gcra-1s")).collect();
+        let names: Vec<_> = (0..3 * MOST_KEYS).map(|number| format!("t:{{u:{number}}}:api/token-bucket-1s")).collect();
         let mut rates = Rates::default();
         for (at, name) in names.iter().enumerate() {
             let count = if at == 7 { 50 } else { 1 };

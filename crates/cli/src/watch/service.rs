@@ -229,9 +229,9 @@ mod tests {
     }
 
     const ALLOWED: &str =
-        "tollgate_decisions_total{rule=\"api\",algorithm=\"gcra\",outcome=\"allowed\",source=\"redis\"}";
+        "tollgate_decisions_total{rule=\"api\",algorithm=\"token-bucket\",outcome=\"allowed\",source=\"redis\"}";
     const DENIED: &str =
-        "tollgate_decisions_total{rule=\"api\",algorithm=\"gcra\",outcome=\"denied\",source=\"denial-cache\"}";
+        "tollgate_decisions_total{rule=\"api\",algorithm=\"token-bucket\",outcome=\"denied\",source=\"denial-cache\"}";
 
     #[test]
     fn counters_become_rates_by_their_labels_and_several_processes_are_added() {

@@ -211,7 +211,7 @@ mod tests {
         Key {
             key: name.into(),
             shard: None,
-            of: Label { under: None, rule: "api".into(), limit: Some("gcra-1s".into()) },
+            of: Label { under: None, rule: "api".into(), limit: Some("token-bucket-1s".into()) },
             writes_per_second: Some(writes),
             touched_share: Some(touched),
             freq: None,
@@ -238,7 +238,11 @@ mod tests {
         let keys = vec![key("User:1", 5.0, 0.1), key("org:2", 9.0, 0.5)];
         let snapshot = Snapshot { keys, ..Snapshot::default() };
         assert_eq!(names(&table(Tab::Keys, &snapshot, 0, "uSER", 80)), ["User:1"]);
-        assert_eq!(table(Tab::Keys, &snapshot, 0, "api/gcra", 40).rows.len(), 2, "also what is too narrow to show");
+        assert_eq!(
+            table(Tab::Keys, &snapshot, 0, "api/token-bucket", 40).rows.len(),
+            2,
+            "also what is too narrow to show"
+        );
         let none = table(Tab::Keys, &snapshot, 0, "x\u{1b}y", 80);
         assert_eq!((none.rows.len(), none.empty.as_str()), (0, "no row contains \"x\\u{1b}y\""));
     }

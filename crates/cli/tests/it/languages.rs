@@ -17,11 +17,11 @@ use tollgate_testing::repository::{read, root};
 
 use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
-const RULE: &str = "gcra 100/1m burst 20";
+const RULE: &str = "token-bucket 100/1m burst 20";
 /// One that is allowed, one that has to wait, and one that is above the burst.
 const COSTS: [&str; 3] = ["15", "20", "21"];
 /// Of the rule by the name that the README and the programs give it.
-const KEY: &str = "tollgate:{user:42}:api/gcra-1m";
+const KEY: &str = "tollgate:{user:42}:api/token-bucket-1m";
 
 /// How long a program waits for Redis: as its text says, or long enough on any machine.
 #[derive(Clone, Copy, PartialEq)]
@@ -45,20 +45,20 @@ impl Example {
         assert_eq!(text.matches(shown).count(), 1, "{file}: {shown}");
         let text = if deadline == Deadline::Long { text.replace(shown, long) } else { text };
         std::fs::write(folder.path().join(file), text).expect("the example");
-        std::fs::write(folder.path().join("gcra.lua"), concatenated()).expect("the script");
+        std::fs::write(folder.path().join("token_bucket.lua"), concatenated()).expect("the script");
         Self { folder, program: PathBuf::new(), file: None }
     }
 
     fn python(deadline: Deadline) -> Self {
-        let example = Self::new("gcra.py", deadline, ["DEADLINE = 0.5 ", "DEADLINE = 60 "]);
-        Self { program: python(), file: Some("gcra.py"), ..example }
+        let example = Self::new("token_bucket.py", deadline, ["DEADLINE = 0.5 ", "DEADLINE = 60 "]);
+        Self { program: python(), file: Some("token_bucket.py"), ..example }
     }
 
     fn node(deadline: Deadline) -> Self {
-        let example = Self::new("gcra.mjs", deadline, ["DEADLINE_MS = 500;", "DEADLINE_MS = 60_000;"]);
+        let example = Self::new("token_bucket.mjs", deadline, ["DEADLINE_MS = 500;", "DEADLINE_MS = 60_000;"]);
         // Modules are looked for from the program's own folder upwards.
         std::os::unix::fs::symlink(node_modules(), example.folder.path().join("node_modules")).expect("a link");
-        Self { program: "node".into(), file: Some("gcra.mjs"), ..example }
+        Self { program: "node".into(), file: Some("token_bucket.mjs"), ..example }
     }
 
     /// Nothing where Go or its client isn't installed, which tests/run.sh leaves to the machine: they are 500 MB.
@@ -70,15 +70,15 @@ impl Example {
         } else if !sources.join("src/github.com/gomodule/redigo").exists() {
             "redigo, which Debian has as golang-github-gomodule-redigo-dev"
         } else {
-            let example = Self::new("gcra.go", deadline, ["500 * time.Millisecond", "60 * time.Second"]);
+            let example = Self::new("token_bucket.go", deadline, ["500 * time.Millisecond", "60 * time.Second"]);
             let mut go = Command::new("go");
-            go.args(["build", "gcra.go"]).env("GO111MODULE", "off").env("GOPATH", sources);
+            go.args(["build", "token_bucket.go"]).env("GO111MODULE", "off").env("GOPATH", sources);
             let built = go.current_dir(example.folder.path()).output().expect("go runs");
             assert!(built.status.success(), "{}", stderr(&built));
-            return Some(Self { program: example.folder.path().join("gcra"), ..example });
+            return Some(Self { program: example.folder.path().join("token_bucket"), ..example });
         };
         // Past the harness, which shows no output of a test that passes.
-        let _ = writeln!(std::io::stderr(), "examples/languages/gcra.go: NOT RUN, expected {missing}");
+        let _ = writeln!(std::io::stderr(), "examples/languages/token_bucket.go: NOT RUN, expected {missing}");
         None
     }
 
@@ -110,7 +110,7 @@ fn node_modules() -> PathBuf {
 /// The command of the README that makes a script without the tool.
 fn concatenated() -> Vec<u8> {
     let readme = read("lua/README.md");
-    let command = readme.lines().find_map(|line| line.strip_prefix("$ ")?.strip_suffix(" > gcra.lua"));
+    let command = readme.lines().find_map(|line| line.strip_prefix("$ ")?.strip_suffix(" > token_bucket.lua"));
     let mut shell = Command::new("sh");
     let output = shell.args(["-c", command.expect("the command")]).current_dir(root()).output().expect("sh runs");
     assert!(output.status.success(), "{}", stderr(&output));
@@ -171,7 +171,7 @@ fn answers_as_the_tool(example: &Example, beside: &str, text_by: &str) {
     let calls = |name: &str| commands.get(name).map_or(0, |(calls, _)| *calls);
     assert_eq!((calls("eval") + calls("script|load"), calls(text_by)), (1, 1), "{commands:?}");
     assert!(calls("evalsha") >= 2, "{commands:?}");
-    let loaded = cmd("SCRIPT").arg("EXISTS").arg(tollgate::Algorithm::Gcra.script().digest()).to_owned();
+    let loaded = cmd("SCRIPT").arg("EXISTS").arg(tollgate::Algorithm::TokenBucket.script().digest()).to_owned();
     assert_eq!(loaded.query::<Vec<bool>>(&mut server.connection()).expect("a reply"), [true], "the same script");
 
     // The rule shares the state, in the script's other form: the tool's acquires are packed.
@@ -202,7 +202,7 @@ fn answers_as_the_tool(example: &Example, beside: &str, text_by: &str) {
         assert!(told.lines().count() == 1 && !told.contains("sec"), "{broken}: {told}");
     }
     for reply in ["1", "false", "{}"] {
-        std::fs::write(example.folder.path().join("gcra.lua"), format!("return {reply}")).expect("the script");
+        std::fs::write(example.folder.path().join("token_bucket.lua"), format!("return {reply}")).expect("the script");
         let output = example.run(&tcp, &["1"]);
         assert!(!output.status.success() && stdout(&output).is_empty(), "{reply}: {output:?}");
     }
@@ -224,7 +224,7 @@ fn answers_by_itself(example: &Example, server: &Server) {
     let error = |code: &&str| if code.contains(' ') { format!("'{code}'") } else { format!("'{code} is {code}'") };
     let errors: Vec<_> = codes.iter().map(error).collect();
     let text = format!("return redis.error_reply(({{{}}})[tonumber(ARGV[6])])", errors.join(", "));
-    std::fs::write(example.folder.path().join("gcra.lua"), text).expect("the script");
+    std::fs::write(example.folder.path().join("token_bucket.lua"), text).expect("the script");
     let costs: Vec<_> = (1..=codes.len()).map(|cost| cost.to_string()).collect();
     let output = example.run(&server.tcp_url(), &costs.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(stdout(&output), "denied without Redis\n".repeat(codes.len()), "{output:?}");
@@ -232,7 +232,7 @@ fn answers_by_itself(example: &Example, server: &Server) {
     assert!(output.status.success() && last_words.all(|word| told.contains(word)), "{output:?}");
 
     // ioredis connects anew in the background.
-    if example.file != Some("gcra.mjs") {
+    if example.file != Some("token_bucket.mjs") {
         let (before, last) = (connections(server), costs.last().expect("a cost").as_str());
         let output = example.run(&server.tcp_url(), &[last, last]);
         assert_eq!(connections(server) - before, 3, "one for each call, and one for INFO: {output:?}");
@@ -304,7 +304,7 @@ fn the_examples_answer_by_themselves_and_soon_when_redis_is_away() {
 
 #[test]
 fn the_readme_makes_the_tools_script_without_the_tool() {
-    let printed = tollgate(&["script", "gcra"]);
+    let printed = tollgate(&["script", "token_bucket"]);
     assert_eq!((code(&printed), printed.stdout == concatenated()), (0, true));
 }
 
@@ -338,7 +338,7 @@ fn the_call_that_the_readme_draws_is_the_rules_and_has_the_reply_shown() {
     let server = Server::with(&["--slowlog-log-slower-than", "0"]);
     let mut redis = server.connection();
     let mut call = cmd("EVAL");
-    call.arg(tollgate::Algorithm::Gcra.script().text()).arg(1).arg(&words);
+    call.arg(tollgate::Algorithm::TokenBucket.script().text()).arg(1).arg(&words);
     assert_eq!(call.query::<Vec<i64>>(&mut redis).expect("a reply"), shown);
     assert_eq!(shown.len(), 5);
 

@@ -123,9 +123,10 @@ fn the_same_seed_draws_the_same_keys() {
 
 #[test]
 fn a_report_has_the_names_and_the_order_that_programs_rely_on() {
-    let output = tollgate(&["load", "gcra 5/1d", "--count", "50", "--warmup", "0s", "--seed", "1", "--key-count", "3"]);
+    let output =
+        tollgate(&["load", "token-bucket 5/1d", "--count", "50", "--warmup", "0s", "--seed", "1", "--key-count", "3"]);
     let text = stdout(&output);
-    let begins = "{\"rules\":[\"gcra 5/1d\"],\"by\":\"embedded\",\"mode\":\"open\",\"rate\":1000,\"keys\":\"uniform\",\
+    let begins = "{\"rules\":[\"token-bucket 5/1d\"],\"by\":\"embedded\",\"mode\":\"open\",\"rate\":1000,\"keys\":\"uniform\",\
                   \"key_count\":3,\"zipf_exponent\":null,\"cost\":1,\"seed\":1,\"sent\":50,\"unsent\":0,\
                   \"answered\":50,\"allowed\":15,\"denied\":35,\
                   \"errors\":{\"deadline\":0,\"unreachable\":0,\"other\":0},\"longest_us\":";
@@ -161,11 +162,20 @@ fn a_report_has_the_names_and_the_order_that_programs_rely_on() {
 
 #[test]
 fn a_table_on_request_shows_rates_latencies_and_the_audit() {
-    let output =
-        tollgate(&["load", "gcra 5/1s", "sliding-log 90/1m", "--count", "50", "--warmup", "0s", "--format", "table"]);
+    let output = tollgate(&[
+        "load",
+        "token-bucket 5/1s",
+        "sliding-log 90/1m",
+        "--count",
+        "50",
+        "--warmup",
+        "0s",
+        "--format",
+        "table",
+    ]);
     let text = stdout(&output);
     for words in [
-        "gcra 5/1s",
+        "token-bucket 5/1s",
         "sliding-log 90/1m",
         "open loop, 1000 calls a second; 10000 keys, uniform",
         "50 of 50 calls",

@@ -59,14 +59,14 @@ fn every_report_is_sound_in_a_browser_on_screens_and_on_paper() {
     let file = traffic.to_str().expect("UTF-8");
     let mut browser = Browser::start();
 
-    let page = report(&["replay", "--rule", "gcra 6/1m burst 3", file, "--summary"], &at("replay.html"));
+    let page = report(&["replay", "--rule", "token-bucket 6/1m burst 3", file, "--summary"], &at("replay.html"));
     for said in ["requests were denied", "Over time", "Busiest keys", "&lt;script&gt;", "(1,048,576 characters)"] {
         assert!(page.contains(said), "{said}");
     }
     is_sound(&mut browser, &at("replay.html"));
     assert_ne!(browser.value("document.title"), "gone");
 
-    let rules = ["gcra 6/1m burst 3", "fixed-window 6/1m", "sliding-log 6/1m", "concurrency 2 ttl 1m"];
+    let rules = ["token-bucket 6/1m burst 3", "fixed-window 6/1m", "sliding-log 6/1m", "concurrency 2 ttl 1m"];
     let page = report(&[&["compare"][..], &rules, &[file]].concat(), &at("compare.html"));
     for said in ["under 4 rules", "Side by side", "The most within any period", "Over time: sliding-log 6/1m"] {
         assert!(page.contains(said), "{said}");
@@ -79,7 +79,8 @@ fn every_report_is_sound_in_a_browser_on_screens_and_on_paper() {
     }
     is_sound(&mut browser, &at("suggest.html"));
 
-    let load = ["load", "gcra 10/1s", "--rate", "300", "--duration", "1s", "--warmup", "0s", "--key-count", "9"];
+    let load =
+        ["load", "token-bucket 10/1s", "--rate", "300", "--duration", "1s", "--warmup", "0s", "--key-count", "9"];
     let page = report(&load, &at("load.html"));
     for said in ["All 300 calls were answered", "Latency", "Sent late", "0 over-admissions"] {
         assert!(page.contains(said), "{said}");
@@ -94,12 +95,12 @@ fn a_report_of_nothing_and_of_a_set_of_rules_is_sound_too() {
     let path = |name: &str| at(name).to_str().expect("UTF-8").to_owned();
     std::fs::write(at("empty.jsonl"), "").expect("written");
     let mut browser = Browser::start();
-    report(&["replay", "--rule", "gcra 5/1s", &path("empty.jsonl"), "--summary"], &at("nothing.html"));
+    report(&["replay", "--rule", "token-bucket 5/1s", &path("empty.jsonl"), "--summary"], &at("nothing.html"));
     is_sound(&mut browser, &at("nothing.html"));
-    report(&["compare", "gcra 5/1s", &path("empty.jsonl")], &at("nothing-compared.html"));
+    report(&["compare", "token-bucket 5/1s", &path("empty.jsonl")], &at("nothing-compared.html"));
     is_sound(&mut browser, &at("nothing-compared.html"));
 
-    let rules = "[[rule]]\nname = \"api\"\nkey = \"user\"\nlimits = [\"gcra 2/1m\"]\nmatch = { path = \"/api/*\" }\n\
+    let rules = "[[rule]]\nname = \"api\"\nkey = \"user\"\nlimits = [\"token-bucket 2/1m\"]\nmatch = { path = \"/api/*\" }\n\
                  [[rule]]\nname = \"late\"\nkey = \"user\"\nlimits = [\"fixed-window 1/1d\"]\nshadow = true\n";
     std::fs::write(at("rules.toml"), rules).expect("written");
     let records: String = (0..40)

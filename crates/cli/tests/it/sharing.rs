@@ -51,11 +51,11 @@ fn the_pages_functions_spell_a_key_as_a_limiter_does() {
             limiter = limiter.key_secret(&KeySecret::new(secret).expect("a secret"));
         }
         let mut ask = |counted: &str, tag: Option<&str>| {
-            let (rule, tags) = (rule("gcra 100/1m burst 20"), tag.map(|tag| ("org", tag.as_bytes())));
+            let (rule, tags) = (rule("token-bucket 100/1m burst 20"), tag.map(|tag| ("org", tag.as_bytes())));
             let rule = if tag.is_some() { rule.tagged("org") } else { rule };
             let request = Request::new(counted).parts(tags.as_slice());
             expected.extend(limiter.keys(&rule, request).expect("keys"));
-            asked.push(json!(["api/gcra-1m", counted, tag, "shop eu", secret]));
+            asked.push(json!(["api/token-bucket-1m", counted, tag, "shop eu", secret]));
         };
         for counted in &all {
             ask(counted, None);
@@ -64,8 +64,8 @@ fn the_pages_functions_spell_a_key_as_a_limiter_does() {
             ask("user:42", Some(counted));
         }
         // A rule may keep its keys as they are.
-        let plain = limiter.keys(&rule("gcra 1/1m").hash_keys(false), "a b").expect("keys");
-        assert_eq!(plain, ["shop eu:{a%20b}:api/gcra-1m"]);
+        let plain = limiter.keys(&rule("token-bucket 1/1m").hash_keys(false), "a b").expect("keys");
+        assert_eq!(plain, ["shop eu:{a%20b}:api/token-bucket-1m"]);
     }
     let spelled = by_the_page("key_of(*given, secret and secret.encode()) for *given, secret", &asked.into());
     assert_eq!(spelled, expected);
@@ -75,16 +75,16 @@ fn the_pages_functions_spell_a_key_as_a_limiter_does() {
 #[test]
 fn the_pages_function_spells_the_marker_of_an_id_as_the_tool_does() {
     let server = Server::start();
-    let ends = json!(["api/gcra-1s", "api/fixed-window-1d"]);
+    let ends = json!(["api/token-bucket-1s", "api/fixed-window-1d"]);
     let ids = ["job-7", "a/b@c d", "ü", &"x".repeat(129)];
     let asked: Vec<_> = ids.iter().map(|id| json!([ends, id, "user 42"])).collect();
     for id in ids {
-        let probe = ["probe", "gcra 10/1s, fixed-window 250/1d", "user 42", "--name", "api", "--id", id];
+        let probe = ["probe", "token-bucket 10/1s, fixed-window 250/1d", "user 42", "--name", "api", "--id", id];
         assert_eq!(code(&tollgate(&[&probe[..], &["--url", &server.url()]].concat())), 0, "{id}");
     }
     let keys: BTreeSet<String> = cmd("KEYS").arg("*").query(&mut server.connection()).expect("keys");
     let mut expected: BTreeSet<_> = by_the_page("marker_of(*given) for given", &asked.into()).into_iter().collect();
-    expected.extend(["gcra-1s", "fixed-window-1d"].map(|limit| format!("tollgate:{{user%2042}}:api/{limit}")));
+    expected.extend(["token-bucket-1s", "fixed-window-1d"].map(|limit| format!("tollgate:{{user%2042}}:api/{limit}")));
     assert_eq!(keys, expected);
 
     // Permits are held by the id, escaped otherwise.
@@ -100,7 +100,7 @@ fn the_pages_function_spells_the_marker_of_an_id_as_the_tool_does() {
 fn the_pages_examples_of_a_limits_name_are_those_of_rules() {
     let (page, limiter) = (page(), Limiter::new(Embedded::new()));
     for (text, end) in [
-        ("gcra 100/60s burst 20", "gcra-1m"),
+        ("token-bucket 100/60s burst 20", "token-bucket-1m"),
         ("token-bucket 100/1m30s", "token-bucket-90s"),
         ("sliding-log 100/24h", "sliding-log-1d"),
         ("fixed-window 100/month", "fixed-window-month"),
@@ -109,17 +109,17 @@ fn the_pages_examples_of_a_limits_name_are_those_of_rules() {
         assert_eq!(limiter.keys(&rule(text), "user:42").expect("keys"), [format!("tollgate:{{user:42}}:api/{end}")]);
         assert!(page.contains(&format!("`{end}`")), "{end}");
     }
-    let named = "gcra 1/1s".parse::<Limit>().expect("a limit").named("per-user").expect("a name");
+    let named = "token-bucket 1/1s".parse::<Limit>().expect("a limit").named("per-user").expect("a name");
     let named = Rule::new("api", named).expect("a rule");
-    assert_eq!(limiter.keys(&named, "user:42").expect("keys"), ["tollgate:{user:42}:api/per-user/gcra"]);
+    assert_eq!(limiter.keys(&named, "user:42").expect("keys"), ["tollgate:{user:42}:api/per-user/token-bucket"]);
     let named = "fixed-window 100/month".parse::<Limit>().expect("a limit").named("per-user").expect("a name");
     let named = Rule::new("api", named).expect("a rule");
     assert_eq!(limiter.keys(&named, "user:42").expect("keys"), ["tollgate:{user:42}:api/per-user/calendar-window"]);
     let on_cluster = Limiter::new(Cluster::open("redis-cluster://127.0.0.1").expect("a good address"));
-    let shards = on_cluster.keys(&rule("gcra 100/1s shards 8"), "user:42").expect("keys");
-    assert_eq!(shards[3], "tollgate:{user:42%s3}:api/gcra-1s");
+    let shards = on_cluster.keys(&rule("token-bucket 100/1s shards 8"), "user:42").expect("keys");
+    assert_eq!(shards[3], "tollgate:{user:42%s3}:api/token-bucket-1s");
     assert!(
-        page.contains("`per-user/gcra`")
+        page.contains("`per-user/token-bucket`")
             && page.contains("`per-user/calendar-window`")
             && page.contains("`user:42%s3`")
     );
@@ -129,7 +129,7 @@ fn the_pages_examples_of_a_limits_name_are_those_of_rules() {
 fn a_service_sends_the_numbers_and_the_options_that_the_page_shows() {
     let (page, server) = (page(), Server::with(&["--slowlog-log-slower-than", "0"]));
     let probe = |options: &[&str]| {
-        let probe = ["probe", "gcra 100/1m burst 20", "user:42", "--name", "api", "--url", &server.url()];
+        let probe = ["probe", "token-bucket 100/1m burst 20", "user:42", "--name", "api", "--url", &server.url()];
         assert_eq!(code(&tollgate(&[&probe, options].concat())), 0);
         let log: Vec<Vec<Reply>> = cmd("SLOWLOG").arg("GET").query(&mut server.connection()).expect("a log");
         let words = |mut entry: Vec<Reply>| from_redis_value::<Vec<Vec<u8>>>(entry.remove(3)).expect("words");

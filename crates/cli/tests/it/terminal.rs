@@ -64,7 +64,7 @@ fn watch_is_drawn_on_small_and_large_terminals_and_follows_their_size() {
     let terminal = loaded.watch("", (80, 24), "");
     let screen = terminal.until("keys are shown", shows_keys);
     assert!(screen.starts_with("redis     "), "{screen}");
-    assert!(screen.contains("rule/limit") && screen.contains("cli/gcra-1s under load-"), "{screen}");
+    assert!(screen.contains("rule/limit") && screen.contains("cli/token-bucket-1s under load-"), "{screen}");
     assert_eq!(screen.lines().last(), Some("q quit  p pause  s sort  / filter  Tab table  jk scroll  ? help"));
     terminal.resize(40, 20);
     let screen = terminal.until("it is smaller", |screen| screen.trim_end().ends_with("/ filter  ?"));
@@ -87,7 +87,7 @@ fn keys_choose_what_watch_shows() {
     terminal.press(&["Escape"]);
     terminal.until("all again", |screen| !screen.contains("only"));
     terminal.press(&["Tab"]);
-    terminal.until("the rules", |screen| screen.contains("nodes  by writes") && screen.contains("cli/gcra-1s"));
+    terminal.until("the rules", |screen| screen.contains("nodes  by writes") && screen.contains("cli/token-bucket-1s"));
     terminal.press(&["?"]);
     terminal.until("help", |screen| screen.contains("pause, and go on"));
     terminal.press(&["x", "p"]);

@@ -67,7 +67,7 @@ fn peek_takes_nothing_and_reset_forgets() {
     let server = Server::start();
     let url = server.url();
     let remaining = |arguments: &[&str]| {
-        let output = tollgate(&[&["probe", "gcra 5/1d", "k", "--url", &url], arguments].concat());
+        let output = tollgate(&[&["probe", "token-bucket 5/1d", "k", "--url", &url], arguments].concat());
         assert_eq!(code(&output), 0, "{}", stderr(&output));
         lines(&output)[0]["remaining"].clone()
     };
@@ -96,25 +96,25 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
     for (arguments, expected) in [
         (vec!["probe", "token-bucket 0/1s", "k"], "rate: expected a whole number from 1 to 2^53, got 0"),
         (vec!["probe", "token-bucket -5/1s", "k"], "got \"-5\""),
-        (vec!["probe", "gcra 5/0s", "k"], "period: expected whole microseconds, from 1us to 71 years, got 0us"),
-        (vec!["probe", "gcra 5/1x", "k"], "got \"1x\""),
-        (vec!["probe", "gcra 99999999999999999999/1s", "k"], "got \"99999999999999999999\""),
+        (vec!["probe", "token-bucket 5/0s", "k"], "period: expected whole microseconds, from 1us to 71 years, got 0us"),
+        (vec!["probe", "token-bucket 5/1x", "k"], "got \"1x\""),
+        (vec!["probe", "token-bucket 99999999999999999999/1s", "k"], "got \"99999999999999999999\""),
         (vec!["probe", "sliding-window 9007199254740992/30d", "k"], "expected rate at most 3474999711"),
         (vec!["probe", "leaky 5/1s", "k"], "got \"leaky\""),
         (vec!["probe", "sliding-window 5/1s burst 9", "k"], "got \"burst\""),
         (vec!["probe", "sliding-log 20000/1m", "k"], "got 20000"),
-        (vec!["probe", "gcra 5/1s", ""], "key: expected at least one byte"),
-        (vec!["probe", "gcra 5/1s", "k", "--cost", "-1"], "'-1'"),
-        (vec!["probe", "gcra 5/1s", "k", "--count", "many"], "'many'"),
-        (vec!["probe", "gcra 5/1s", "k", "--op", "acquier"], "'acquier'"),
-        (vec!["probe", "gcra 5/1s", "k", "--deadline", "soon"], "'soon'"),
-        (vec!["probe", "gcra 5/1s", "k", "--url", &nobody], port.as_str()),
-        (vec!["probe", "gcra 5/1s", "k", "--url", "http://:s3cret@localhost"], "http://***@localhost"),
-        (vec!["probe", "gcra 5/1s"], "KEY"),
+        (vec!["probe", "token-bucket 5/1s", ""], "key: expected at least one byte"),
+        (vec!["probe", "token-bucket 5/1s", "k", "--cost", "-1"], "'-1'"),
+        (vec!["probe", "token-bucket 5/1s", "k", "--count", "many"], "'many'"),
+        (vec!["probe", "token-bucket 5/1s", "k", "--op", "acquier"], "'acquier'"),
+        (vec!["probe", "token-bucket 5/1s", "k", "--deadline", "soon"], "'soon'"),
+        (vec!["probe", "token-bucket 5/1s", "k", "--url", &nobody], port.as_str()),
+        (vec!["probe", "token-bucket 5/1s", "k", "--url", "http://:s3cret@localhost"], "http://***@localhost"),
+        (vec!["probe", "token-bucket 5/1s"], "KEY"),
         (vec!["probe", "gcra", "5/10s", "k"], "not quoted"),
-        (vec!["probe", "gcra 5/1s", "gcra 9/1s", "k"], "gcra-1s twice"),
+        (vec!["probe", "token-bucket 5/1s", "token-bucket 9/1s", "k"], "token-bucket-1s twice"),
         (vec!["probe", "sliding-log 5/1s", "k", "--op", "reserve"], "got sliding-log 5/1s"),
-        (vec!["replay", "--rule", "gcra 5/1s", "no-such-file"], "no-such-file"),
+        (vec!["replay", "--rule", "token-bucket 5/1s", "no-such-file"], "no-such-file"),
         (vec!["frobnicate"], "'frobnicate'"),
     ] {
         let output = tollgate(&arguments);
@@ -132,12 +132,15 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
 fn a_wrong_password_is_reported_and_not_shown() {
     let server = Server::with(&["--requirepass", "right"]);
     let url = server.tcp_url().replace("redis://", "redis://:s3cret@");
-    let output = tollgate(&["probe", "gcra 5/1s", "k", "--url", &url]);
+    let output = tollgate(&["probe", "token-bucket 5/1s", "k", "--url", &url]);
     assert_eq!(code(&output), 2);
     assert!(stderr(&output).contains("refused the user or the password"), "{}", stderr(&output));
     assert!(!stderr(&output).contains("s3cret"));
     let right = server.tcp_url().replace("redis://", "redis://:right@");
-    assert_eq!(code(&command(&["probe", "gcra 5/1s", "k"]).env("TOLLGATE_URL", right).output().expect("runs")), 0);
+    assert_eq!(
+        code(&command(&["probe", "token-bucket 5/1s", "k"]).env("TOLLGATE_URL", right).output().expect("runs")),
+        0
+    );
 }
 
 /// The log's records by address, in the order of their times: what a replay must come to, by the oracle.
@@ -172,7 +175,7 @@ fn a_replayed_access_log_gives_the_oracles_counts_on_both_engines() {
         "sliding-window 10/10s",
         "fixed-window 20/1m burst 40 start first-hit",
         "token-bucket 10/1m",
-        "gcra 2/1s burst 8",
+        "token-bucket 2/1s burst 8",
     ] {
         let (allowed, denied) = by_the_oracle(&limit(rule));
         assert!(denied > 0, "{rule} denies nothing");
@@ -279,7 +282,7 @@ fn an_unreadable_line_is_reported_by_number_and_skipped_or_ends_a_strict_replay(
 fn several_rules_are_all_or_nothing_for_concurrent_tools() {
     let server = Server::start();
     let url = server.url();
-    let (small, large) = ("fixed-window 300/1h start first-hit", "gcra 1000/30d burst 1000");
+    let (small, large) = ("fixed-window 300/1h start first-hit", "token-bucket 1000/30d burst 1000");
     let tools: Vec<_> = (0..8)
         .map(|_| {
             let arguments = ["probe", small, large, "k", "--count", "100", "--url", &url, "--deadline", "1m"];
@@ -310,7 +313,7 @@ fn a_trace_of_every_operation_replays_to_the_golden_lines() {
     let left: usize = tollgate::redis::cmd("DBSIZE").query(&mut server.connection()).expect("an answer");
     assert_eq!(left, 0, "ids are removed too");
     let input = b"{\"t_us\":0,\"op\":\"settle\",\"key\":\"k\",\"id\":\"nobody\"}\n{\"t_us\":0,\"op\":\"settle\",\"key\":\"k\"}\n";
-    let output = with_input(&["replay", "--rule", "gcra 5/1s", "-", "--summary"], input);
+    let output = with_input(&["replay", "--rule", "token-bucket 5/1s", "-", "--summary"], input);
     assert_eq!(lines(&output)[0]["unreadable"], 2);
     assert!(
         stderr(&output).contains("line 1: id: ") && stderr(&output).contains("line 2: id: missing"),
@@ -323,7 +326,7 @@ fn a_trace_of_every_operation_replays_to_the_golden_lines() {
 fn an_interrupted_replay_says_so_and_removes_its_keys() {
     let server = Server::start();
     for (engine, signal) in [(vec![], "-INT"), (vec!["--url", &server.url()], "-TERM")] {
-        let arguments = [&["replay", "--rule", "gcra 5/1d", "--unsorted", "-"], engine.as_slice()].concat();
+        let arguments = [&["replay", "--rule", "token-bucket 5/1d", "--unsorted", "-"], engine.as_slice()].concat();
         let [stdin, stdout, stderr] = [Stdio::piped(), Stdio::piped(), Stdio::piped()];
         let mut child = command(&arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("the tool runs");
         let mut input = child.stdin.take().expect("piped");
@@ -367,7 +370,7 @@ fn reset_forgets_every_key_of_one_rule_and_of_no_other() {
     let url = server.url();
     let mut redis = server.connection();
     let probe = |key: &str, id: &str| {
-        let output = tollgate(&["probe", "gcra 5/1d", "fixed-window 9/1d", key, "--id", id, "--url", &url]);
+        let output = tollgate(&["probe", "token-bucket 5/1d", "fixed-window 9/1d", key, "--id", id, "--url", &url]);
         assert_eq!(code(&output), 0, "{}", stderr(&output));
     };
     for key in ["u1", "x:cli/y", "{z}"] {
@@ -375,10 +378,10 @@ fn reset_forgets_every_key_of_one_rule_and_of_no_other() {
     }
     // Others' keys that look alike: another rule with this key, another prefix, a longer name.
     let others = [
-        "tollgate:{x:cli/y}:other/gcra-1d",
-        "t:{u1}:cli/gcra-1d",
-        "tollgate:{u1}:xcli/gcra-1d",
-        "tollgate:{u1}:clip/gcra-1d",
+        "tollgate:{x:cli/y}:other/token-bucket-1d",
+        "t:{u1}:cli/token-bucket-1d",
+        "tollgate:{u1}:xcli/token-bucket-1d",
+        "tollgate:{u1}:clip/token-bucket-1d",
     ];
     for key in others {
         let () = tollgate::redis::cmd("SET").arg(key).arg("v").query(&mut redis).expect("set");

@@ -73,7 +73,7 @@ async fn a_call_on_a_moving_slot_goes_to_the_node_that_has_its_keys() {
     let servers = ClusterServers::of_primaries();
     let (_, limiter) = cluster_limiter(&servers);
     let limiter = limiter.deadline(PATIENCE);
-    let (stays, absent) = (rule("gcra 20/1d", OnError::Closed), rule("token-bucket 20/1d", OnError::Closed));
+    let (stays, absent) = (rule("token-bucket 20/1d", OnError::Closed), rule("sliding-log 20/1d", OnError::Closed));
     let key = &servers.keys_of(0, 1)[0];
     let slot = servers.slot_of(key);
     acquire(&limiter, &stays, key).await.expect("a decision");
@@ -96,7 +96,7 @@ async fn a_call_on_a_moving_slot_goes_to_the_node_that_has_its_keys() {
 /// A decision of two limits, of which one's key has been moved: neither node can decide until the other is.
 async fn split(servers: &ClusterServers, key: &str) -> Rule {
     let (_, limiter) = cluster_limiter(servers);
-    let two = rule("gcra 20/1d", OnError::Closed).and("token-bucket 9/1d".parse().expect("a limit"));
+    let two = rule("sliding-log 20/1d", OnError::Closed).and("token-bucket 9/1d".parse().expect("a limit"));
     let two = two.expect("two limits");
     assert_eq!(acquire(&limiter.deadline(PATIENCE), &two, key).await.expect("a decision").remaining, 8);
     let slot = servers.slot_of(key);

@@ -100,8 +100,8 @@ mod tests {
     use super::super::{Spec, Written};
     use super::*;
 
-    fn gcra(capacity: u64, max_debt: u64) -> Spec {
-        Spec::Gcra { rate: 1, period_us: 10, capacity, max_debt, tick_us: 1 }
+    fn owing(capacity: u64, max_debt: u64) -> Spec {
+        Spec::TokenBucket { rate: 1, period_us: 10, capacity, max_debt, tick_us: 1 }
     }
 
     /// A key under `spec` that is read as it is under other numbers.
@@ -138,17 +138,17 @@ mod tests {
         table(&mut o, &[(6, 100, Now, 0, 60)]);
 
         // Two are owed, whatever the capacity, but no more than the rule lends.
-        let mut o = as_is(gcra(3, 2));
+        let mut o = as_is(owing(3, 2));
         calls(&mut o, &[(Call::Reserve, 5, 100, Some(5), AfterUs(20), 0, 50)]);
-        for (spec, reset) in [(gcra(2, 1), 30), (gcra(6, 2), 80), (gcra(6, 0), 60), (gcra(3, 1), 50)] {
+        for (spec, reset) in [(owing(2, 1), 30), (owing(6, 2), 80), (owing(6, 0), 60), (owing(3, 1), 50)] {
             o.change(spec);
             table(&mut o, &[(0, 100, Now, 0, reset)]);
         }
         // Of thirds, 2.3 units left are 6, and 0.3 owed are 1.
         for (used, capacity, remaining, reset) in [(7, 4, 2, 13), (33, 4, 0, 27)] {
-            let mut o = as_is(gcra(3, 1));
+            let mut o = as_is(owing(3, 1));
             o.written = Some(Written::of(o.spec, State::Bucket { used, time: 101 }));
-            o.change(Spec::Gcra { rate: 1, period_us: 6, capacity, max_debt: 1, tick_us: 2 });
+            o.change(Spec::TokenBucket { rate: 1, period_us: 6, capacity, max_debt: 1, tick_us: 2 });
             table(&mut o, &[(0, 101, Now, remaining, reset)]);
         }
 

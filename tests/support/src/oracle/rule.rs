@@ -104,9 +104,7 @@ impl Rule {
             _ => None,
         };
         let (kind, rate, period, capacity, debt, tick, start) = match spec {
-            // By arrival time or by level: the same limiter, told apart by its state only.
-            Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us }
-            | Spec::Gcra { rate, period_us, capacity, max_debt, tick_us } => {
+            Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us } => {
                 let g = gcd(rate, period_us);
                 (Kind::Bucket, rate / g, period_us / g, capacity, max_debt, tick_us, at0)
             }

@@ -35,7 +35,7 @@ fn sound() -> Facts {
         sentinels: None,
         user: "limiter".into(),
         missing: Vec::new(),
-        trials: ["token_bucket", "gcra", "concurrency"].map(trial).to_vec(),
+        trials: ["token_bucket", "fixed_window", "concurrency"].map(trial).to_vec(),
         clock: Ok(Clock { offset: 12, uncertainty: 40, step: 0, step_uncertainty: 80 }),
         latency: Ok(Latency { of: "a peek", samples: vec![Duration::from_micros(200); 50] }),
     }

@@ -9,7 +9,7 @@ use super::super::snapshot::{Command, Decisions, Endpoint, Figures, Key, Latency
 use super::*;
 
 fn snapshot() -> Snapshot {
-    let of = || Label { under: None, rule: "api".into(), limit: Some("gcra-1s".into()) };
+    let of = || Label { under: None, rule: "api".into(), limit: Some("token-bucket-1s".into()) };
     let figures = Figures {
         version: "Redis 7.0.15".into(),
         role: "master".into(),
@@ -56,7 +56,7 @@ fn snapshot() -> Snapshot {
 fn service() -> Service {
     let decisions = |outcome: &str, source: &str, rate| Decisions {
         rule: "api".into(),
-        algorithm: "gcra".into(),
+        algorithm: "token-bucket".into(),
         outcome: outcome.into(),
         source: source.into(),
         per_second: Some(rate),
@@ -106,8 +106,8 @@ memory    1.00 MiB of 100.00 MiB (1.0%)  noeviction  1,234 keys  - expired/s
           2.0 evicted/s (5 so far)
 keys rules decisions nodes  by writes
 writes/s  touched  key                             rule/limit
-     100     100%  user:0                          api/gcra-1s
-      99     100%  user:1                          api/gcra-1s
+     100     100%  user:0                          api/token-bucket-1s
+      99     100%  user:1                          api/token-bucket-1s
 ";
     assert!(text.starts_with(expected), "{text}");
     let last: Vec<_> = text.lines().rev().take(2).collect();
@@ -126,7 +126,7 @@ fn every_size_is_drawn_and_a_small_one_keeps_the_tables_and_the_keys() {
         }
     }
     let (text, _) = drawn(&snapshot, (40, 20), "", true);
-    assert!(text.contains("user:0") && !text.contains("api/gcra"), "{text}");
+    assert!(text.contains("user:0") && !text.contains("api/token-bucket"), "{text}");
     assert!(text.ends_with("q quit  p pause  s sort  / filter  ?"), "{text}");
     let (text, _) = drawn(&snapshot, (200, 50), "", true);
     let titles = text.lines().find(|line| line.starts_with("keys rules")).expect("titles");
@@ -158,7 +158,7 @@ fn keys_change_the_table_its_order_its_rows_and_the_time() {
     assert!(rows("G")[0].contains("user:49"));
     let (text, _) = drawn(&snapshot(), (80, 24), "\tp", false);
     assert!(
-        text.contains("     858      ~1,200  api/gcra-1s") && text.ends_with("paused: p goes on, q quits"),
+        text.contains("     858      ~1,200  api/token-bucket-1s") && text.ends_with("paused: p goes on, q quits"),
         "{text}"
     );
     let (text, _) = drawn(&snapshot(), (80, 24), "/zzz", false);
@@ -175,7 +175,7 @@ fn the_service_has_its_lines_and_its_table() {
         "decisions 5,000/s  allowed 4,000  denied 1,000\n          by denial-cache 1,000, redis 4,000\n",
         "latency   redis p50 110us p99 2ms\n",
         "client    batches of 3.2 keys, p99 7.0  1 breaker open\n",
-        "    4,000  allowed  redis         api      gcra                        1,000,000\n",
+        "    4,000  allowed  redis         api      token-bucket                1,000,000\n",
     ] {
         assert!(text.contains(line), "{line}{text}");
     }

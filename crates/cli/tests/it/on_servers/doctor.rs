@@ -57,11 +57,11 @@ fn a_server_with_default_settings_is_fit() {
         let output = examine(&url);
         assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
         assert_eq!(text(&finding(&output, "eviction"), "level"), "ok");
-        assert_eq!(finding(&output, "scripts")["numbers"]["decide"], 8);
+        assert_eq!(finding(&output, "scripts")["numbers"]["decide"], 7);
         assert_eq!(finding(&output, "clock")["level"], "ok");
         let sizes = finding(&output, "key size");
-        let gcra = sizes["numbers"]["gcra"].as_u64().expect("bytes");
-        assert!((100..400).contains(&gcra), "{sizes}");
+        let bucket = sizes["numbers"]["token_bucket"].as_u64().expect("bytes");
+        assert!((100..400).contains(&bucket), "{sizes}");
         let latency = finding(&output, "latency");
         assert!(latency["numbers"]["p50_us"].as_u64() <= latency["numbers"]["p99_us"].as_u64(), "{latency}");
     }

@@ -11,10 +11,12 @@ use crate::support::tool::{code, stderr, stdout, tollgate};
 
 #[test]
 fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
-    let gcra = Algorithm::Gcra.script();
-    let printed = tollgate(&["script", "gcra"]);
-    assert_eq!((code(&printed), stdout(&printed)), (0, gcra.text().to_owned()));
-    assert_eq!(stdout(&tollgate(&["script", "gcra", "--digest"])), format!("{}\n", gcra.digest()));
+    let bucket = Algorithm::TokenBucket.script();
+    for name in ["token_bucket", "token-bucket", "gcra"] {
+        let printed = tollgate(&["script", name]);
+        assert_eq!((code(&printed), stdout(&printed)), (0, bucket.text().to_owned()), "{name}");
+        assert_eq!(stdout(&tollgate(&["script", name, "--digest"])), format!("{}\n", bucket.digest()), "{name}");
+    }
     for name in ["sliding_window_counter", "sliding-window-counter", "sliding-window", "sliding_window"] {
         assert_eq!(stdout(&tollgate(&["script", name])), Algorithm::SlidingWindow.script().text(), "{name}");
     }
@@ -36,9 +38,9 @@ fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
     assert_eq!((code(&checked), stdout(&checked).matches(": OK\n").count()), (0, Script::all().count()), "{checked:?}");
     // One script alone leaves the list of all as it is.
     let sums = std::fs::read(made.join("SHA1SUMS")).expect("a list");
-    assert_eq!(code(&tollgate(&["script", "gcra", "--out", made.to_str().expect("text")])), 0);
+    assert_eq!(code(&tollgate(&["script", "token_bucket", "--out", made.to_str().expect("text")])), 0);
     assert_eq!(std::fs::read(made.join("SHA1SUMS")).expect("a list"), sums);
-    let file = made.join("gcra.lua");
+    let file = made.join("token_bucket.lua");
     let refused = tollgate(&["script", "--out", file.to_str().expect("text")]);
     let expected = format!("error: --out: {}", file.display());
     assert!(code(&refused) == 2 && stderr(&refused).starts_with(&expected), "{refused:?}");

@@ -10,8 +10,9 @@ use crate::support::tool::{code, lines, stderr, tollgate, with_input};
 fn a_cost_above_the_smallest_share_is_denied_for_good_on_a_cluster_alone() {
     let (server, cluster) = (Server::start(), cluster_of_one());
     let (one, several) = (server.url(), cluster_url(&cluster));
-    let probe =
-        |more: &[&str]| tollgate(&[&["probe", "gcra 100/1s shards 8", "key", "--format", "jsonl"], more].concat());
+    let probe = |more: &[&str]| {
+        tollgate(&[&["probe", "token-bucket 100/1s shards 8", "key", "--format", "jsonl"], more].concat())
+    };
     for (url, never) in [(&[][..], false), (&["--url", &one], false), (&["--url", &several], true)] {
         assert_eq!(code(&probe(&[url, &["--cost", "12"]].concat())), 0);
         let above = probe(&[url, &["--cost", "13"]].concat());
@@ -41,19 +42,22 @@ fn the_tool_replays_inspects_and_audits_shards() {
         );
 
         for _ in 0..3 {
-            assert_eq!(code(&tollgate(&["probe", "gcra 40/1h shards 4", "u1", "--url", &url])), 0);
+            assert_eq!(code(&tollgate(&["probe", "token-bucket 40/1h shards 4", "u1", "--url", &url])), 0);
         }
-        let states = lines(&tollgate(&["inspect", "gcra 40/1h shards 4", "u1", "--format", "jsonl", "--url", &url]));
+        let states =
+            lines(&tollgate(&["inspect", "token-bucket 40/1h shards 4", "u1", "--format", "jsonl", "--url", &url]));
         let left: u64 = states.iter().filter_map(|state| state["remaining"].as_u64()).sum();
         assert_eq!((states.len(), left), (shards, 37));
         let (last, shard) = (&states[shards - 1], if shards == 4 { "%s3" } else { "" });
-        assert_eq!(last["redis_key"], format!("tollgate:{{u1{shard}}}:cli/gcra-1h"));
+        assert_eq!(last["redis_key"], format!("tollgate:{{u1{shard}}}:cli/token-bucket-1h"));
         assert_eq!(last["shard"], if shards == 4 { json!(4) } else { json!(null) });
 
         let bounds = ["--keys", "hot", "--rate", "400", "--warmup", "100ms", "--duration", "700ms"];
-        for rule in
-            ["gcra 100/1s burst 40 shards 8", "sliding-window 40/200ms shards 8", "fixed-window 40/200ms shards 8"]
-        {
+        for rule in [
+            "token-bucket 100/1s burst 40 shards 8",
+            "sliding-window 40/200ms shards 8",
+            "fixed-window 40/200ms shards 8",
+        ] {
             let loaded = tollgate(&[&["load", rule, "--format", "jsonl", "--url", &url][..], &bounds].concat());
             let report = &lines(&loaded)[0];
             let told = stderr(&loaded);

@@ -91,8 +91,8 @@ fn key_of<'a>(snapshot: &'a Value, name: &str) -> Option<&'a Value> {
 fn a_key_that_is_written_and_one_that_is_only_denied_are_told_apart() {
     let server = Server::start();
     let url = server.url();
-    let _written = Load::start(&url, &["gcra 1000000/1s", "--name", "open", "--keys", "hot", "--rate", "200"]);
-    let _denied = Load::start(&url, &["gcra 1/1d", "--name", "shut", "--keys", "hot", "--rate", "200"]);
+    let _written = Load::start(&url, &["token-bucket 1000000/1s", "--name", "open", "--keys", "hot", "--rate", "200"]);
+    let _denied = Load::start(&url, &["token-bucket 1/1d", "--name", "shut", "--keys", "hot", "--rate", "200"]);
     let mut watch = Running::start(&["--url", &url]);
     let of = |snapshot: &Value, rule: &str, number_of: &str| {
         let keys = snapshot["keys"].as_array().expect("keys");
@@ -116,8 +116,8 @@ fn a_key_that_is_written_and_one_that_is_only_denied_are_told_apart() {
 #[test]
 fn all_keys_are_scanned_beside_many_in_use_and_at_the_shortest_interval() {
     let server = Server::start();
-    let _load = Load::start(&server.url(), &["gcra 1000000/1s", "--key-count", "100", "--rate", "1000"]);
-    let others = "for n = 1, 500 do redis.call('set', 'tollgate:{user:' .. n .. '}:idle/gcra-1s', 'x') end";
+    let _load = Load::start(&server.url(), &["token-bucket 1000000/1s", "--key-count", "100", "--rate", "1000"]);
+    let others = "for n = 1, 500 do redis.call('set', 'tollgate:{user:' .. n .. '}:idle/token-bucket-1s', 'x') end";
     let () = cmd("EVAL").arg(others).arg(0).query(&mut server.connection()).expect("written");
     let mut watch = Running::every("100ms", &["--url", &server.url()]);
     let seen = watch.until("all keys are scanned", |snapshot| {
@@ -132,7 +132,7 @@ fn all_keys_are_scanned_beside_many_in_use_and_at_the_shortest_interval() {
 fn watching_changes_nothing_and_counts_as_no_use_of_a_key() {
     let server = Server::start();
     let mut redis = server.connection();
-    for rule in ["gcra 5/1d", "fixed-window 5/1h", "sliding-window 5/1h", "sliding-log 5/1h", "token-bucket 5/1h"] {
+    for rule in ["token-bucket 5/1d", "fixed-window 5/1h", "sliding-window 5/1h", "sliding-log 5/1h"] {
         assert_eq!(code(&tollgate(&["probe", rule, "user:1", "--url", &server.url()])), 0);
     }
     let mut names: Vec<String> = cmd("KEYS").arg("*").query(&mut redis).expect("keys");
@@ -162,7 +162,7 @@ fn watching_changes_nothing_and_counts_as_no_use_of_a_key() {
 #[test]
 fn its_numbers_are_the_servers_own() {
     let server = Server::with(&["--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lfu"]);
-    let _load = Load::start(&server.url(), &["gcra 1000000/1s", "--keys", "hot", "--rate", "100"]);
+    let _load = Load::start(&server.url(), &["token-bucket 1000000/1s", "--keys", "hot", "--rate", "100"]);
     let mut watch = Running::start(&["--url", &server.url()]);
     let seen = watch
         .until("a key is seen", |snapshot| key_of(snapshot, "key-0").is_some_and(|key| number(&key["freq"]) > 0.0));
@@ -189,7 +189,7 @@ fn once_as_watcher(url: &str) -> Output {
 #[test]
 fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
     let servers = ClusterServers::of_primaries();
-    let _load = Load::start(&servers.url(), &["gcra 1000000/1s", "--key-count", "30", "--rate", "300"]);
+    let _load = Load::start(&servers.url(), &["token-bucket 1000000/1s", "--key-count", "30", "--rate", "300"]);
     let mut watch = Running::start(&["--url", &servers.url()]);
     let seen = watch.until("keys of every node are written", |snapshot| {
         let scripts = |node: &Value| number(&node["script_calls_per_second"]) > 0.0;
@@ -233,7 +233,7 @@ fn a_cluster_is_watched_on_every_primary_and_a_primary_by_its_sentinels() {
 fn the_documented_smallest_user_suffices_and_each_right_that_it_lacks_is_named() {
     let server = Server::start();
     let url = server.url();
-    assert_eq!(code(&tollgate(&["probe", "gcra 5/1d", "user:1", "--url", &url])), 0);
+    assert_eq!(code(&tollgate(&["probe", "token-bucket 5/1d", "user:1", "--url", &url])), 0);
     let rights = rights_of("watcher");
     let once = |name: &str, rights: &[&str]| {
         let output =
@@ -277,11 +277,11 @@ fn the_documented_smallest_user_suffices_and_each_right_that_it_lacks_is_named()
 #[test]
 fn a_picture_as_text_has_no_escapes_and_fits_a_page() {
     let server = Server::start();
-    assert_eq!(code(&tollgate(&["probe", "gcra 5/1d", "user:1", "--url", &server.url()])), 0);
+    assert_eq!(code(&tollgate(&["probe", "token-bucket 5/1d", "user:1", "--url", &server.url()])), 0);
     let output = tollgate(&["watch", "--once", "--deadline", "10s", "--format", "table", "--url", &server.tcp_url()]);
     let text = stdout(&output);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(text.starts_with("redis     127.0.0.1:"), "{text}");
-    assert!(text.contains("\nrules by writes\n") && text.contains("cli/gcra-1d"), "{text}");
+    assert!(text.contains("\nrules by writes\n") && text.contains("cli/token-bucket-1d"), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 80) && !text.contains('\u{1b}'), "{text}");
 }

@@ -14,7 +14,7 @@ fn at_the_edge() -> String {
 
 #[test]
 fn a_fixed_window_lets_twice_its_rate_through_at_its_edge_and_a_log_does_not() {
-    let rules = ["fixed-window 10/1m", "sliding-log 10/1m", "gcra 10/1m", "concurrency 3 ttl 1h"];
+    let rules = ["fixed-window 10/1m", "sliding-log 10/1m", "token-bucket 10/1m", "concurrency 3 ttl 1h"];
     let output = with_input(&[&["compare"][..], &rules, &["-"]].concat(), at_the_edge().as_bytes());
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     let found = lines(&output);
@@ -36,7 +36,7 @@ fn a_fixed_window_lets_twice_its_rate_through_at_its_edge_and_a_log_does_not() {
 #[test]
 fn rules_do_not_see_each_other() {
     let input = at_the_edge();
-    let rules = ["gcra 10/1m", "gcra 5/1m", "gcra 10/1m"];
+    let rules = ["token-bucket 10/1m", "token-bucket 5/1m", "token-bucket 10/1m"];
     let together = lines(&with_input(&[&["compare"][..], &rules, &["-"]].concat(), input.as_bytes()));
     for (rule, together) in rules.iter().zip(together) {
         let alone = lines(&with_input(&["replay", "--rule", rule, "-", "--summary"], input.as_bytes()));
@@ -84,18 +84,22 @@ fn bad_input_is_one_line_that_names_the_value() {
     std::fs::write(at("cut.gz"), &gzip[..gzip.len() / 2]).expect("written");
     std::fs::write(at("list"), "# a list\n1 2 3\n").expect("written");
     std::fs::write(at("log"), &log).expect("written");
-    let part = "{\"name\": \"a\", \"limits\": [{\"limit\": \"gcra 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}";
-    let many = vec!["gcra 1/1s"; 13];
+    let part =
+        "{\"name\": \"a\", \"limits\": [{\"limit\": \"token-bucket 9/1s\", \"key\": \"org\"}], \"tag\": \"org\"}";
+    let many = vec!["token-bucket 1/1s"; 13];
     for (arguments, expected) in [
-        (vec!["gcra 5/1s", &at("cut.gz")], "the gzip data is cut off"),
-        (vec!["gcra 5/1s", &at("list")], "got what begins with \"# a list\""),
-        (vec!["gcra 5/1s", &at("log"), "--input", "jsonl"], "it looks like combined: give --input combined"),
-        (vec!["gcra 5/1s"], "expected RULE... FILE"),
-        (vec!["gcra 5/1s", "gcra 0/1s", &at("log")], "rule 2: rate: expected a whole number from 1 to 2^53, got 0"),
+        (vec!["token-bucket 5/1s", &at("cut.gz")], "the gzip data is cut off"),
+        (vec!["token-bucket 5/1s", &at("list")], "got what begins with \"# a list\""),
+        (vec!["token-bucket 5/1s", &at("log"), "--input", "jsonl"], "it looks like combined: give --input combined"),
+        (vec!["token-bucket 5/1s"], "expected RULE... FILE"),
+        (
+            vec!["token-bucket 5/1s", "token-bucket 0/1s", &at("log")],
+            "rule 2: rate: expected a whole number from 1 to 2^53, got 0",
+        ),
         (vec!["leaky 5/1s", &at("log")], "got \"leaky\""),
         (vec![part, &at("log")], "expected one that counts the key alone, got one that counts or is tagged by org"),
         ([&many[..], &["log"]].concat(), "expected at most 12 rules, got 13"),
-        (vec!["gcra 5/1s", "no-such-file"], "no-such-file"),
+        (vec!["token-bucket 5/1s", "no-such-file"], "no-such-file"),
     ] {
         let output = tollgate(&[&["compare"], &arguments[..]].concat());
         let told = stderr(&output);

@@ -10,9 +10,8 @@ use super::report;
 use crate::support::tool::{lines, tollgate};
 
 /// Each picture's name, and its rule. `src/guide.rs` and the page include each.
-const RULES: [(&str, &str); 7] = [
+const RULES: [(&str, &str); 6] = [
     ("token-bucket", "token-bucket 12/1m"),
-    ("gcra", "gcra 12/1m burst 4"),
     ("fixed-window", "fixed-window 12/1m"),
     ("calendar-window", "fixed-window 30/day"),
     ("sliding-window", "sliding-window 12/1m"),

@@ -8,7 +8,7 @@ use super::pictures::{is_committed, style};
 
 /// What is drawn: a row of the table, its name in the plot, and whether it is this project's.
 const ROWS: [(&str, &str, bool); 5] = [
-    ("**tollgate**, `gcra`, 10,000 keys", "tollgate, which batches concurrent calls", true),
+    ("**tollgate**, `token-bucket`, 10,000 keys", "tollgate, which batches concurrent calls", true),
     ("no-op, one shared connection", "an empty script, one call per decision", false),
     ("redis-cell, a module of the server, 10,000 keys", "redis-cell, a module of the server", false),
     ("`throttled`, 10,000 keys", "throttled, a script over one connection", false),

@@ -10,7 +10,7 @@ fn a_probe_blocks_a_key_that_is_denied() {
     let server = Server::start();
     let url = server.url();
     for engine in [vec![], vec!["--url", &url]] {
-        let probe = ["probe", "gcra 5/10s", "user:42", "--count", "7", "--block-for", "1h30m"];
+        let probe = ["probe", "token-bucket 5/10s", "user:42", "--count", "7", "--block-for", "1h30m"];
         let output = tollgate(&[&probe[..], &engine].concat());
         let lines = lines(&output);
         assert_eq!((code(&output), lines[4]["allowed"].as_bool()), (1, Some(true)), "{}", stderr(&output));
@@ -22,7 +22,7 @@ fn a_probe_blocks_a_key_that_is_denied() {
         assert!(again < 5_400_000_000, "not extended: {again}");
     }
     // The block is the key's own: a call without the option is denied too, and reset lifts it.
-    let plain = ["probe", "gcra 5/10s", "user:42", "--url", &url];
+    let plain = ["probe", "token-bucket 5/10s", "user:42", "--url", &url];
     let wait = lines(&tollgate(&plain))[0][WAIT].as_u64().expect("a wait");
     assert!((5_000_000_000..5_400_000_000).contains(&wait), "{wait}");
     tollgate(&[&plain[..], &["--op", "reset"]].concat());
@@ -32,7 +32,7 @@ fn a_probe_blocks_a_key_that_is_denied() {
 #[test]
 fn a_replay_blocks_by_the_records_clock_and_by_what_a_rule_in_json_says() {
     let records = b"t_us,key\n0,a\n1000000,a\n1500000,a\n3999999,a\n4000000,a\n";
-    let json = r#"{"limits": ["fixed-window 1/1s start first-hit", "gcra 100/1s"], "block_for": "2500ms"}"#;
+    let json = r#"{"limits": ["fixed-window 1/1s start first-hit", "token-bucket 100/1s"], "block_for": "2500ms"}"#;
     let minute = r#"{"limits": ["fixed-window 1/1s start first-hit"], "block_for": "1m"}"#;
     for arguments in [
         &["--rule", "fixed-window 1/1s start first-hit", "--block-for", "2500ms"][..],
@@ -53,19 +53,19 @@ fn a_replay_blocks_by_the_records_clock_and_by_what_a_rule_in_json_says() {
 fn a_bad_block_for_is_one_line_that_names_it() {
     for (arguments, expected) in [
         (
-            &["gcra 8/1s shards 2", "k", "--block-for", "15m"][..],
+            &["token-bucket 8/1s shards 2", "k", "--block-for", "15m"][..],
             "error: rule cli: expected a limit without shards beside block_for, since a denial would block one shard \
-             alone, got gcra 8/1s shards 2 and block_for 15m\n",
+             alone, got token-bucket 8/1s shards 2 and block_for 15m\n",
         ),
         (
-            &["gcra 8/1s", "k", "--block-for", "0s"],
+            &["token-bucket 8/1s", "k", "--block-for", "0s"],
             "error: block_for: expected whole microseconds, from 1us to 71 years, got 0ns\n",
         ),
     ] {
         let output = tollgate(&[&["probe"], arguments].concat());
         assert_eq!((code(&output), stderr(&output).as_str()), (2, expected));
     }
-    let output = tollgate(&["probe", "gcra 8/1s", "k", "--block-for", "soon"]);
+    let output = tollgate(&["probe", "token-bucket 8/1s", "k", "--block-for", "soon"]);
     let told = stderr(&output);
     assert!(code(&output) == 2 && told.contains("--block-for") && told.contains("soon"), "{told}");
 }

@@ -25,16 +25,16 @@ fn a_closed_output_does_not_make_the_tool_panic() {
     std::fs::write(&bad, "{\"t_us\":1,\"key\":\"a\"}\n".to_owned() + &"{}\n".repeat(10_000)).expect("written");
     let bad = bad.path().to_str().expect("UTF-8");
     for (arguments, to_the_end) in [
-        (&["replay", "--rule", "gcra 5/1s", LOG][..], 0),
-        (&["replay", "--rule", "gcra 5/1s", "--summary", bad], 0),
-        (&["replay", "--rule", "gcra 5/1s", "--input", "jsonl", LOG], 2),
-        (&["probe", "gcra 5/1s", "k", "--count", "3"], 0),
-        (&["probe", "gcra 5/1x", "k"], 2),
-        (&["probe", "gcra 5/1s", "k", "--url", "redis://127.0.0.1:1"], 2),
-        (&["probe", "gcra 5/1s", "k", "--url", "redis://127.0.0.1:1", "--on-error", "open"], 0),
+        (&["replay", "--rule", "token-bucket 5/1s", LOG][..], 0),
+        (&["replay", "--rule", "token-bucket 5/1s", "--summary", bad], 0),
+        (&["replay", "--rule", "token-bucket 5/1s", "--input", "jsonl", LOG], 2),
+        (&["probe", "token-bucket 5/1s", "k", "--count", "3"], 0),
+        (&["probe", "token-bucket 5/1x", "k"], 2),
+        (&["probe", "token-bucket 5/1s", "k", "--url", "redis://127.0.0.1:1"], 2),
+        (&["probe", "token-bucket 5/1s", "k", "--url", "redis://127.0.0.1:1", "--on-error", "open"], 0),
         (&["probe", "--help"], 0),
-        (&["load", "gcra 5/1s", "--count", "3", "--warmup", "0s"], 0),
-        (&["inspect", "gcra 5/1s", "fixed-window 5/1s", "k", "--url", &url, "--format", "table"], 0),
+        (&["load", "token-bucket 5/1s", "--count", "3", "--warmup", "0s"], 0),
+        (&["inspect", "token-bucket 5/1s", "fixed-window 5/1s", "k", "--url", &url, "--format", "table"], 0),
         (&["reset", "--rule", "cli", "--url", &url, "--format", "table"], 0),
         (&["doctor", "--url", &url, "--format", "table"], 0),
         (&[], 2),
@@ -67,7 +67,7 @@ fn nothing_is_printed_by_a_macro_that_panics() {
 
 #[test]
 fn commands_that_read_a_redis_require_an_address() {
-    for arguments in [&["inspect", "gcra 5/1s", "k"][..], &["reset", "--rule", "api"], &["doctor"]] {
+    for arguments in [&["inspect", "token-bucket 5/1s", "k"][..], &["reset", "--rule", "api"], &["doctor"]] {
         let output = tollgate(arguments);
         let told = stderr(&output);
         assert_eq!((code(&output), stdout(&output).as_str(), told.lines().count()), (2, "", 1), "{told}");
@@ -93,14 +93,15 @@ fn two_keys_never_look_alike() {
         (b"ab ", r"ab\x20"),
     ] {
         let probe = |shape: &str| {
-            let mut probe = command(&["probe", "gcra 5/1s", "--format", shape, "--url", &url]);
+            let mut probe = command(&["probe", "token-bucket 5/1s", "--format", shape, "--url", &url]);
             probe.arg(OsStr::from_bytes(key)).output().expect("the tool runs")
         };
         assert_eq!(lines(&probe("jsonl"))[0]["key"], text);
         let table = stdout(&probe("table"));
         assert!(table.ends_with(&format!(" {text}\n")), "{table}");
 
-        let mut inspect = command(&["inspect", "gcra 5/1s", "--format", "jsonl", "--url", &url, "--prefix", "p\\q"]);
+        let mut inspect =
+            command(&["inspect", "token-bucket 5/1s", "--format", "jsonl", "--url", &url, "--prefix", "p\\q"]);
         let report = &lines(&inspect.arg(OsStr::from_bytes(key)).output().expect("the tool runs"))[0];
         assert_eq!(report["key"], text);
         let name = report["redis_key"].as_str().expect("a key");
@@ -111,7 +112,7 @@ fn two_keys_never_look_alike() {
 #[test]
 fn an_output_can_be_replayed_whatever_bytes_its_keys_have() {
     let input = b"t_us,key,id\n1,\xff,\xfe\n2,a\\xff,\n3,C:\\new,\n4,\"a\nb\",\n";
-    let replay = ["replay", "--rule", "gcra 5/1s", "-"];
+    let replay = ["replay", "--rule", "token-bucket 5/1s", "-"];
     let output = with_input(&replay, input);
     let keys: Vec<_> = lines(&output).iter().map(|line| line["key"].as_str().expect("text").to_owned()).collect();
     assert_eq!(keys, [r"\xff", r"a\\xff", r"C:\\new", r"a\nb"]);
@@ -129,7 +130,7 @@ fn a_command_that_waits_for_a_file_ends_when_it_is_interrupted() {
     let folder = tempfile::tempdir().expect("a folder");
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
-    for arguments in [&["replay", "--rule", "gcra 5/1s"][..], &["compare", "gcra 5/1s"]] {
+    for arguments in [&["replay", "--rule", "token-bucket 5/1s"][..], &["compare", "token-bucket 5/1s"]] {
         let mut tool = command(arguments);
         let tool = tool.arg(&pipe).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the tool runs");
         let interrupt = || {
@@ -204,5 +205,5 @@ fn inspect_explains_in_words_and_units() {
         table.contains("state_period  30d (9000000000)\n") && table.contains("state_tick    288us (288)\n"),
         "{table}"
     );
-    assert!(inspect("gcra 1/1s", "other").contains("remaining   1 of 1 unit\n"));
+    assert!(inspect("token-bucket 1/1s", "other").contains("remaining   1 of 1 unit\n"));
 }

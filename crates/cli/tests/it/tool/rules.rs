@@ -51,7 +51,7 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
     let directory = directory();
     let rule = |name: &str, rest: &str| format!("[[rule]]\nname = \"{name}\"\n{rest}\n");
     for (text, expected) in [
-        (rule("a", "limits = [\"gcra 5/0s\"]\nkey = \"ip\""), &["3:11: rule a: "][..]),
+        (rule("a", "limits = [\"token-bucket 5/0s\"]\nkey = \"ip\""), &["3:11: rule a: "][..]),
         (rule("a", "acton = \"block\""), &["3:1: rule a: expected a known name (did you mean action?), got"]),
         (rule("a", "match = { path = \"x*\" }\naction = \"block\""), &["3:18: rule a: path: expected"]),
         (rule("a", "match = { ip = \"10.0.0.1/8\" }\naction = \"block\""), &["3:16: rule a: ip: expected"]),
@@ -63,7 +63,7 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
             // What hides is found by priority, and told by place.
             [
                 rule("z", "action = \"block\"\npriority = 1"),
-                rule("y", "limits = [\"gcra 1/1s\"]"),
+                rule("y", "limits = [\"token-bucket 1/1s\"]"),
                 rule("x", "match = { ip = \"10.0.0.1\" }\naction = \"block\""),
                 rule("x", "action = \"allow\"\ncost = 3"),
             ]
@@ -105,7 +105,7 @@ action = "block"
 name = "b"
 match = { route = "/users/*" }
 key = "user"
-limits = ["gcra 5/1s"]
+limits = ["token-bucket 5/1s"]
 overrides = { "user:4*" = "block" }
 allow = ["user:1", "user:test-*"]
 "#;
@@ -167,7 +167,7 @@ passed over  office: expected ip 10.0.0.0/8 or 2001:db8:77::/48, got 192.0.2.1
         &lines(&tollgate(&["rules", "explain", EXAMPLE, "--path", "/api/a/search", "--user", "u", "--prefix", "shop"]))
             [0];
     assert_eq!((&line["rule"], &line["reason"]), (&Value::Null, &json!("no-rule")));
-    assert_eq!(line["shadows"][0]["limits"][0]["redis_keys"], json!(["shop:{user:u}:search-trial/gcra-1s"]));
+    assert_eq!(line["shadows"][0]["limits"][0]["redis_keys"], json!(["shop:{user:u}:search-trial/token-bucket-1s"]));
     let line =
         &lines(&tollgate(&["rules", "explain", EXAMPLE, "--path", "/login", "--method", "POST", "--user", "a"]))[0];
     assert_eq!((&line["rule"], &line["reason"], &line["missing"]), (&json!("login"), &json!("missing"), &json!("ip")));
@@ -225,7 +225,7 @@ async fn a_services_keys_are_reached_by_its_own_rules() {
     // So slow that nothing comes back during the test.
     let example = ["/1s", "/1m", "/1h"].iter().fold(example, |text, period| text.replace(period, "/1d"));
     let hashed = format!(
-        "{example}\n[[rule]]\nname = \"personal\"\nmatch = {{ path = \"/me\" }}\npriority = 5\nkey = [\"user\", \"path\"]\nlimits = [\"gcra 10/1d\"]\nhash_keys = true\n"
+        "{example}\n[[rule]]\nname = \"personal\"\nmatch = {{ path = \"/me\" }}\npriority = 5\nkey = [\"user\", \"path\"]\nlimits = [\"token-bucket 10/1d\"]\nhash_keys = true\n"
     );
     let path = file(&directory, "rules.toml", &hashed);
     let rules = RuleSet::read(&path).expect("a set");
@@ -300,7 +300,7 @@ async fn a_services_keys_are_reached_by_its_own_rules() {
 #[test]
 fn keys_that_are_hashed_are_named_with_the_secret_alone() {
     let directory = directory();
-    let rule = "[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"gcra 8/1d shards 2\"]\nhash_keys = true\n";
+    let rule = "[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"token-bucket 8/1d shards 2\"]\nhash_keys = true\n";
     let (path, secret) = (file(&directory, "rules.toml", rule), file(&directory, "secret", SECRET));
     let explain = ["rules", "explain", &path, "--user", "alice"];
     let line = &lines(&tollgate(&explain))[0];
@@ -309,8 +309,9 @@ fn keys_that_are_hashed_are_named_with_the_secret_alone() {
     let output = tollgate(&[&explain[..], &["--key-secret-file", &secret]].concat());
     let line = &lines(&output)[0];
     let keys = line["limits"][0]["redis_keys"].as_array().expect("keys");
-    let hashed =
-        |key: &Value| key.as_str().is_some_and(|key| key.starts_with("tollgate:{%h") && key.ends_with("}:a/gcra-1d"));
+    let hashed = |key: &Value| {
+        key.as_str().is_some_and(|key| key.starts_with("tollgate:{%h") && key.ends_with("}:a/token-bucket-1d"))
+    };
     assert!(keys.len() == 1 && keys.iter().all(hashed), "{line}");
     assert!(!stdout(&output).contains(SECRET));
 }
@@ -318,7 +319,8 @@ fn keys_that_are_hashed_are_named_with_the_secret_alone() {
 #[test]
 fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
     let directory = directory();
-    let all = file(&directory, "all.toml", "[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 9/1s\"]\n");
+    let all =
+        file(&directory, "all.toml", "[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"token-bucket 9/1s\"]\n");
     for (arguments, expected) in [
         (vec!["probe", "--rules", EXAMPLE, "fre", "user:1"], "rule: expected one of "),
         (
@@ -376,10 +378,10 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
         (vec!["replay", LOG], "--rule <RULE>"),
         (vec!["reset", "--rule", "free", "user:1"], "--rules <FILE>"),
         (vec!["reset", "--rules", EXAMPLE, "--rule", "office"], "rule office: expected one with limits"),
-        (vec!["block", "gcra 5/1s", "k"], "--for <D>"),
-        (vec!["block", "gcra 5/1s", "k", "--for", "soon"], "'soon'"),
-        (vec!["block", "gcra 5/1s", "k", "--for", "1m"], "expected the Redis to block a key in"),
-        (vec!["block", "gcra 5/1s", "k", "--for", "1m", "--lift"], "cannot be used with"),
+        (vec!["block", "token-bucket 5/1s", "k"], "--for <D>"),
+        (vec!["block", "token-bucket 5/1s", "k", "--for", "soon"], "'soon'"),
+        (vec!["block", "token-bucket 5/1s", "k", "--for", "1m"], "expected the Redis to block a key in"),
+        (vec!["block", "token-bucket 5/1s", "k", "--for", "1m", "--lift"], "cannot be used with"),
         (vec!["rules", "explain", EXAMPLE, "--ip", "here"], "--ip: expected an address such as 192.0.2.1"),
         (vec!["rules", "explain", EXAMPLE, "--attr", "x"], "--attr: expected NAME=VALUE"),
         (vec!["rules", "explain", EXAMPLE, "--attr", "ip=1.1.1.1", "--ip", "1.1.1.1"], "--attr: expected ip once"),

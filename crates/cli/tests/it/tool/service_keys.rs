@@ -7,7 +7,7 @@ use tollgate_testing::polling::PATIENCE;
 use super::*;
 use crate::support::tool::{code, command, lines, stderr, stdout, tollgate, with_input};
 
-const API: &str = r#"{"name": "api", "limits": ["gcra 10/1d", {"name": "orgs", "limit": "fixed-window 1000/1d", "key": "org"}], "tag": "org"}"#;
+const API: &str = r#"{"name": "api", "limits": ["token-bucket 10/1d", {"name": "orgs", "limit": "fixed-window 1000/1d", "key": "org"}], "tag": "org"}"#;
 
 fn keys(server: &Server) -> Vec<String> {
     let mut keys: Vec<String> = tollgate::redis::cmd("KEYS").arg("*").query(&mut server.connection()).expect("keys");
@@ -19,7 +19,7 @@ fn keys(server: &Server) -> Vec<String> {
 async fn service(server: &Server) -> (Limiter, Rule) {
     let redis = Redis::open(&server.url()).expect("a good address");
     let limiter = Limiter::new(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE);
-    let rule = "gcra 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name").tagged("org");
+    let rule = "token-bucket 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name").tagged("org");
     let orgs = "fixed-window 1000/1d".parse::<Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
     let rule = rule.and_by("org", orgs).expect("a rule");
     let request = Request::new("user:42").parts(&[("org", b"acme")]).cost(3);
@@ -37,13 +37,16 @@ async fn a_services_keys_are_reached_by_its_rule_as_json_its_prefix_and_its_part
 
     let output = tollgate(&[&["inspect", &json, "user:42"], &there[..]].concat());
     let [user, org] = lines(&output).try_into().expect("a line for each limit");
-    assert_eq!((&user["redis_key"], &user["remaining"]), (&json!("shop:{acme}:user:42:api/gcra-1d"), &json!(7)));
+    assert_eq!(
+        (&user["redis_key"], &user["remaining"]),
+        (&json!("shop:{acme}:user:42:api/token-bucket-1d"), &json!(7))
+    );
     assert_eq!((&org["redis_key"], &org["remaining"]), (&json!("shop:{acme}:api/orgs/fixed-window"), &json!(997)));
     assert_eq!((&user["key"], &org["key"], &org["rule"]), (&json!("user:42"), &json!("acme"), &json!("api")));
 
     let output = tollgate(&[&["probe", &json, "user:42", "--cost", "8"], &there[..]].concat());
     let line = &lines(&output)[0];
-    assert_eq!((code(&output), &line["rule"], &line["denied_by"]), (1, &json!("api"), &json!("gcra 10/1d")));
+    assert_eq!((code(&output), &line["rule"], &line["denied_by"]), (1, &json!("api"), &json!("token-bucket 10/1d")));
     let block = ["--op", "block", "--for", "10m"];
     assert_eq!(code(&tollgate(&[&["probe", &json, "user:42"], &there[..], &block].concat())), 0);
     let request = Request::new("user:42").parts(&[("org", b"acme")]);
@@ -62,7 +65,7 @@ async fn a_services_hashed_keys_are_reached_by_its_secret() {
     let url = server.url();
     let redis = Redis::open(&url).expect("a good address");
     let secret = KeySecret::new(SECRET).expect("a secret");
-    let rule = "gcra 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name");
+    let rule = "token-bucket 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name");
     Limiter::new(redis)
         .deadline(PATIENCE)
         .key_secret(&secret)
@@ -71,7 +74,7 @@ async fn a_services_hashed_keys_are_reached_by_its_secret() {
         .expect("a decision");
     let file = directory.path().join("secret");
     let path = file.to_str().expect("a path");
-    let inspect = ["inspect", "gcra 10/1d", "alice@example.com", "--name", "api", "--url", &url];
+    let inspect = ["inspect", "token-bucket 10/1d", "alice@example.com", "--name", "api", "--url", &url];
 
     for end in ["", "\n", "\r\n"] {
         std::fs::write(&file, format!("{SECRET}{end}")).expect("a file");
@@ -83,7 +86,7 @@ async fn a_services_hashed_keys_are_reached_by_its_secret() {
     let output = command(&inspect).env("TOLLGATE_KEY_SECRET", SECRET).output().expect("a run");
     assert_eq!(lines(&output)[0]["remaining"], json!(9));
     let replayed =
-        command(&["probe", "gcra 10/1d", "alice@example.com", "--name", "api", "--url", &url, "--op", "reset"])
+        command(&["probe", "token-bucket 10/1d", "alice@example.com", "--name", "api", "--url", &url, "--op", "reset"])
             .env("TOLLGATE_KEY_SECRET_FILE", path)
             .output()
             .expect("a run");
@@ -105,7 +108,7 @@ fn a_line_on_several_limits_has_the_numbers_of_each() {
     let [user, org] = line["limits"].as_array().expect("a list").clone().try_into().expect("two");
     assert_eq!(user.to_string().matches(':').count(), 7, "{user}");
     let expected = json!({
-        "name": "gcra 10/1d", "key": "u", "allowed": false, "limit": 10, "remaining": 10,
+        "name": "token-bucket 10/1d", "key": "u", "allowed": false, "limit": 10, "remaining": 10,
         "retry_after_us": "never", "reset_after_us": 0,
     });
     assert_eq!(user, expected);
@@ -118,12 +121,13 @@ fn a_line_on_several_limits_has_the_numbers_of_each() {
         rest = &rest[at..];
     }
 
-    let output = tollgate(&["probe", "gcra 2/1d", "fixed-window 9/1d", "k", "--count", "3", "--format", "table"]);
+    let output =
+        tollgate(&["probe", "token-bucket 2/1d", "fixed-window 9/1d", "k", "--count", "3", "--format", "table"]);
     let text = stdout(&output);
     let rows: Vec<Vec<&str>> = text.lines().map(|row| row.split_whitespace().collect()).collect();
     assert_eq!(rows.len(), 1 + 3 * 3, "{text}");
     assert_eq!(rows[8][..4], ["denied", "0", "/", "2"], "{text}");
-    assert!(rows[8].ends_with(&["gcra", "2/1d", "of", "k"]), "{text}");
+    assert!(rows[8].ends_with(&["token-bucket", "2/1d", "of", "k"]), "{text}");
     assert_eq!((&rows[9][..5], rows[9].last()), (&["allowed", "7", "/", "9", "-"][..], Some(&"k")), "{text}");
 }
 
@@ -132,18 +136,18 @@ fn names_and_prefixes_are_part_of_the_keys() {
     let server = Server::start();
     let url = server.url();
     let there = ["--name", "api", "--prefix", "shop", "--url", &url];
-    let output = tollgate(&[&["probe", "gcra 10/1d", "fixed-window 250/1d", "u1"], &there[..]].concat());
+    let output = tollgate(&[&["probe", "token-bucket 10/1d", "fixed-window 250/1d", "u1"], &there[..]].concat());
     assert_eq!((code(&output), &lines(&output)[0]["rule"]), (0, &json!("api")), "{}", stderr(&output));
-    assert_eq!(keys(&server), ["shop:{u1}:api/fixed-window-1d", "shop:{u1}:api/gcra-1d"]);
+    assert_eq!(keys(&server), ["shop:{u1}:api/fixed-window-1d", "shop:{u1}:api/token-bucket-1d"]);
     // Limits go after commas too, as a rule prints them.
-    let output = tollgate(&[&["inspect", "gcra 10/1d, fixed-window 250/1d", "u1"], &there[..]].concat());
+    let output = tollgate(&[&["inspect", "token-bucket 10/1d, fixed-window 250/1d", "u1"], &there[..]].concat());
     let remaining: Vec<_> = lines(&output).iter().map(|line| line["remaining"].clone()).collect();
     assert_eq!(remaining, [9, 249]);
 
     let none = tollgate(&["reset", "--rule", "api", "--url", &url]);
     assert_eq!((code(&none), stdout(&none).as_str()), (0, "{\"rule\":\"api\",\"forgotten\":0}\n"));
     assert_eq!(stderr(&none), "tollgate: no key of rule api under the prefix tollgate: --prefix chooses another\n");
-    tollgate(&["probe", "gcra 10/1d", "u2", "--prefix", "shop", "--url", &url]);
+    tollgate(&["probe", "token-bucket 10/1d", "u2", "--prefix", "shop", "--url", &url]);
     let table = ["--format", "table"];
     let reset = ["reset", "--rule", "api", "--rule", "cli", "--rule", API, "--prefix", "shop", "--url", &url];
     let output = tollgate(&[&reset[..], &table].concat());
@@ -159,13 +163,13 @@ fn replays_and_loads_reach_no_key_of_the_service() {
     let server = Server::start();
     let url = server.url();
     let there = ["--prefix", "shop", "--name", "api", "--url", &url];
-    assert_eq!(code(&tollgate(&[&["probe", "gcra 1/1d", "key 0"], &there[..]].concat())), 0);
+    assert_eq!(code(&tollgate(&[&["probe", "token-bucket 1/1d", "key 0"], &there[..]].concat())), 0);
     let before = keys(&server);
-    let load = ["load", "gcra 1/1d", "--keys", "hot", "--count", "5", "--warmup", "0s"];
+    let load = ["load", "token-bucket 1/1d", "--keys", "hot", "--count", "5", "--warmup", "0s"];
     let output = tollgate(&[&load[..], &there].concat());
     assert_eq!((code(&output), &lines(&output)[0]["allowed"]), (0, &json!(1)), "{}", stderr(&output));
     let record = b"{\"t_us\":1,\"key\":\"key 0\"}\n";
-    let output = with_input(&[&["replay", "--rule", "gcra 1/1d", "-"], &there[..]].concat(), record);
+    let output = with_input(&[&["replay", "--rule", "token-bucket 1/1d", "-"], &there[..]].concat(), record);
     assert_eq!((&lines(&output)[0]["rule"], &lines(&output)[0]["allowed"]), (&json!("api"), &json!(true)));
     assert_eq!(keys(&server), before);
 
@@ -173,7 +177,7 @@ fn replays_and_loads_reach_no_key_of_the_service() {
     let shop = server.user("shop", "~shop:* +@all");
     let there = ["--prefix", "shop", "--url", &shop];
     assert_eq!(code(&tollgate(&[&load[..], &there].concat())), 0);
-    assert_eq!(code(&with_input(&[&["replay", "--rule", "gcra 1/1d", "-"], &there[..]].concat(), record)), 0);
+    assert_eq!(code(&with_input(&[&["replay", "--rule", "token-bucket 1/1d", "-"], &there[..]].concat(), record)), 0);
 }
 
 #[test]
@@ -194,7 +198,7 @@ fn limits_on_parts_are_replayed_and_loaded_too() {
 
 #[test]
 fn settings_of_a_rule_in_json_hold_unless_an_option_overrides_them() {
-    let rule = r#"{"name": "jobs", "limits": ["gcra 5/1d"], "cost": 3, "overage": true, "on_error": "open"}"#;
+    let rule = r#"{"name": "jobs", "limits": ["token-bucket 5/1d"], "cost": 3, "overage": true, "on_error": "open"}"#;
     let output = tollgate(&["probe", rule, "k", "--count", "2"]);
     let counts: Vec<_> = lines(&output).iter().map(|line| (line["cost"].clone(), line["overage"].clone())).collect();
     assert_eq!(counts, [(json!(3), json!(0)), (json!(3), json!(1))], "{}", stdout(&output));
@@ -205,7 +209,7 @@ fn settings_of_a_rule_in_json_hold_unless_an_option_overrides_them() {
     let record = b"{\"t_us\":1,\"key\":\"k\"}\n{\"t_us\":1,\"key\":\"k\",\"cost\":1}\n";
     let replayed = lines(&with_input(&["replay", "--rule", rule, "-"], record));
     assert_eq!([&replayed[0]["cost"], &replayed[1]["cost"]], [3, 1]);
-    let unnamed = r#"{"limits": ["gcra 5/1d"]}"#;
+    let unnamed = r#"{"limits": ["token-bucket 5/1d"]}"#;
     assert_eq!(lines(&tollgate(&["probe", unnamed, "k", "--name", "jobs"]))[0]["rule"], "jobs");
     assert_eq!(lines(&tollgate(&["probe", unnamed, "k"]))[0]["rule"], "cli");
 }
@@ -215,11 +219,11 @@ fn a_missing_or_wrong_part_is_one_line_that_says_what_to_give() {
     for (arguments, told) in [
         (&[API][..], "rule api: expected --attr org=VALUE, which orgs counts, got none"),
         (
-            &[r#"{"name": "a", "limits": ["gcra 5/1s"], "tag": "org"}"#],
+            &[r#"{"name": "a", "limits": ["token-bucket 5/1s"], "tag": "org"}"#],
             "rule a: expected --attr org=VALUE, the tag of its keys, got none",
         ),
         (
-            &["gcra 5/1s", "--attr", "org=acme"],
+            &["token-bucket 5/1s", "--attr", "org=acme"],
             "--attr: of rule cli, expected none, since it counts the key alone, got org",
         ),
         (&[API, "--attr", "org=a", "--attr", "team=b"], "--attr: of rule api, expected org, got team"),
@@ -228,15 +232,15 @@ fn a_missing_or_wrong_part_is_one_line_that_says_what_to_give() {
         (&[API, "--attr", "=acme"], "--attr: expected NAME=VALUE, such as org=acme, got =acme"),
         (&[API, "--attr", "org="], "--attr: expected at least one byte after the =, got org="),
         (&[API, "--attr", "org=a", "--name", "web"], "--name: expected api, as the rule in JSON says, got web"),
-        (&[r#"{"name": "api", "limits": ["gcra 5/1s"]"#], "EOF while parsing an object"),
-        (&[r#"{"name": "api", "limit": "gcra 5/1s"}"#], "unknown field `limit`"),
-        (&[r#"{"name": "api", "limits": ["gcra 5/1min"]}"#], "such as 5/1m, got \"5/1min\""),
-        (&["gcra 5/1s", API], "expected a rule in JSON alone"),
-        (&["gcra 5/1s", "--name", "a b"], "got \"a b\""),
-        (&["gcra 5/1s", "--prefix", "a{b"], "got \"a{b\""),
-        (&["gcra 5/1s,"], "got nothing"),
+        (&[r#"{"name": "api", "limits": ["token-bucket 5/1s"]"#], "EOF while parsing an object"),
+        (&[r#"{"name": "api", "limit": "token-bucket 5/1s"}"#], "unknown field `limit`"),
+        (&[r#"{"name": "api", "limits": ["token-bucket 5/1min"]}"#], "such as 5/1m, got \"5/1min\""),
+        (&["token-bucket 5/1s", API], "expected a rule in JSON alone"),
+        (&["token-bucket 5/1s", "--name", "a b"], "got \"a b\""),
+        (&["token-bucket 5/1s", "--prefix", "a{b"], "got \"a{b\""),
+        (&["token-bucket 5/1s,"], "got nothing"),
         (&["{\"name\": \"a\", \"li\\nmits\": []}"], "unknown field `li mits`"),
-        (&[r#"{"name": "a", "name": "b", "limits": ["gcra 5/1s"]}"#], "duplicate field `name`"),
+        (&[r#"{"name": "a", "name": "b", "limits": ["token-bucket 5/1s"]}"#], "duplicate field `name`"),
     ] {
         // The key stands before the options.
         let at = arguments.iter().position(|word| word.starts_with("--")).unwrap_or(arguments.len());
@@ -271,7 +275,9 @@ fn permits_that_are_taken_without_an_id_are_shown_with_one_to_give_them_back_by(
 fn a_replay_of_permits_names_each_call_and_names_it_so_again() {
     let input = b"{\"t_us\":1,\"key\":\"k\"}\n{\"t_us\":1,\"key\":\"k\",\"id\":\"mine\"}\n{\"t_us\":1,\"key\":\"k\"}\n\
         {\"t_us\":2,\"op\":\"release\",\"key\":\"k\",\"id\":\"mine\"}\n{\"t_us\":3,\"key\":\"k\"}\n";
-    for rules in [&["--rule", "concurrency 2 ttl 1h"][..], &["--rule", "concurrency 2 ttl 1h", "--rule", "gcra 9/1d"]] {
+    for rules in
+        [&["--rule", "concurrency 2 ttl 1h"][..], &["--rule", "concurrency 2 ttl 1h", "--rule", "token-bucket 9/1d"]]
+    {
         let server = Server::start();
         let replay = [&["replay", "-"], rules].concat();
         let output = with_input(&replay, input);
@@ -293,26 +299,27 @@ fn blocking_or_resetting_an_unused_key_names_one_that_was_probably_meant() {
         assert_eq!(code(&output), 0, "{}", stderr(&output));
         stderr(&output)
     };
-    let block = |options: &[&str]| run(&[&["block", "gcra 5/1d", "k"], options].concat());
-    let unused = "tollgate: nobody has used this key yet: tollgate:{k}:web/gcra-1d; check --prefix and the \
+    let block = |options: &[&str]| run(&[&["block", "token-bucket 5/1d", "k"], options].concat());
+    let unused = "tollgate: nobody has used this key yet: tollgate:{k}:web/token-bucket-1d; check --prefix and the \
         rule's name\n";
     assert_eq!(block(&["--name", "web", "--lift"]), unused);
-    run(&["probe", "gcra 5/1d", "k", "--name", "api", "--prefix", "shop"]);
+    run(&["probe", "token-bucket 5/1d", "k", "--name", "api", "--prefix", "shop"]);
 
     // Nothing is scanned for a key that is there.
     server.reset_command_counts();
     assert_eq!(block(&["--name", "api", "--prefix", "shop", "--for", "1m"]), "");
     assert!(!server.commands().contains_key("scan"), "{:?}", server.commands());
 
-    let there = "there is shop:{k}:api/gcra-1d";
-    let warning = |named: &str, rest: &str| format!("warning: nobody has used this key yet: {named}/gcra-1d; {rest}\n");
+    let there = "there is shop:{k}:api/token-bucket-1d";
+    let warning =
+        |named: &str, rest: &str| format!("warning: nobody has used this key yet: {named}/token-bucket-1d; {rest}\n");
     let meant = warning("tollgate:{k}:cli", &format!("{there}: try --prefix shop --name api"));
     assert_eq!(block(&["--for", "1m"]), meant);
-    assert_eq!(lines(&tollgate(&["probe", "gcra 5/1d", "k", "--url", &server.url()]))[0]["blocked"], true);
-    let reset = run(&["probe", "gcra 5/1d", "other", "--name", "api", "--op", "reset"]);
+    assert_eq!(lines(&tollgate(&["probe", "token-bucket 5/1d", "k", "--url", &server.url()]))[0]["blocked"], true);
+    let reset = run(&["probe", "token-bucket 5/1d", "other", "--name", "api", "--op", "reset"]);
     assert_eq!(reset, warning("tollgate:{other}:api", &format!("{there}: try --prefix shop")));
     assert_eq!(block(&["--name", "web", "--prefix", "shop", "--lift"]), warning("shop:{k}:web", there));
-    assert_eq!(keys(&server), ["shop:{k}:api/gcra-1d", "tollgate:{k}:cli/gcra-1d"]);
+    assert_eq!(keys(&server), ["shop:{k}:api/token-bucket-1d", "tollgate:{k}:cli/token-bucket-1d"]);
 }
 
 #[test]
@@ -325,36 +332,39 @@ fn a_slip_in_one_name_is_told_from_a_new_user_and_foreign_text_is_no_command() {
         stderr(&output)
     };
     let set = |key: &str| cmd("SET").arg(key).arg("").exec(&mut server.connection()).expect("set");
-    set("shop:{user:42}:api/gcra-1h");
+    set("shop:{user:42}:api/token-bucket-1h");
     for (rule, key, name) in [
-        ("gcra 100/1h", "user:42", "apis"),
-        ("gcra 100/1m", "user:42", "api"),
+        ("token-bucket 100/1h", "user:42", "apis"),
+        ("token-bucket 100/1m", "user:42", "api"),
         ("fixed_window 100/1h", "user:42", "api"),
-        ("gcra 100/1h", "42", "api"),
+        ("token-bucket 100/1h", "42", "api"),
     ] {
         let said = lift(rule, key, name, "shop");
-        assert!(said.starts_with("warning: ") && said.ends_with("; there is shop:{user:42}:api/gcra-1h\n"), "{said}");
+        assert!(
+            said.starts_with("warning: ") && said.ends_with("; there is shop:{user:42}:api/token-bucket-1h\n"),
+            "{said}"
+        );
     }
     // Only the user is new, and production isn't suggested for staging.
-    ["staging:{old}:api/gcra-1h", "prod:{new}:api/gcra-1h"].into_iter().for_each(set);
-    let said = lift("gcra 100/1h", "new", "api", "staging");
-    assert_eq!(said, "tollgate: nobody has used this key yet: staging:{new}:api/gcra-1h\n");
+    ["staging:{old}:api/token-bucket-1h", "prod:{new}:api/token-bucket-1h"].into_iter().for_each(set);
+    let said = lift("token-bucket 100/1h", "new", "api", "staging");
+    assert_eq!(said, "tollgate: nobody has used this key yet: staging:{new}:api/token-bucket-1h\n");
 
-    set("a;b\u{1b}[2J:{u}:web/gcra-1h");
-    let said = lift("gcra 100/1h", "u", "web", "shop");
-    assert!(said.ends_with("; there is a;b\\u{1b}[2J:{u}:web/gcra-1h\n"), "{said}");
+    set("a;b\u{1b}[2J:{u}:web/token-bucket-1h");
+    let said = lift("token-bucket 100/1h", "u", "web", "shop");
+    assert!(said.ends_with("; there is a;b\\u{1b}[2J:{u}:web/token-bucket-1h\n"), "{said}");
 }
 
 #[test]
 fn the_key_that_was_meant_is_looked_for_in_a_bounded_part_of_the_database_and_only_by_who_may_scan() {
     let server = Server::start();
     // The rule's keys are everywhere, this one nowhere.
-    let fill = "for n = 1, 30000 do redis.call('SET', 'shop:{' .. n .. '}:api/gcra-1d', '') end";
+    let fill = "for n = 1, 30000 do redis.call('SET', 'shop:{' .. n .. '}:api/token-bucket-1d', '') end";
     cmd("EVAL").arg(fill).arg(0).exec(&mut server.connection()).expect("filled");
     let rights = least().join(" ");
     for (user, rights, scans) in [("may", format!("{rights} +scan"), 40), ("may-not", rights, 0)] {
         server.reset_command_counts();
-        let block = ["block", "gcra 5/1d", user, "--name", "api", "--for", "1m", "--deadline", "10s"];
+        let block = ["block", "token-bucket 5/1d", user, "--name", "api", "--for", "1m", "--deadline", "10s"];
         let output = tollgate(&[&block[..], &["--url", &server.user(user, &rights)]].concat());
         let said = stderr(&output);
         assert_eq!((code(&output), said.lines().count()), (0, 1), "{said}");
@@ -362,7 +372,7 @@ fn the_key_that_was_meant_is_looked_for_in_a_bounded_part_of_the_database_and_on
         let (sent, failed) = server.commands().get("scan").copied().unwrap_or_default();
         assert_eq!(sent - failed, scans, "{said}");
         assert_eq!(
-            lines(&tollgate(&["probe", "gcra 5/1d", user, "--name", "api", "--url", &server.url()]))[0]["blocked"],
+            lines(&tollgate(&["probe", "token-bucket 5/1d", user, "--name", "api", "--url", &server.url()]))[0]["blocked"],
             true
         );
     }
@@ -372,21 +382,24 @@ fn the_key_that_was_meant_is_looked_for_in_a_bounded_part_of_the_database_and_on
 fn a_reset_of_several_rules_forgets_none_if_one_cannot_be_meant() {
     let server = Server::start();
     let url = server.url();
-    tollgate(&["probe", "gcra 5/1d", "k", "--name", "api", "--url", &url]);
+    tollgate(&["probe", "token-bucket 5/1d", "k", "--name", "api", "--url", &url]);
     let output = tollgate(&["reset", "--rule", "api", "--rule", "b b", "--url", &url]);
     assert_eq!((code(&output), stdout(&output).as_str()), (2, ""));
     assert!(stderr(&output).contains("got \"b b\""), "{}", stderr(&output));
-    assert_eq!(lines(&tollgate(&["probe", "gcra 5/1d", "k", "--name", "api", "--url", &url]))[0]["remaining"], 3);
+    assert_eq!(
+        lines(&tollgate(&["probe", "token-bucket 5/1d", "k", "--name", "api", "--url", &url]))[0]["remaining"],
+        3
+    );
 }
 
 #[test]
 fn an_empty_address_decides_nothing_and_a_mistyped_name_is_reported_with_the_known_ones() {
     for (arguments, told) in [
-        (&["probe", "gcra 5/1s", "k", "--url", ""][..], "url: expected redis"),
-        (&["porbe", "gcra 5/1s", "k"], "'probe'"),
-        (&["probe", "gcra 5/1s", "k", "--processes", "0"], "a whole number from 1 to"),
-        (&["probe", "gcra 1,000/1s", "k"], "(a comma begins another limit)"),
-        (&["probe", "[\"gcra 5/1s\"]", "k"], "rule in JSON"),
+        (&["probe", "token-bucket 5/1s", "k", "--url", ""][..], "url: expected redis"),
+        (&["porbe", "token-bucket 5/1s", "k"], "'probe'"),
+        (&["probe", "token-bucket 5/1s", "k", "--processes", "0"], "a whole number from 1 to"),
+        (&["probe", "token-bucket 1,000/1s", "k"], "(a comma begins another limit)"),
+        (&["probe", "[\"token-bucket 5/1s\"]", "k"], "rule in JSON"),
     ] {
         let output = tollgate(arguments);
         let said = stderr(&output);

@@ -58,7 +58,7 @@ fn bursts_among_steady_traffic_give_the_least_numbers_that_admit_both() {
     assert_eq!(
         texts(told, "suggestions", true),
         [
-            "gcra 50/1m burst 30",
+            "token-bucket 50/1m burst 30",
             "token-bucket 50/1m burst 30",
             "fixed-window 30/1m",
             // All of the minute before still overlaps at the start of the next.
@@ -69,7 +69,7 @@ fn bursts_among_steady_traffic_give_the_least_numbers_that_admit_both() {
     let never = [Algorithm::CalendarWindow, Algorithm::Concurrency];
     assert_of_every_algorithm(&texts(told, "suggestions", true), &never);
     // At 20 a minute, ten more are wanting after each of the nine minutes between the first burst and the last.
-    assert_eq!(texts(told, "frontier", false), ["gcra 20/1m burst 120", "gcra 50/1m burst 30"]);
+    assert_eq!(texts(told, "frontier", false), ["token-bucket 20/1m burst 120", "token-bucket 50/1m burst 30"]);
     for one in told["suggestions"].as_array().expect("a list") {
         assert_eq!((&one["denied"], &one["keys_hit"], &one["unchecked_keys"]), (&json!(0), &json!(0), &json!(0)));
     }
@@ -79,7 +79,10 @@ fn bursts_among_steady_traffic_give_the_least_numbers_that_admit_both() {
     assert_eq!(texts(told, "suggestions", true)[2..], windows);
     // Without the one that bursts, which is one of eleven.
     let told = &suggested(&log, &["--deny-at-most", "10%", "--of", "keys", "--per", "1m"])[0];
-    assert_eq!((&told["may_deny"], texts(told, "suggestions", true)[0].as_str()), (&json!(1), "gcra 20/1m burst 1"));
+    assert_eq!(
+        (&told["may_deny"], texts(told, "suggestions", true)[0].as_str()),
+        (&json!(1), "token-bucket 20/1m burst 1")
+    );
     let best = &told["suggestions"][0];
     assert_eq!(
         (&best["keys_hit"], &best["hit"][0]["key"], &best["hit"][0]["first_us"]),
@@ -221,8 +224,8 @@ match = { method = "POST" }
 key = "user"
 tag = "org"
 cost = 2
-limits = ["gcra 5/1m", { name = "orgs", limit = "fixed-window 5/1s", key = "org" }, "concurrency 3 ttl 30s"]
-overrides = { "user:vip" = "gcra 9/1s" }
+limits = ["token-bucket 5/1m", { name = "orgs", limit = "fixed-window 5/1s", key = "org" }, "concurrency 3 ttl 30s"]
+overrides = { "user:vip" = "token-bucket 9/1s" }
 
 [[rule]]
 name = "reads"
@@ -250,7 +253,7 @@ limits = ["sliding-log 1/1m"]
         numbers,
         [
             ("tried", json!("fixed-window 1/1m"), vec!["fixed-window 10/1m".to_owned()]),
-            ("writes", json!("gcra 5/1m"), vec!["gcra 5/1m burst 20".to_owned()]),
+            ("writes", json!("token-bucket 5/1m"), vec!["token-bucket 5/1m burst 20".to_owned()]),
             ("writes", json!("fixed-window 5/1s"), vec!["fixed-window 20/1s".to_owned()]),
             ("writes", json!("concurrency 3 ttl 30s"), vec![]),
             ("reads", json!("sliding-log 1/1m"), vec!["sliding-log 10/1m".to_owned()]),
@@ -258,7 +261,7 @@ limits = ["sliding-log 1/1m"]
     );
     assert_eq!(told[1]["left_out"], json!({"an override": 10}));
     let table = stdout(&suggest(&log, &["--rules", rules, "--deny-at-most", "0%", "--format", "table"]));
-    let pasted = "\n# writes\nlimits = [\"gcra 5/1m burst 20\", { name = \"orgs\", limit = \"fixed-window 20/1s\", \
+    let pasted = "\n# writes\nlimits = [\"token-bucket 5/1m burst 20\", { name = \"orgs\", limit = \"fixed-window 20/1s\", \
                   key = \"org\" }, \"concurrency 3 ttl 30s\"]\n\n# reads\nlimits = [\"sliding-log 10/1m\"]\n";
     assert!(table.contains(pasted), "{table}");
 }

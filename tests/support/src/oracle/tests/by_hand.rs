@@ -71,10 +71,10 @@ fn changes_by_hand() {
     o.change(bucket(1, 20, 1, 1));
     table(&mut o, &[(1, 103, AfterUs(17), 0, 17)]);
     // A debt stays a debt, within the new bound: 5 of 3 used become 4, of 2 and 2.
-    let mut o = Oracle::new(Spec::Gcra { rate: 1, period_us: 10, capacity: 3, max_debt: 2, tick_us: 1 });
+    let mut o = Oracle::new(Spec::TokenBucket { rate: 1, period_us: 10, capacity: 3, max_debt: 2, tick_us: 1 });
     o.written = Some(Written::of(o.spec, State::Bucket { used: 50, time: 100 }));
     table(&mut o, &[(0, 100, Now, 0, 50), (1, 100, AfterUs(30), 0, 50)]);
-    o.change(Spec::Gcra { rate: 1, period_us: 10, capacity: 2, max_debt: 2, tick_us: 1 });
+    o.change(Spec::TokenBucket { rate: 1, period_us: 10, capacity: 2, max_debt: 2, tick_us: 1 });
     table(&mut o, &[(1, 100, AfterUs(30), 0, 40)]);
     // 7 tenths used are 2.1 thirds, counted as 3; 101 is ceiled to 102.
     let mut o = Oracle::new(bucket(1, 10, 3, 1));
@@ -124,10 +124,10 @@ fn reserve_by_hand() {
     let mut o = Oracle::new(spec);
     calls(&mut o, &[(Reserve, 4, 100, Some(4), AfterUs(20), 0, 40)]);
     // Ticks of 5, nearly full at 7: the debt is dated to 10, the wait counts from 5.
-    let mut o = Oracle::new(Spec::Gcra { rate: 1, period_us: 10, capacity: 1, max_debt: 1, tick_us: 5 });
+    let mut o = Oracle::new(Spec::TokenBucket { rate: 1, period_us: 10, capacity: 1, max_debt: 1, tick_us: 5 });
     calls(&mut o, &[(Reserve, 2, 7, Some(2), AfterUs(8), 0, 23), (Reserve, 1, 8, None, AfterUs(12), 0, 22)]);
     // Capacity 0: one every 10.
-    let mut o = Oracle::new(Spec::Gcra { rate: 1, period_us: 10, capacity: 0, max_debt: 2, tick_us: 1 });
+    let mut o = Oracle::new(Spec::TokenBucket { rate: 1, period_us: 10, capacity: 0, max_debt: 2, tick_us: 1 });
     calls(&mut o, &[
         (Reserve, 1, 100, Some(1), AfterUs(10), 0, 10), (Reserve, 1, 100, Some(1), AfterUs(20), 0, 20),
         (Reserve, 1, 100, None, AfterUs(10), 0, 20), (AtMost, 1, 100, None, Never, 0, 20),
@@ -241,7 +241,7 @@ fn penalty_is_bounded() {
     for (spec, most) in [
         // 3 parts a unit: 2^51 is no multiple of 3, 2^51 - 2 is.
         (bucket(1, 3, 1, 1), two.pow(51) - 2),
-        (Spec::Gcra { rate: 7, period_us: 3, capacity: 1, max_debt: 0, tick_us: 1 }, two.pow(53) - 2),
+        (Spec::TokenBucket { rate: 7, period_us: 3, capacity: 1, max_debt: 0, tick_us: 1 }, two.pow(53) - 2),
         // 2^51 * 2 / 3 is 1501199875790165 and a third, an odd number of halves.
         (bucket(2, 3, 1, 3), 1_501_199_875_790_165),
         (bucket(2, 9, 1, 3), 1_501_199_875_790_163),

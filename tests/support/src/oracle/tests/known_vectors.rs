@@ -29,7 +29,6 @@ fn vectors() {
     let two_days = 2880 * MINUTE;
     for spec in [
         bucket(10, two_days, 10, 1),
-        Spec::Gcra { rate: 10, period_us: two_days, capacity: 10, max_debt: 0, tick_us: 1 },
         window(10, two_days, 10, Start::At(0)),
         Spec::SlidingWindow { limit: 10, period_us: two_days, tick_us: 1 },
         Spec::SlidingLog { limit: 10, period_us: two_days },

@@ -35,7 +35,7 @@ fn of_body(body: impl Into<Vec<u8>>) -> String {
 }
 
 const DECISIONS: &str = "# TYPE tollgate_decisions_total counter\n\
-    tollgate_decisions_total{rule=\"api\",algorithm=\"gcra\",outcome=\"allowed\",source=\"redis\"} 41\n\
+    tollgate_decisions_total{rule=\"api\",algorithm=\"token-bucket\",outcome=\"allowed\",source=\"redis\"} 41\n\
     tollgate_breakers_open 1\nprocess_cpu_seconds_total 5\n";
 
 #[test]

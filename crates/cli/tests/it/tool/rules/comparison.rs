@@ -35,8 +35,10 @@ fn by_the_oracle(presentations: &str, rest: &str) -> Vec<(String, &'static str, 
 #[test]
 fn comparing_two_sets_on_the_log_gives_the_counts_of_the_oracle() {
     let directory = directory();
-    let (before, after) =
-        (("gcra 10/1m burst 10", "gcra 1/1s burst 8"), ("fixed-window 15/1m start first-hit", "gcra 1/1s burst 8"));
+    let (before, after) = (
+        ("token-bucket 10/1m burst 10", "token-bucket 1/1s burst 8"),
+        ("fixed-window 15/1m start first-hit", "token-bucket 1/1s burst 8"),
+    );
     let old = file(&directory, "old.toml", &set(before.0, before.1));
     let new = file(&directory, "new.toml", &set(after.0, after.1));
     let diff = ["rules", "diff", &old, &new, "--input", "combined", LOG];
@@ -101,7 +103,7 @@ fn comparing_two_sets_on_the_log_gives_the_counts_of_the_oracle() {
 fn another_rule_with_the_same_verdict_is_no_difference_and_a_block_is_one_of_its_client() {
     let directory = directory();
     let rule = |name: &str, rest: &str| format!("[[rule]]\nname = \"{name}\"\n{rest}\n");
-    let limit = "key = \"user\"\nlimits = [\"gcra 1/1d burst 3\"]\nhash_keys = true";
+    let limit = "key = \"user\"\nlimits = [\"token-bucket 1/1d burst 3\"]\nhash_keys = true";
     let old = file(&directory, "old.toml", &rule("a", limit));
     let new = file(
         &directory,

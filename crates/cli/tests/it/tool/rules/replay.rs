@@ -24,7 +24,7 @@ priority = 1
 match = { path = "/x/*" }
 key = "user"
 missing = "skip"
-limits = ["gcra 1/1d burst 1"]
+limits = ["token-bucket 1/1d burst 1"]
 shadow = true
 
 [[rule]]
@@ -33,7 +33,7 @@ match = { path = "/x/*" }
 key = "user"
 tag = "org"
 limits = ["token-bucket 5/1d", { name = "orgs", limit = "fixed-window 100/1d start first-hit", key = "org" }]
-overrides = { "user:vip" = "gcra 50/1d burst 50" }
+overrides = { "user:vip" = "token-bucket 50/1d burst 50" }
 block = ["user:eve"]
 "#;
 
@@ -97,7 +97,7 @@ fn a_set_is_replayed_on_both_engines_and_its_output_again() {
     assert_eq!((&all[2]["override"], &all[3]["override"]), (&json!("user:eve"), &json!("user:vip")));
     assert_eq!(
         (&all[3]["limits"][0]["name"], all[3]["limits"].as_array().map(Vec::len)),
-        (&json!("gcra 50/1d"), Some(1))
+        (&json!("token-bucket 50/1d"), Some(1))
     );
     assert_eq!((&all[4]["missing"], &all[4]["key"]), (&json!("org"), &Value::Null));
     let nothing = ["limit", "remaining", "reset_after_us", "denied_by", "cost"];
@@ -178,7 +178,7 @@ fn an_access_log_and_csv_give_attributes_and_options_give_the_rest() {
         let output = with_input(&["replay", "--rules", &rules, "-"], line.as_bytes());
         assert!(code(&output) == 2 && stderr(&output).contains(expected), "{line}: {}", stderr(&output));
     }
-    let output = with_input(&["replay", "--rule", "gcra 5/1s", "-"], b"{\"t_us\":1,\"attrs\":{}}");
+    let output = with_input(&["replay", "--rule", "token-bucket 5/1s", "-"], b"{\"t_us\":1,\"attrs\":{}}");
     assert!(stderr(&output).contains("attrs: expected a key in their place"), "{}", stderr(&output));
 }
 
@@ -208,7 +208,7 @@ fn replaying_the_log_by_a_set_gives_the_counts_of_its_rule_alone() {
 #[test]
 fn permits_of_a_set_are_held_by_ids_and_leave_no_key() {
     let (server, directory) = (Server::start(), directory());
-    let limits = "limits = [\"concurrency 2 ttl 30s\", \"gcra 100/1s\"]";
+    let limits = "limits = [\"concurrency 2 ttl 30s\", \"token-bucket 100/1s\"]";
     let rules = file(&directory, "rules.toml", &format!("[[rule]]\nname = \"jobs\"\nkey = \"user\"\n{limits}\n"));
     let record = |t_us: u32, more: &str| format!("{{\"t_us\":{t_us},\"attrs\":{{\"user\":\"u\"}}{more}}}\n");
     let released = ",\"op\":\"release\",\"id\":\"replay-1-1\"";
@@ -231,13 +231,13 @@ fn the_rows_of_a_set_have_the_same_columns_whether_or_not_their_rules_count_deni
         name = "counts"
         match = { path = "/a" }
         key = "user"
-        limits = ["gcra 1/1d"]
+        limits = ["token-bucket 1/1d"]
         overage = true
 
         [[rule]]
         name = "rest"
         key = "user"
-        limits = ["gcra 1/1d"]
+        limits = ["token-bucket 1/1d"]
     "#;
     let rules = file(&directory, "rules.toml", set);
     let record = |t_us: u32, path: &str| json!({"t_us": t_us, "attrs": {"user": "u", "path": path}}).to_string() + "\n";

@@ -1,8 +1,8 @@
-"""Decides by tollgate's script gcra, for the rule `api`, which is `gcra 100/1m burst 20`.
+"""Decides by tollgate's script token_bucket, for the rule `api`, which is `token-bucket 100/1m burst 20`.
 
-    python3 gcra.py USER COST...
+    python3 token_bucket.py USER COST...
 
-Needs `pip install redis`, and gcra.lua in the working directory. REDIS_URL names the Redis.
+Needs `pip install redis`, and token_bucket.lua in the working directory. REDIS_URL names the Redis.
 """
 
 import os
@@ -43,9 +43,9 @@ server = redis.Redis.from_url(
     driver_info=None,
     maint_notifications_config=MaintNotificationsConfig(enabled=False),
 )
-with open("gcra.lua", encoding="utf-8") as file:
+with open("token_bucket.lua", encoding="utf-8") as file:
     # Calls send EVALSHA; after NOSCRIPT, SCRIPT LOAD and EVALSHA once more.
-    gcra = server.register_script(file.read())
+    script = server.register_script(file.read())
 
 
 def is_away(error):
@@ -57,9 +57,9 @@ def is_away(error):
 def decide(user, cost):
     """Whether it is allowed, how many units remain, and the microseconds to wait: 0 for none, -1 for ever."""
     # Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
-    key = f"tollgate:{{{user}}}:api/gcra-1m"
+    key = f"tollgate:{{{user}}}:api/token-bucket-1m"
     try:
-        allowed, _limit, remaining, retry_after_us, *_ = gcra(keys=[key], args=[*RULE, cost, "acquire", -1])
+        allowed, _limit, remaining, retry_after_us, *_ = script(keys=[key], args=[*RULE, cost, "acquire", -1])
     except redis.RedisError as error:
         if not is_away(error):
             raise

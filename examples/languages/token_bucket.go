@@ -1,8 +1,8 @@
-// Decides by tollgate's script gcra, for the rule `api`, which is `gcra 100/1m burst 20`.
+// Decides by tollgate's script token_bucket, for the rule `api`, which is `token-bucket 100/1m burst 20`.
 //
-//	go run gcra.go USER COST...
+//	go run token_bucket.go USER COST...
 //
-// Needs github.com/gomodule/redigo, and gcra.lua in the working directory. REDIS_URL names the Redis.
+// Needs github.com/gomodule/redigo, and token_bucket.lua in the working directory. REDIS_URL names the Redis.
 package main
 
 import (
@@ -37,12 +37,12 @@ func dial() (redis.Conn, error) {
 }
 
 // Whether it is allowed, how many units remain (-1: Redis doesn't decide), and the microseconds to wait (-1: for ever).
-func decide(gcra *redis.Script, user, cost string) (allowed bool, remaining, retryAfterUs int64, err error) {
+func decide(script *redis.Script, user, cost string) (allowed bool, remaining, retryAfterUs int64, err error) {
 	conn := pool.Get()
 	defer conn.Close()
 	// Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
-	call := redis.Args{"tollgate:{" + user + "}:api/gcra-1m"}.Add(rule...).Add(cost, "acquire", -1)
-	answer, err := gcra.Do(conn, call...) // EVALSHA; after NOSCRIPT, EVAL
+	call := redis.Args{"tollgate:{" + user + "}:api/token-bucket-1m"}.Add(rule...).Add(cost, "acquire", -1)
+	answer, err := script.Do(conn, call...) // EVALSHA; after NOSCRIPT, EVAL
 	if code, ok := err.(redis.Error); ok && !away.MatchString(string(code)) {
 		return false, 0, 0, err
 	} else if err != nil {
@@ -65,13 +65,13 @@ func main() {
 	if _, err := url.Parse(address); err != nil || !form.MatchString(address) { // the error has the password
 		log.Fatal("REDIS_URL: expected redis://[user:password@]host:port[/db]")
 	}
-	text, err := os.ReadFile("gcra.lua")
+	text, err := os.ReadFile("token_bucket.lua")
 	if err != nil {
 		log.Fatal(err)
 	}
-	gcra, verdict := redis.NewScript(1, string(text)), map[bool]string{true: "allowed", false: "denied"}
+	script, verdict := redis.NewScript(1, string(text)), map[bool]string{true: "allowed", false: "denied"}
 	for _, cost := range os.Args[2:] {
-		if allowed, remaining, retryAfterUs, err := decide(gcra, os.Args[1], cost); err != nil {
+		if allowed, remaining, retryAfterUs, err := decide(script, os.Args[1], cost); err != nil {
 			log.Fatal(err)
 		} else if remaining < 0 {
 			fmt.Println(verdict[allowed], "without Redis")

@@ -1,8 +1,8 @@
-// Decides by tollgate's script gcra, for the rule `api`, which is `gcra 100/1m burst 20`.
+// Decides by tollgate's script token_bucket, for the rule `api`, which is `token-bucket 100/1m burst 20`.
 //
-//     node gcra.mjs USER COST...
+//     node token_bucket.mjs USER COST...
 //
-// Needs `npm install ioredis`, and gcra.lua in the working directory. REDIS_URL names the Redis.
+// Needs `npm install ioredis`, and token_bucket.lua in the working directory. REDIS_URL names the Redis.
 
 import { readFileSync } from "node:fs";
 import { Redis } from "ioredis";
@@ -47,16 +47,16 @@ redis.on("error", (error) => { // at each attempt to connect
   console.error(`Redis doesn't decide: ${error.message}`);
 });
 // A connection's first call sends EVAL, the others EVALSHA; after NOSCRIPT, EVAL.
-redis.defineCommand("gcra", { numberOfKeys: 1, lua: readFileSync("gcra.lua", "utf8") });
+redis.defineCommand("tokenBucket", { numberOfKeys: 1, lua: readFileSync("token_bucket.lua", "utf8") });
 
 // Whether it is allowed, how many units remain, and the microseconds to wait: 0 for none, -1 for ever.
 async function decide(user, cost) {
   // Other bytes of the user than letters, digits and -_.@:/+=,~| are escaped: see lua/sharing.md.
-  const key = `tollgate:{${user}}:api/gcra-1m`;
+  const key = `tollgate:{${user}}:api/token-bucket-1m`;
   let reply;
   try {
     if (refused) throw refused;
-    reply = await redis.gcra(key, ...RULE, cost, "acquire", -1);
+    reply = await redis.tokenBucket(key, ...RULE, cost, "acquire", -1);
   } catch (error) {
     const mistake = error.name === "ReplyError" ? isMistake(error) && error : refused;
     if (mistake) throw new Error(mistake.message); // not the error itself, which has the script's text
