@@ -55,8 +55,7 @@ How a RULE is written:
   together, all or nothing. Their keys in Redis are those of a rule called
   cli, unless --name gives another. Give any other rule of a service as JSON:
 
-    {\"limits\": [\"token-bucket 9/s\",
-      {\"limit\": \"token-bucket 99/m\", \"key\": \"org\"}], \"tag\": \"org\"}
+    {\"limits\": [\"gcra 9/s\", {\"limit\": \"gcra 99/m\", \"key\": \"org\"}], \"tag\": \"org\"}
 
   In JSON, a limit may have a name, and may count another part of the request
   (key) than the rest. tag names the part whose value goes in the braces of
@@ -66,10 +65,8 @@ How a RULE is written:
 
 Examples:
   tollgate probe \"token-bucket 5/10s\" user:42 --count 7
-  tollgate probe \"token-bucket 10/1s\" \"fixed-window 250/1d\" user:42 \\
-      --name api --cost 3
-  tollgate probe '{\"limits\":[\"token-bucket 9/s\"],\"tag\":\"org\"}' user:42 \\
-      --attr org=acme
+  tollgate probe \"token-bucket 10/1s\" \"fixed-window 250/1d\" user:42 --name api
+  tollgate probe '{\"limits\":[\"gcra 9/s\"],\"tag\":\"org\"}' user:42 --attr org=acme
 
 A service's own file of rules:
   --rules gives the file, and RULE is then the name of one of its rules:

@@ -37,12 +37,12 @@ fn size(redis: &mut Connection) -> u64 {
 fn the_audit_finds_nothing_wrong_with_any_limit_on_redis() {
     let server = Server::start();
     for rules in [
-        &["gcra 20/1s"][..],
+        &["token-bucket 20/1s"][..],
         &["fixed-window 20/200ms"],
         &["sliding-window 20/1s"],
         &["sliding-log 20/1s"],
         &["token-bucket 20/1s burst 5"],
-        &["gcra 20/1s", "fixed-window 50/1d"],
+        &["token-bucket 20/1s", "fixed-window 50/1d"],
     ] {
         for keys in [&["--keys", "uniform", "--key-count", "50"][..], &["--keys", "hot"]] {
             let report =
