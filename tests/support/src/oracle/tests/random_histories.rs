@@ -83,14 +83,14 @@ fn answers_keep_their_word() {
             }
             let id = ["a", "b"][random.below(2) as usize];
             let call = match (random.below(13), algorithm) {
-                (0, 5) => Acquire,
-                (1..=3, 5) => Hold(id),
-                (4, 5) if o.clone().renew(id, now).is_some() => Renew(id),
-                (8, 5) => Release(id),
-                (9..=10, 5) => GiveBack(id),
-                (11, 5) => if random.below(2) == 0 { Penalty } else { PenaltyBy(id) },
+                (0, 4) => Acquire,
+                (1..=3, 4) => Hold(id),
+                (4, 4) if o.clone().renew(id, now).is_some() => Renew(id),
+                (8, 4) => Release(id),
+                (9..=10, 4) => GiveBack(id),
+                (11, 4) => if random.below(2) == 0 { Penalty } else { PenaltyBy(id) },
                 (0..=3, _) => Acquire,
-                (4..=6, 0..3) => Reserve,
+                (4..=6, 0..2) => Reserve,
                 (4..=7, _) => AtMost,
                 (8..=10, _) => Refund,
                 (11, _) => Penalty,
