@@ -262,6 +262,8 @@ fn a_rule_is_read_as_it_is_printed_and_decides_once_it_has_a_name() {
         ("gcra 10/1s,", "rule: expected an algorithm and a rate"),
         (", gcra 10/1s", "rule: expected an algorithm and a rate"),
         ("gcra 10/1s, gcra 20/1s", "rule: expected limits of different names, got token-bucket-1s twice"),
+        // The same algorithm, spelled in another way.
+        ("gcra 10/1s, token-bucket 10/1s", "rule: expected limits of different names, got token-bucket-1s twice"),
     ] {
         let error = text.parse::<Rule>().expect_err(text).to_string();
         assert!(error.starts_with(expected), "{text}: {error}");
