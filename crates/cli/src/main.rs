@@ -287,9 +287,11 @@ fn misused(error: &clap::Error) -> ExitCode {
     }
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // If the reader is gone, there is nothing left to do.
-        let _ = error.print();
-        return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(2) };
+        return match error.print() {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => failed(&messages::line(&error.into())),
+            _ if asked_for => ExitCode::SUCCESS,
+            _ => ExitCode::from(2),
+        };
     }
     // Before its lines are joined, which would alter what it quotes.
     let text = secrets::hidden(&error.to_string());

@@ -1,9 +1,9 @@
 //! Options that say what the lines of an access log have where.
 
 use anyhow::{Result, anyhow, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
-use crate::records::{Clients, Format, Identity, Place, Places, Wanted};
+use crate::records::{Clients, Format, Identity, KeyField, Place, Places, Wanted};
 
 /// Where an access log has what is read of it.
 #[derive(Clone, Debug, Args)]
@@ -35,6 +35,17 @@ pub(crate) struct LogOptions {
 impl LogOptions {
     /// What records are read for.
     pub(super) fn wanted(&self, about: Identity) -> Result<Wanted> {
+        let of_clients = match (&self.client_address, self.proxies.as_slice()) {
+            (Some(_), _) => Some("--client-address"),
+            (None, [_, ..]) => Some("--proxies"),
+            (None, []) => None,
+        };
+        if let (Some(option), Identity::Key(field)) = (of_clients, about)
+            && field != KeyField::Ip
+            && let Some(key) = field.to_possible_value()
+        {
+            bail!("{option}: expected --key ip, which counts by the client's address, got --key {}", key.get_name());
+        }
         let clients = Clients::new(self.client_address.clone(), &self.proxies);
         let clients = clients.map_err(|why| anyhow!("--{why}"))?;
         Ok(Wanted::new(about, self.places(), clients))

@@ -118,6 +118,11 @@ fn entries_of_trusted_proxies_are_passed_over_and_peers_that_are_none_count_them
     let output = tollgate(&["replay", "--rule", "gcra 9/1s", path(&file), "--client-address", "x_f_f"]);
     let said = stderr(&output);
     assert!(said.contains("4 requests without x_f_f count by the connection's address; none has it"), "{said}");
+
+    let output = tollgate(&[&["replay", "--rule", "gcra 9/1s", path(&file), "--key", "path"][..], &options].concat());
+    let said = stderr(&output);
+    let expected = "--client-address: expected --key ip, which counts by the client's address, got --key path\n";
+    assert!(code(&output) == 2 && said.ends_with(expected), "{said}");
 }
 
 /// A client's own header, or servers behind the one that logs, are no sign of a balancer.

@@ -57,6 +57,16 @@ fn a_closed_output_does_not_make_the_tool_panic() {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_an_error() {
+    for arguments in [&["--help"][..], &["help", "rules"], &["probe", "--help"], &["--version"]] {
+        let full = Stdio::from(File::options().write(true).open("/dev/full").expect("the full device"));
+        let output = command(arguments).stdout(full).stderr(Stdio::piped()).output().expect("the tool runs");
+        let told = stderr(&output);
+        assert!(code(&output) == 2 && told.starts_with("error: output: No space left"), "{arguments:?}: {told}");
+    }
+}
+
+#[test]
 fn nothing_is_printed_by_a_macro_that_panics() {
     for file in rust_files("crates/cli/src") {
         for line in read(&file).lines() {
