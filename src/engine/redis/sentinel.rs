@@ -12,8 +12,9 @@ use super::transport::{self, Opened};
 use super::unusable;
 use crate::error::{Error, Kind};
 
-/// How long a Sentinel may take to answer. By then the others' answers are used.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a Sentinel may take to answer, connecting by TLS over a long way included. By then the others' answers are
+/// used.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// All Sentinels are asked at once, so that a dead one delays no caller. Each is asked over a new connection: a kept
 /// one would be driven by the runtime that made it.
