@@ -17,6 +17,7 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
 "$binaries/end_to_end" "$@"
 "$binaries/cluster" "$@"
 "$binaries/many" "$@"
+"$binaries/crowds" "$@"
 "$binaries/rules" "$@"
 "$binaries/layer" "$@"
 "$binaries/server" "$@"

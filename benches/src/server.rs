@@ -93,6 +93,15 @@ impl Server {
         server
     }
 
+    /// Sends its process this signal, such as STOP.
+    ///
+    /// # Panics
+    /// If it can't be sent.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.process.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill -{name}");
+    }
+
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
