@@ -27,6 +27,8 @@ pub(super) struct Waiter {
 #[derive(Debug)]
 pub(super) struct BatchState {
     pub(super) queue: Arc<Queue>,
+    /// Higher than that of every batch before it.
+    pub(super) number: u64,
     /// Its waiters, from when it is sent until it is answered.
     waiters: Lock<Vec<Waiter>>,
     pub(super) sent: OnceLock<Sent>,
@@ -82,9 +84,9 @@ impl Sent {
 }
 
 impl BatchState {
-    pub(super) fn of(queue: &Arc<Queue>) -> Arc<Self> {
+    pub(super) fn of(queue: &Arc<Queue>, number: u64) -> Arc<Self> {
         let (waiters, sent, failed) = Default::default();
-        Arc::new(Self { queue: Arc::clone(queue), waiters, sent, failed })
+        Arc::new(Self { queue: Arc::clone(queue), number, waiters, sent, failed })
     }
 
     /// Each time it was sent, the latest last.
