@@ -128,8 +128,6 @@ impl Topology {
             let mut ended = pin!(self.refreshing.ended());
             match read(&self.known()) {
                 Some(Ok(found)) => return Ok(found),
-                // Nodes that are slow to connect to are reached by the next refresh, for which the caller may have time.
-                Some(Err((error, _))) if waited && error.is_deadline() => {}
                 Some(Err((error, wait))) if !wait.is_zero() => {
                     return Err(if waited { error } else { error.for_unsent(wait) });
                 }
