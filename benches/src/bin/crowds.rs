@@ -1,5 +1,5 @@
-//! A crowd at once, of calls that go in full (several limits, and an id), and of plain ones to compare with. Whoever asks
-//! is answered by the deadline, whether Redis answers or not, and nobody who asks for one limit waits for them.
+//! 100,000 calls at once: of one limit, of several limits, and with ids. Each is to end by its deadline, whether Redis
+//! answers or not, and a caller of one limit beside them is not to wait for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +49,7 @@ fn main() {
         targets: Targets::default(),
     };
     println!("## Crowds\n");
-    println!("{CROWD} calls at once, each to be answered within {} ms: how many Redis answered, how many were", 500);
+    println!("{CROWD} calls at once, each to be answered within {DEADLINE:?}: how many Redis answered, how many were");
     println!("never sent, how many may have been charged; by how many milliseconds the last was late; and the");
     println!("longest that somebody waited who asked for one limit meanwhile, again and again.\n");
     println!("{}", header(&["", "answered", "unsent", "unknown", "late, ms", "beside, ms"]));
