@@ -1,90 +1,141 @@
--- The arguments: what every script reads first, in either form, and the time. The script NAME is the text of this file,
--- of lua/NAME.lua and of lua/frame.lua.
--- Contract 1: lua/README.md says what that promises.
---
--- KEYS
---   KEYS[1]  the limit's state; packed, up to 7999 keys, as many as Lua unpacks, each
---            decided by itself; otherwise further keys are ignored
---
--- ARGV
---   the algorithm's own arguments, which its file lists, and then
---   cost    units  0 ..  0 takes nothing; of a block, its length in us, up to 2^51, 0 to lift it
---   mode    -      acquire | peek | at-most | refund | penalty | block | reset | inspect; reserve where its file says
---                  so; and options: +as-is or +reset, +overage, +block=us with 1 .. 2^51 us,
---                  +within=us with 0 .. 2^51 us
---   now_us  us     0 .. 2^52, or -1 for the server's time
---   packed (fewer than four arguments): an acquire for each of the keys, with less work for the server:
---   [1] numbers  by struct's format in the algorithm's file: its layout, its own arguments, the cost
---   [2] now_us   us     the server's time unless given
---   [3] several  needed if keys differ in cost or number of calls, or if one occurs twice: for each key, struct's I7I3,
---                its cost and its calls, of which as many are allowed as fit one after the other. Without it, a key
---                that occurs twice admits more than the limit
+-- The arguments: what every script reads first, in either form, and the time. The script of a set of algorithms is the
+-- text of this file, of the algorithms' files in the order of their numbers, of keys.lua and of decide.lua, which
+-- describes KEYS, ARGV and the reply.
 
--- `a` to `e` are the algorithm's own arguments, as its file lists them; the first is the limit. An argument that is
--- missing or no number is `nan`, which is in no range. A packed call is an acquire; its file unpacks its numbers.
-local packed, key_count, nan = #ARGV < 4 and ARGV[1], #KEYS, 0 / 0
-local a, b, c, d, e, cost, mode, at_us = nan, nan, nan, nan, nan, nan, 'acquire', -1
--- Packed: the numbers' layout, each key's cost and calls in so many bytes, and which keys occurred earlier.
-local layout, several, EACH, repeated = nil, nil, 10, nil
-if packed then
-  if ARGV[2] then at_us = tonumber(ARGV[2]) or nan end
-  several = ARGV[3]
-  if several then
-    local seen = {}
-    repeated = {}
-    for index, key in ipairs(KEYS) do
-      repeated[index], seen[key] = seen[key], true
+-- The algorithms by number, which is the first byte of a limit's numbers; each file adds its own.
+local ALGORITHMS = {}
+local call, pack, unpacked = redis.call, struct.pack, struct.unpack
+local find, sub, byte = string.find, string.sub, string.byte
+-- The packed form: the shape, which begins with an algorithm's number; the time; each call's count and costs. In the
+-- text form the time comes last, and `to_shape` below writes the shape.
+local shape, at_us, each = ARGV[1] or '', ARGV[2], ARGV[3]
+local packed = (byte(shape) or 32) < 32
+if not packed then at_us, each = ARGV[#ARGV] or '', nil end
+-- The time of the decision: the server's, unless the caller gives one.
+local now = at_us and at_us ~= '-1' and (tonumber(at_us) or -2) or -1
+local live = now == -1
+if live then
+  local clock = call('TIME')
+  now = clock[1] * 1000000 + clock[2]
+end
+-- What the short way of an algorithm's file has read and answered, key by key, and whether it left any key over.
+local states, answers, missed = nil, {}, true
+-- Of calls that are listed, those keys that an earlier call has: it may have taken of them.
+local repeated
+if each then
+  local seen = {}
+  for index, key in ipairs(KEYS) do
+    if seen[key] then
+      repeated = repeated or {}
+      repeated[index] = true
     end
+    seen[key] = true
   end
-else
-  local number, at, first, second, third, fourth, fifth = tonumber, #ARGV - 2, unpack(ARGV, 1, 5)
-  a, b, c = number(first) or nan, number(second) or nan, number(third) or nan
-  d, e, cost = number(fourth) or nan, number(fifth) or nan, number(ARGV[at]) or nan
-  mode, at_us = ARGV[at + 1], number(ARGV[at + 2]) or nan
-  if key_count > 1 then key_count = 1 end
 end
 
-local now_us = at_us
-if at_us == -1 then
-  local clock = redis.call('TIME')
-  now_us = clock[1] * 1000000 + clock[2]
-end
--- The fast path of the algorithm's file: most calls find a state under their numbers, and overwrite it in place, are
--- denied, or only look. It does the arithmetic of the file's functions in fewer steps, and before any is defined: a
--- definition costs as much as ten steps. Whether it may decide, and what it has read and answered so far.
-local peeks, gives, forced, most_of = mode == 'peek', mode == 'refund', mode == 'penalty', mode == 'at-most'
-local unusual, remembers = peeks or gives or forced or most_of, mode == 'acquire+remembered'
-local fast = (unusual or remembers or mode == 'acquire') and at_us == -1 and key_count > 0 and key_count <= 7999
-  and (not several or #several == EACH * key_count)
-local state, states, answers, missed
+-- The text form: `to_shape` packs it, called once the algorithms are known. It returns an error, if any.
+-- Permits' holders are arguments, from there on, one for each call; `ordinal` counts the calls.
+local keys, holders, ordinal, to_shape = KEYS, 4, 0, nil
+if not packed then
+  local at, fault, names, named, numbers_of, only, several = 1, nil, {}, {}, {}, nil, nil
 
--- Tells versions of a limit apart that have a state each, by the numbers in it.
-local function version_of(numbers)
-  local first, second, rest = struct.unpack('<I7I7I3', numbers, 2)
-  return (first * 1000003 + second * 8191 + rest) % 2^53
-end
+  -- The next argument as a whole number in this range. The first that isn't one is the fault.
+  local function number(name, least, most)
+    local value = tonumber(ARGV[at])
+    at = at + 1
+    if fault then return 0 end
+    if not ARGV[at - 1] then
+      fault = 'missing ' .. name
+    elseif not value or value ~= value then
+      fault = name .. ' is no number'
+    elseif value < least or value > most or value % 1 ~= 0 then
+      fault = name .. ' is out of range'
+    end
+    return fault and 0 or value
+  end
 
--- The functions of the algorithm's file, which the frame calls: about one key's state at a time, which variables of the
--- file hold. Each file defines those that it needs, in this order, and all but concurrency those that are marked.
---   decide     concurrency: decides the whole call in the frame's place
---   window_of  calendar_window: since when denials are counted, and until when; nothing if now is in no window
---   read       sliding_window_log, whose state isn't read whole: reads a key. Returns whether it exists, whether it has
---              a tail, and the tail's numbers; nothing if it holds something else
--- * restore    takes up a state, as of now. Returns when the key's expiry is armed for, whether its numbers have
---              changed, how far its time lay ahead, what remains, and how long until it is as if never used; nothing if
---              it is none
---   under      where two versions are charged (token_bucket, fixed_window, sliding_window_counter): takes the
---              numbers of this state in place of the call's, or the call's again. Returns their longest reset, and the
---              most units at one instant
--- * wait       how long until these units can be taken, into so much debt
---   remaining_after_debt
---              fixed_window: what remains once no units are owed any more
--- * owed       how many of the units that were taken at some time, or which parts of them, are owed still
--- * move       takes units, or gives them back. Returns whether it did, what remains, and how long until it is as if
---              never used
---   taken      token_bucket, fixed_window: what `owed` asks for, of a call that has just been allowed
---   write      all but sliding_window_log: the bytes of the state before its expiry, those after it, and the latest
---              that it is kept until, if that isn't twice the longest reset
---   save       sliding_window_log: makes the writes. Returns false if the log is truncated
--- * inspect    what the mode of this name appends
-local decide, window_of, read, restore, under, wait, remaining_after_debt, owed, move, taken, write, save, inspect
+  -- The numbers of a limit, whose own arguments come next.
+  local function numbers(algorithm)
+    local own = { numbers_of[algorithm] }
+    for name in string.gmatch(algorithm.arguments, '[%a_]+') do
+      if name == 'holder' then
+        if not ARGV[at] then fault = fault or 'missing holder' end
+        holders, at = at, at + 1
+      else
+        local least, most = find('start first second stop', name, 1, true) and -2^53 or 0, algorithm.most_of
+        own[#own + 1] = number(name, least, name == 'tick' and 1000000 or most and most[name] or 2^53)
+      end
+    end
+    return fault and '' or pack(algorithm.format, unpack(own))
+  end
+
+  -- A mode's options: their bits, and the values of those that have one, in the order of the bits.
+  local function options_of(mode)
+    local bits, values, known = 128, {}, { ['as-is'] = 1, reset = 2, overage = 4, block = 8, within = 16, taken = 64 }
+    for option, given in string.gmatch(mode, '%+([^+=]*)=?([^+]*)') do
+      local bit, value = known[option] or 0, ''
+      for one in string.gmatch(given, '%d+') do value = value .. pack('<I7', math.min(tonumber(one), 2^53)) end
+      local pattern = bit == 64 and '^%d+,%d+$' or bit >= 8 and '^%d+$' or '^$'
+      if bit == 0 or not find(given, pattern) or values[bit] then fault = fault or 'an unknown option ' .. option end
+      local most = bit == 64 and 2^52 or 2^51
+      for place = 1, #value, 7 do
+        if unpacked('<I7', value, place) > most then fault = fault or option .. ' is out of range' end
+      end
+      if bit == 8 and given + 0 < 1 then fault = fault or 'block is out of range' end
+      bits, values[bit] = values[bit] and bits or bits + bit, value
+    end
+    return bits, values
+  end
+
+  -- One cost, or with commas one for each limit.
+  local function costs_of(limits)
+    local costs, given = {}, ARGV[at] or ''
+    if not (several and find(given, ',', 1, true)) then return { number('cost', 0, several and 2^53 or 2^56 - 1) } end
+    at = at + 1
+    for cost in string.gmatch(given, '[^,]+') do
+      local value = tonumber(cost) or -1
+      if value < 0 or value > 2^53 or value % 1 ~= 0 then fault = fault or 'cost is out of range' end
+      costs[#costs + 1] = value
+    end
+    if #costs ~= limits then fault = fault or 'expected one cost, or one for each limit' end
+    return costs
+  end
+
+  function to_shape()
+    local operations = { acquire = 128, reserve = 129, ['at-most'] = 130, peek = 131, inspect = 132, refund = 133,
+      penalty = 134, block = 135, settle = 136, cancel = 137, renew = 138, release = 139, reset = 140 }
+    for number, algorithm in pairs(ALGORITHMS) do
+      named[algorithm.name], numbers_of[algorithm], only = algorithm, number, algorithm
+    end
+    several = named[ARGV[1] or '']
+    local limits, id_ttl = 0, 0
+    shape = ''
+    repeat
+      if several then only, at = named[ARGV[at]], at + 1 end
+      shape, limits = shape .. numbers(only), limits + 1
+    until fault or not several or not named[ARGV[at] or '']
+    if several then id_ttl = number('id_ttl', 0, 2^52) end
+    local costs, mode = costs_of(limits), ARGV[at]
+    local operation = operations[string.match(mode or '', '^[^+]*')]
+    if not operation then fault = fault or mode and 'an unknown mode' or 'missing mode' end
+    local bits, values = options_of(mode or '')
+    at = at + 1
+    number('now_us', -1, 2^52)
+    if ARGV[at] then fault = fault or 'more than these' end
+    if not several then keys = { KEYS[1] } end
+    for index, key in ipairs(keys) do
+      for other = 1, index - 1 do if keys[other] == key then fault = fault or 'two of KEYS are alike' end end
+    end
+    if #keys ~= limits + (id_ttl > 0 and 1 or 0) then fault = fault or #keys .. ' KEYS' end
+    if not fault and operation == 135 and costs[1] > 2^51 then fault = 'cost is out of range' end
+    if fault then
+      local expected = several and 'of each limit its name and its own arguments, then id_ttl' or only.arguments
+      return string.format('BADARG %s: expected %s, cost, mode, now_us; %s', several and 'tollgate' or only.name,
+        expected, (string.gsub(fault, '[^ -~]', '?')))
+    end
+    if id_ttl > 0 then bits, values[32] = bits + 32, pack('<I7', id_ttl) end
+    shape = shape .. pack('<BBI7', operation, bits, costs[1]) .. (values[8] or '') .. (values[16] or '')
+      .. (values[32] or '') .. (values[64] or '')
+    if costs[2] then each = pack('<I3', 1) .. pack('<' .. string.rep('I7', #costs), unpack(costs)) end
+  end
+end

@@ -3,9 +3,10 @@
 pub(crate) mod numbers;
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use crate::error::RuleError;
-use crate::script::{ARGUMENTS, FRAME, Script};
+use crate::script::Script;
 use numbers::{Exact, Numbers};
 
 /// How a limit counts.
@@ -42,164 +43,138 @@ pub(crate) enum Setting {
     Tz,
 }
 
-/// How a limit's numbers are packed for its script; the states that it writes end with the same bytes.
-#[derive(Debug)]
-struct Packing {
-    /// The first byte, which says whose state it is: no other algorithm has it. At most 8 if this one reserves, since 8
-    /// more is the layout of a state with a debt.
-    layout: u8,
-    /// The width of each argument in bytes.
-    widths: &'static [usize],
-    /// How many keys take Redis about 150 microseconds.
-    most_keys: usize,
-}
-
 /// An algorithm's properties, apart from its script.
 #[derive(Debug)]
 pub(crate) struct Row {
     algorithm: Algorithm,
     /// The name in the text form.
     name: &'static str,
-    pub(crate) script: Script,
+    /// The name of its file in `lua/`, without its ending.
+    file: &'static str,
+    text: &'static str,
     pub(crate) options: &'static [Setting],
     /// Converts numbers to those the script computes with, or says why they don't fit.
     pub(crate) fit: fn(&Numbers) -> Result<Exact, String>,
     /// The most units that a key can have taken or owe, whatever penalties it got: as its script bounds them.
     pub(crate) most_counted: fn(&Exact) -> u64,
-    /// The script's own arguments, before cost, mode and now.
+    /// The numbers of a limit, in its script's order.
     pub(crate) arguments: fn(&Numbers, &Exact) -> Vec<i64>,
-    /// How these arguments are packed; none if the script has no packed form.
-    packing: Option<Packing>,
+    /// The width in bytes of each of them, packed after the algorithm's number.
+    widths: &'static [usize],
+    /// How many keys take Redis about 150 microseconds.
+    most_keys: usize,
     /// What the script's `inspect` appends after `ttl_ms`.
     pub(crate) state: &'static [&'static str],
 }
 
+/// In the order of their numbers, from 1: the first byte of a limit's packed numbers, and of the states' own.
 static ROWS: [Row; 6] = [
     Row {
         algorithm: Algorithm::TokenBucket,
         name: "token-bucket",
-        script: Script::algorithm("token_bucket", include_str!("../lua/token_bucket.lua")),
+        file: "token_bucket",
+        text: include_str!("../lua/token_bucket.lua"),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Shards],
         fit: numbers::fit_bucket,
         most_counted: numbers::most_of_bucket,
         arguments: numbers::bucket_arguments,
-        packing: Some(Packing { layout: 1, widths: &[7, 7, 7, 3, 7], most_keys: 80 }),
-        state: &[
-            "time_us",
-            "lead",
-            "state_capacity",
-            "state_rate",
-            "state_period",
-            "state_tick",
-            "blocked_us",
-            "overage",
-        ],
+        widths: &[7, 7, 7, 3, 7],
+        most_keys: 80,
+        state: &["time_us", "lead", "state_capacity", "state_rate", "state_period", "state_tick", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::FixedWindow,
         name: "fixed-window",
-        script: Script::algorithm("fixed_window", include_str!("../lua/fixed_window.lua")),
+        file: "fixed_window",
+        text: include_str!("../lua/fixed_window.lua"),
         options: &[Setting::Burst, Setting::MaxDebt, Setting::Start, Setting::Shards],
         fit: numbers::fit_window,
         most_counted: numbers::most_of_window,
         arguments: numbers::window_arguments,
-        packing: Some(Packing { layout: 3, widths: &[7, 7, 7, 7, 7], most_keys: 80 }),
-        state: &[
-            "time_us",
-            "window_us",
-            "level",
-            "state_capacity",
-            "state_rate",
-            "state_period",
-            "blocked_us",
-            "overage",
-        ],
+        widths: &[7, 7, 7, 7, 7],
+        most_keys: 80,
+        state: &["time_us", "used", "window_us", "state_capacity", "state_rate", "state_period", "state_start", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::CalendarWindow,
         name: "calendar-window",
-        script: Script::algorithm("calendar_window", include_str!("../lua/calendar_window.lua")),
+        file: "calendar_window",
+        text: include_str!("../lua/calendar_window.lua"),
         options: &[Setting::Tz, Setting::Shards],
         fit: numbers::fit_calendar,
         most_counted: numbers::most_of_calendar,
         arguments: numbers::calendar_arguments,
-        packing: Some(Packing { layout: 8, widths: &[7, 7, 7, 7], most_keys: 80 }),
-        state: &["time_us", "window_us", "used", "state_limit", "blocked_us", "overage"],
+        widths: &[7, 7, 7, 7],
+        most_keys: 80,
+        state: &["time_us", "used", "state_limit", "window_us", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::SlidingWindow,
         name: "sliding-window",
-        script: Script::algorithm("sliding_window_counter", include_str!("../lua/sliding_window_counter.lua")),
+        file: "sliding_window_counter",
+        text: include_str!("../lua/sliding_window_counter.lua"),
         options: &[Setting::Shards],
         fit: numbers::fit_counter,
         most_counted: numbers::most_of_counter,
         arguments: numbers::counter_arguments,
-        packing: Some(Packing { layout: 4, widths: &[7, 7, 3], most_keys: 80 }),
-        state: &[
-            "time_us",
-            "previous",
-            "current",
-            "state_limit",
-            "state_period",
-            "state_tick",
-            "blocked_us",
-            "overage",
-        ],
+        widths: &[7, 7, 3],
+        most_keys: 80,
+        state: &["time_us", "previous", "current", "state_limit", "state_period", "state_tick", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::SlidingLog,
         name: "sliding-log",
-        script: Script::algorithm("sliding_window_log", include_str!("../lua/sliding_window_log.lua")),
+        file: "sliding_window_log",
+        text: include_str!("../lua/sliding_window_log.lua"),
         options: &[Setting::Max, Setting::Shards],
         fit: numbers::fit_log,
         most_counted: numbers::most_of_log,
         arguments: numbers::log_arguments,
-        packing: Some(Packing { layout: 6, widths: &[7, 7], most_keys: 35 }),
-        state: &["time_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
+        widths: &[5, 7],
+        most_keys: 35,
+        state: &["newest_us", "entries", "used", "oldest_us", "state_limit", "state_period", "blocked_us", "overage"],
     },
     Row {
         algorithm: Algorithm::Concurrency,
         name: "concurrency",
-        script: Script::algorithm("concurrency", include_str!("../lua/concurrency.lua")),
+        file: "concurrency",
+        text: include_str!("../lua/concurrency.lua"),
         options: &[Setting::Ttl, Setting::Shards],
         fit: numbers::fit_permits,
         most_counted: numbers::most_of_permits,
         arguments: numbers::permits_arguments,
-        packing: None,
+        widths: &[2, 7],
+        most_keys: 20,
         state: &["time_us", "held", "first_us", "last_us", "blocked_us", "overage"],
     },
 ];
 
-/// Decides several limits at once, running their algorithms' scripts.
-pub(crate) static ALL_OR_NOTHING: Script = Script::composed("all_or_nothing", after_all_algorithms);
-
-/// The variables that lua/arguments.lua declares.
-const READ: &str = "packed, key_count, a, b, c, d, e, cost, mode, at_us, now_us, layout, several, EACH, repeated, \
-    peeks, gives, forced, most_of, unusual, remembers, fast, state, states, answers, missed, version_of, decide, window_of, \
-    read, restore, under, wait, remaining_after_debt, owed, move, taken, write, save, inspect";
-/// What an algorithm's file declares.
-const DEFINED: &str = "NAME, ARGUMENTS, LENGTH, RESERVES, STATE, LAYOUT_AT, valid, longest";
-
-/// Each algorithm's script as a function, with one shared frame, followed by the code that runs them.
-fn after_all_algorithms() -> String {
-    let mut text = format!(
-        "local ALGORITHMS = {{}}\nlocal function arguments(KEYS, ARGV, redis)\n{ARGUMENTS}return {READ}\nend\n\
-        local function frame(KEYS, ARGV, redis, {READ}, {DEFINED})\n{FRAME}end\n"
-    );
-    for Row { script, .. } in &ROWS {
-        let (name, file) = (script.name(), script.file().unwrap_or_default());
-        text.push_str(&format!(
-            "ALGORITHMS['{name}'] = function(KEYS, ARGV, redis)\nlocal {READ} = arguments(KEYS, ARGV, redis)\n{file}\
-            return frame(KEYS, ARGV, redis, {READ}, {DEFINED})\nend\n"
-        ));
-    }
-    text + include_str!("../lua/all_or_nothing.lua")
-}
+/// The script of each set of algorithms: of those whose bits the index has, the first algorithm's the lowest.
+static SCRIPTS: LazyLock<Vec<Script>> = LazyLock::new(|| {
+    let of_set = |set: usize| {
+        let rows = ROWS.iter().enumerate().filter(|(at, _)| set & 1 << at != 0);
+        let (names, texts): (Vec<_>, Vec<_>) = rows.map(|(_, row)| (row.file, row.text)).unzip();
+        Script::new(names.join("+"), texts)
+    };
+    (0..1 << ROWS.len()).map(of_set).collect()
+});
 
 impl Script {
-    /// Every script: one for each algorithm, and the one composed of them.
+    /// The script of each single algorithm.
     pub fn all() -> impl Iterator<Item = &'static Self> {
-        ROWS.iter().map(|row| &row.script).chain([&ALL_OR_NOTHING])
+        Algorithm::all().map(Algorithm::script)
+    }
+
+    /// The script that decides limits of these algorithms together.
+    ///
+    /// ```
+    /// use tollgate::{Algorithm, Script};
+    ///
+    /// let both = Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow]);
+    /// assert_eq!(both.name(), "token_bucket+fixed_window");
+    /// ```
+    pub fn of(algorithms: impl IntoIterator<Item = Algorithm>) -> &'static Self {
+        &SCRIPTS[algorithms.into_iter().fold(0, |set, algorithm| set | 1 << algorithm.place())]
     }
 }
 
@@ -209,10 +184,10 @@ impl Algorithm {
         ROWS.iter().map(|row| row.algorithm)
     }
 
-    /// The script that decides, with the name of its file in `lua/`.
+    /// The script that decides limits of this algorithm alone, with the name of its file in `lua/`.
     #[must_use]
     pub fn script(self) -> &'static Script {
-        &self.row().script
+        Script::of([self])
     }
 
     /// The names of what the script's `inspect` mode appends after the TTL, in order.
@@ -234,7 +209,11 @@ impl Algorithm {
     }
 
     pub(crate) fn row(self) -> &'static Row {
-        ROWS.iter().find(|row| row.algorithm == self).expect("every algorithm has a row")
+        &ROWS[self.place()]
+    }
+
+    fn place(self) -> usize {
+        ROWS.iter().position(|row| row.algorithm == self).expect("every algorithm has a row")
     }
 
     /// The name in the text form: `token-bucket`.
@@ -246,7 +225,7 @@ impl Algorithm {
     pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
         let dashed = |name: &str| name.replace('_', "-");
         let sought = dashed(if name == "gcra" { "token-bucket" } else { name });
-        let found = ROWS.iter().find(|row| row.name == sought || dashed(row.script.name()) == sought);
+        let found = ROWS.iter().find(|row| row.name == sought || dashed(row.file) == sought);
         found.map(|row| row.algorithm).ok_or_else(|| {
             // A calendar window is written as a fixed window whose period says so.
             let rows = ROWS.iter().filter(|row| row.algorithm != Self::CalendarWindow);
@@ -257,17 +236,22 @@ impl Algorithm {
 }
 
 impl Row {
-    /// Keys in one call of the packed form.
+    /// How many keys a call has at most, so that it doesn't hold up Redis for long.
     pub(crate) fn most_keys(&self) -> usize {
-        self.packing.as_ref().map_or(1, |packing| packing.most_keys)
+        self.most_keys
     }
 
-    /// The numbers in the script's packed form: little-endian, two's complement.
-    pub(crate) fn packed(&self, arguments: &[i64]) -> Option<Vec<u8>> {
-        let Packing { layout, widths, .. } = self.packing.as_ref()?;
-        let bytes =
-            arguments.iter().zip(*widths).flat_map(|(number, width)| number.to_le_bytes().into_iter().take(*width));
-        Some(std::iter::once(*layout).chain(bytes).collect())
+    /// A limit's numbers as scripts take them: little-endian, two's complement, after the algorithm's number.
+    pub(crate) fn packed(&self, arguments: &[i64]) -> Vec<u8> {
+        let number = u8::try_from(self.algorithm.place() + 1).unwrap_or_default();
+        let numbers = arguments.iter().zip(self.widths);
+        let bytes = numbers.flat_map(|(number, width)| number.to_le_bytes().into_iter().take(*width));
+        std::iter::once(number).chain(bytes).collect()
+    }
+
+    /// Where a limit's number of this index begins in the packed form.
+    pub(crate) fn place_of(&self, index: usize) -> usize {
+        1 + self.widths[..index].iter().sum::<usize>()
     }
 
     /// The options, for a message.
@@ -301,32 +285,5 @@ impl Setting {
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    /// Keys name the algorithm; other programs that call the scripts may still mix them up, and then take nothing.
-    #[test]
-    fn no_two_states_have_a_layout_in_common() {
-        let mut layouts = Vec::new();
-        for row in &ROWS {
-            let Some(Packing { layout, .. }) = row.packing else { continue };
-            layouts.push(layout);
-            if row.algorithm.reserves() {
-                // lua/frame.lua tells a state with a debt by it.
-                assert!(layout <= 8, "{}: reserves, so expected a layout of at most 8, got {layout}", row.name);
-                layouts.push(layout + 8);
-            }
-            // Of a log that is blocked, or whose denials are counted.
-            if row.algorithm == Algorithm::SlidingLog {
-                layouts.push(layout + 1);
-            }
-        }
-        assert_eq!(layouts.iter().collect::<BTreeSet<_>>().len(), layouts.len(), "{layouts:?}");
     }
 }

@@ -1,32 +1,27 @@
-//! Calls that go to Redis together. Acquires of one limit are batched further: keys of limits with the same numbers
-//! share one call of their script, in packed form, and identical asks on one key form one group of that call. Any other
-//! call is in full: one of its script, with arguments as text.
+//! Calls that go to Redis together. Calls of one shape (limits with the same numbers, the same operation and options)
+//! share one call of their script, and identical plain acquires of the same keys form one group of that.
 
-mod in_full;
 mod records;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::hash::BuildHasher;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
+use smallvec::SmallVec;
 
-use crate::algorithm::numbers::cost_sent;
-use crate::call::Call;
+use crate::call::{Ask, Costs, Mode, Terms, packed_cost};
 use crate::error::{Error, Kind};
-use crate::key::Key;
 use crate::script::Script;
 use crate::wall_clock;
-pub(crate) use in_full::InFull;
-use records::PackedRecord;
-pub(crate) use records::{Answer, AskApart, Records, packed_number};
+use records::{Answered, Record};
+pub(crate) use records::{AskApart, Records};
 
-/// Groups in a batch, over all its calls; bounded so that it doesn't hold up Redis for long.
-const MOST_GROUPS: usize = 1024;
-/// How many groups take Redis as long as a call in full takes for each of its keys.
-const GROUPS_OF_KEY_IN_FULL: usize = 16;
+/// What the groups of a batch weigh together, over all its calls; bounded so that it doesn't hold up Redis for long. A
+/// plain acquire weighs 1.
+const MOST_WEIGHT: usize = 1024;
 
 /// Calls whose memory a batch keeps: more than most batches have.
 const MOST_SPARE: usize = 16;
@@ -34,45 +29,29 @@ const MOST_SPARE: usize = 16;
 /// Seeded randomly for this process, so that nobody can send keys that all collide.
 static HASHER: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
-/// An acquire of a single limit.
-#[derive(Clone, Debug)]
-pub(crate) struct Ask<'a> {
-    pub(crate) script: &'static Script,
-    /// The limit's numbers, in the script's packed form.
-    pub(crate) numbers: Cow<'a, Arc<[u8]>>,
-    pub(crate) key: Key,
-    pub(crate) cost: u64,
-    /// Microseconds since the epoch; the server's time if none.
-    pub(crate) now_us: Option<u64>,
-    /// Keys in one call of the script; bounded so that it doesn't hold up Redis for long.
-    pub(crate) most_keys: usize,
-    /// The slot of a cluster. Asks of several partitions share a call only if all of them are `across_partitions`.
-    pub(crate) partition: u16,
-    /// Whether the node takes calls with keys of several slots.
-    pub(crate) across_partitions: bool,
-}
-
-/// What is asked of an engine.
-#[derive(Clone, Debug)]
-pub(crate) enum Entry<'a> {
-    Packed(Ask<'a>),
-    InFull(&'a Call<'a>),
-}
-
-/// What goes to Redis together, in as few script calls as possible. Asks of one key with the same numbers and
+/// What goes to Redis together, in as few script calls as possible. Asks of one key with the same numbers, terms and
 /// time keep their order.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     calls: Vec<BatchCall>,
-    /// The bytes of all keys.
-    keys: Vec<u8>,
-    groups: usize,
-    /// The latest group of each key, for each script, numbers and time.
-    by_key: HashTable<GroupId>,
-    /// The call that takes more keys, for each script, numbers, time and, if it is of one, partition.
+    /// Of all groups.
+    words: Words,
+    /// The hash of each word.
+    hashes: Vec<u64>,
+    weight: usize,
+    /// The latest group of each key, for each script, numbers, terms and time.
+    by_key: HashTable<Found>,
+    /// The call that takes more keys, for each script, numbers, terms, time and, if it is of one, partition.
     by_terms: HashTable<u32>,
     /// Memory of earlier groups, for reuse.
     spare: Vec<Vec<Group>>,
+}
+
+/// Keys and holders, one after the other.
+#[derive(Debug, Default)]
+struct Words {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
 }
 
 /// A call of a script in a batch that is being filled.
@@ -80,28 +59,38 @@ pub(crate) struct Batch {
 struct BatchCall {
     script: &'static Script,
     numbers: Arc<[u8]>,
+    terms: Terms,
+    /// How many limits it has.
+    limits: usize,
     now_us: Option<u64>,
-    /// None if it takes asks of every partition. Then no two of its groups are of one key.
+    /// None if it takes asks of every partition. Then no two of its groups have a key in common.
     partition: Option<u16>,
     groups: Vec<Group>,
-    /// If it is in full: then its only group has one ask.
-    in_full: Option<InFull>,
+    /// Whether some of its groups have a key in common.
+    repeats: bool,
 }
 
-/// Consecutive identical asks: of one key, at one cost.
+/// Consecutive identical asks: of the same keys, at the same costs.
 #[derive(Debug)]
 struct Group {
-    /// The range of its key in the batch's key bytes.
-    key: std::ops::Range<usize>,
-    hash: u64,
+    /// Its keys and, last, its holder if it has one, among the batch's words.
+    words: Range<usize>,
     partition: u16,
-    cost: u64,
+    costs: Costs,
+    has_holder: bool,
     /// How many asks of this group are sent.
     asks: u32,
 }
 
-/// Identifies an ask's group: which call, and which group of it.
+/// Where a key is: in which group, and which word it is.
 #[derive(Clone, Copy, Debug)]
+struct Found {
+    id: GroupId,
+    word: usize,
+}
+
+/// Identifies an ask's group: which call, and which group of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupId {
     pub(crate) call: u32,
     group: u32,
@@ -116,119 +105,119 @@ pub(crate) struct Position {
 
 /// A call of a script, as it is sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum BatchedCall<'a> {
-    Packed(PackedCall<'a>),
-    InFull(&'a InFull),
-}
-
-/// A call of a script in its packed form, as it is sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PackedCall<'a> {
+pub(crate) struct ScriptCall<'a> {
     script: &'static Script,
     numbers: &'a Arc<[u8]>,
+    terms: &'a Terms,
+    limits: usize,
     now_us: Option<u64>,
     groups: &'a [Group],
-    keys: &'a [u8],
+    words: &'a Words,
     /// Whether its keys are of several partitions.
     across_partitions: bool,
+    repeats: bool,
+    is_alone: bool,
 }
 
 /// An ask that is sent in a call of its own.
 #[derive(Debug)]
 pub(crate) struct Alone<'a> {
     ask: &'a Ask<'a>,
+    words: Words,
     group: Group,
 }
 
+/// The hash of each key of an ask.
+pub(crate) type Hashes = SmallVec<[u64; 2]>;
+
 impl Ask<'_> {
-    /// The hash of its key, for [`Batch::add`].
-    pub(crate) fn hash(&self) -> u64 {
-        HASHER.hash_one(self.key.as_slice())
+    /// The hashes of its keys, for [`Batch::add`].
+    pub(crate) fn hashes(&self) -> Hashes {
+        self.keys.iter().map(|key| HASHER.hash_one(key.as_slice())).collect()
     }
 
     pub(crate) fn alone(&self) -> Alone<'_> {
-        let Ask { ref key, partition, cost, .. } = *self;
-        Alone { ask: self, group: Group { key: 0..key.len(), hash: 0, partition, cost, asks: 1 } }
+        let mut words = Words::default();
+        let group = words.add(self);
+        Alone { ask: self, words, group: Group { asks: 1, ..group } }
+    }
+
+    /// How many plain acquires take Redis as long.
+    fn weight(&self) -> usize {
+        let each = if self.terms.id_ttl_ms.is_some() { 3 } else { 2 };
+        if self.is_plain() { 1 } else { each * self.keys.len() }
     }
 
     fn terms_hash(&self, partition: Option<u16>) -> u64 {
-        terms_hash(self.script, &self.numbers, self.now_us, partition)
+        terms_hash(self.script, &self.numbers, &self.terms, self.now_us, partition)
     }
 }
 
 impl Alone<'_> {
-    pub(crate) fn call(&self) -> PackedCall<'_> {
-        let Ask { script, ref numbers, now_us, .. } = *self.ask;
-        let (groups, keys) = (std::slice::from_ref(&self.group), &self.ask.key);
-        PackedCall { script, numbers, now_us, groups, keys, across_partitions: false }
+    pub(crate) fn call(&self) -> ScriptCall<'_> {
+        let Ask { script, ref numbers, ref terms, now_us, .. } = *self.ask;
+        let (groups, words, limits) = (std::slice::from_ref(&self.group), &self.words, self.ask.limit_count());
+        let (across_partitions, repeats, is_alone) = (false, false, true);
+        ScriptCall { script, numbers, terms, limits, now_us, groups, words, across_partitions, repeats, is_alone }
     }
 }
 
-impl Entry<'_> {
-    /// A hash for [`Batch::add`].
-    pub(crate) fn hash(&self) -> u64 {
-        match self {
-            Self::Packed(ask) => ask.hash(),
-            Self::InFull(_) => 0,
+impl Words {
+    fn get(&self, word: usize) -> &[u8] {
+        let from = word.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[from..self.ends[word]]
+    }
+
+    fn push(&mut self, word: &[u8]) {
+        self.bytes.extend_from_slice(word);
+        self.ends.push(self.bytes.len());
+    }
+
+    /// Adds an ask's keys and holder. Returns its group, of which nothing is sent yet.
+    fn add(&mut self, ask: &Ask<'_>) -> Group {
+        let from = self.ends.len();
+        ask.keys.iter().for_each(|key| self.push(key));
+        if let Some(holder) = &ask.holder {
+            self.push(holder);
         }
+        let (words, has_holder) = (from..self.ends.len(), ask.holder.is_some());
+        Group { words, partition: ask.partition, costs: ask.costs.clone(), has_holder, asks: 0 }
     }
 }
 
 impl Batch {
-    /// Whether this entry, whose hash this is, joins a group or there is room for another one.
-    pub(crate) fn has_room(&self, entry: &Entry<'_>, hash: u64) -> bool {
-        let joins = |ask| self.latest(ask, hash).is_some_and(|id| self.takes(id, ask));
-        self.groups < MOST_GROUPS || matches!(entry, Entry::Packed(ask) if joins(ask))
+    /// Whether this ask, whose hashes these are, joins a group or there is room for another one.
+    pub(crate) fn has_room(&self, ask: &Ask<'_>, hashes: &Hashes) -> bool {
+        self.weight == 0
+            || self.weight + ask.weight() <= MOST_WEIGHT
+            || self.joined(ask, &self.latest(ask, hashes)).is_some()
     }
 
-    pub(crate) fn add(&mut self, entry: &Entry<'_>, hash: u64) -> GroupId {
-        match entry {
-            Entry::Packed(ask) => self.add_ask(ask, hash),
-            Entry::InFull(call) => self.add_in_full(call),
-        }
-    }
-
-    fn add_in_full(&mut self, call: &Call<'_>) -> GroupId {
-        let mut groups = self.spare.pop().unwrap_or_default();
-        groups.push(Group { key: 0..0, hash: 0, partition: 0, cost: 0, asks: 0 });
-        self.groups += GROUPS_OF_KEY_IN_FULL * call.key_count();
-        let (script, in_full) = (call.script, Some(InFull::of(call)));
-        self.calls.push(BatchCall {
-            script,
-            numbers: Arc::default(),
-            now_us: None,
-            partition: Some(0),
-            groups,
-            in_full,
-        });
-        GroupId { call: as_u32(self.calls.len() - 1), group: 0 }
-    }
-
-    fn add_ask(&mut self, ask: &Ask<'_>, hash: u64) -> GroupId {
-        let latest = self.latest(ask, hash);
-        // Only the latest group is joined: joining an earlier one would overtake it.
-        if let Some(id) = latest.filter(|id| self.takes(*id, ask)) {
+    pub(crate) fn add(&mut self, ask: &Ask<'_>, hashes: &Hashes) -> GroupId {
+        let latest = self.latest(ask, hashes);
+        if let Some(id) = self.joined(ask, &latest) {
             return id;
         }
-        let call = self.call_for(ask, latest);
-        let key = self.keys.len()..self.keys.len() + ask.key.len();
-        self.keys.extend_from_slice(&ask.key);
-        let groups = &mut self.calls[call as usize].groups;
-        let id = GroupId { call, group: as_u32(groups.len()) };
-        groups.push(Group { key, hash, partition: ask.partition, cost: ask.cost, asks: 0 });
-        self.groups += 1;
-        match latest {
-            // A key's later group replaces the earlier one.
-            Some(before) => {
-                let found =
-                    self.by_key.find_mut(hash, |found| found.call == before.call && found.group == before.group);
-                if let Some(found) = found {
-                    *found = id;
+        let call = self.call_for(ask, latest.iter().flatten().map(|found| found.id.call).max());
+        let group = self.words.add(ask);
+        self.hashes.extend(hashes);
+        self.hashes.resize(self.words.ends.len(), 0);
+        self.weight += ask.weight();
+        let first = group.words.start;
+        let its = &mut self.calls[call as usize];
+        its.repeats |= latest.iter().flatten().any(|found| found.id.call == call);
+        let id = GroupId { call, group: as_u32(its.groups.len()) };
+        its.groups.push(group);
+        for (at, (before, hash)) in latest.iter().zip(hashes).enumerate() {
+            let found = Found { id, word: first + at };
+            match before {
+                // A key's later group replaces the earlier one.
+                Some(before) => {
+                    if let Some(known) = self.by_key.find_mut(*hash, |known| known.word == before.word) {
+                        *known = found;
+                    }
                 }
-            }
-            None => {
-                let hash_of = |id: &GroupId| self.calls[id.call as usize].groups[id.group as usize].hash;
-                self.by_key.insert_unique(hash, id, hash_of);
+                None => _ = self.by_key.insert_unique(*hash, found, |found| self.hashes[found.word]),
             }
         }
         id
@@ -247,13 +236,10 @@ impl Batch {
     }
 
     /// Its calls, with their indices as in [`GroupId`]. Calls whose asks were all given up are left out.
-    pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, BatchedCall<'_>)> {
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (usize, ScriptCall<'_>)> {
         let all = self.calls.iter().enumerate();
         let asked = all.filter(|(_, call)| call.groups.iter().any(|group| group.asks > 0));
-        asked.map(|(at, call)| {
-            let packed = || BatchedCall::Packed(call.packed(&self.keys));
-            (at, call.in_full.as_ref().map_or_else(packed, BatchedCall::InFull))
-        })
+        asked.map(|(at, call)| (at, call.sent(&self.words)))
     }
 
     pub(crate) fn call_count(&self) -> usize {
@@ -268,33 +254,46 @@ impl Batch {
                 self.spare.push(groups);
             }
         }
-        self.keys.clear();
+        self.words.bytes.clear();
+        self.words.ends.clear();
+        self.hashes.clear();
         self.by_key.clear();
         self.by_terms.clear();
-        self.groups = 0;
+        self.weight = 0;
     }
 
-    fn latest(&self, ask: &Ask<'_>, hash: u64) -> Option<GroupId> {
-        let is_its = |id: &GroupId| {
-            let call = &self.calls[id.call as usize];
-            let group = &call.groups[id.group as usize];
-            group.hash == hash && self.keys[group.key.clone()] == *ask.key && call.is_for(ask)
+    /// The latest group of each of its keys.
+    fn latest(&self, ask: &Ask<'_>, hashes: &Hashes) -> SmallVec<[Option<Found>; 2]> {
+        let latest = |(key, hash): (&crate::key::Key, &u64)| {
+            let is_its = |found: &Found| {
+                let same = self.hashes[found.word] == *hash && *self.words.get(found.word) == **key;
+                same && self.calls[found.id.call as usize].is_for(ask)
+            };
+            self.by_key.find(*hash, is_its).copied()
         };
-        self.by_key.find(hash, is_its).copied()
+        ask.keys.iter().zip(hashes).map(latest).collect()
     }
 
-    /// Whether this ask, which is of the group's key, may join the group.
-    fn takes(&self, id: GroupId, ask: &Ask<'_>) -> bool {
-        let call = &self.calls[id.call as usize];
-        call.groups[id.group as usize].cost == ask.cost && (ask.across_partitions || call.partition.is_some())
+    /// The group that this ask joins: the latest of all its keys, at the same costs. Joining an earlier one would
+    /// overtake another.
+    fn joined(&self, ask: &Ask<'_>, latest: &[Option<Found>]) -> Option<GroupId> {
+        let first = (*latest.first()?)?;
+        let call = &self.calls[first.id.call as usize];
+        let group = &call.groups[first.id.group as usize];
+        let are_its = latest.iter().enumerate().all(|(at, found)| {
+            found.is_some_and(|found| found.id == first.id && found.word == group.words.start + at)
+        });
+        let takes = ask.joins() && group.costs == ask.costs && (ask.across_partitions || call.partition.is_some());
+        (are_its && takes).then_some(first.id)
     }
 
-    /// The call that takes another group for this ask, mostly the last one: none before that of the key's latest group.
-    fn call_for(&mut self, ask: &Ask<'_>, latest: Option<GroupId>) -> u32 {
+    /// The call that takes another group for this ask, mostly the last one: none before that of its keys' latest groups.
+    fn call_for(&mut self, ask: &Ask<'_>, latest: Option<u32>) -> u32 {
         // A call of several partitions takes no key twice.
         let partition = Some(ask.partition).filter(|_| latest.is_some() || !ask.across_partitions);
         let is_its = |call: &BatchCall| call.partition == partition && call.is_for(ask);
-        let has_room = |call: &BatchCall| call.groups.len() < ask.most_keys;
+        let most = (ask.most_keys / ask.weight()).max(1);
+        let has_room = |call: &BatchCall| call.groups.len() < most;
         if self.calls.last().is_some_and(|last| is_its(last) && has_room(last)) {
             return as_u32(self.calls.len() - 1);
         }
@@ -302,7 +301,7 @@ impl Batch {
         let found = self.by_terms.find_mut(hash, |at| is_its(&self.calls[*at as usize]));
         if let Some(at) = &found
             && has_room(&self.calls[**at as usize])
-            && latest.is_none_or(|latest| latest.call <= **at)
+            && latest.is_none_or(|latest| latest <= **at)
         {
             return **at;
         }
@@ -311,10 +310,10 @@ impl Batch {
             Some(at) => *at = new,
             None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
         }
-        let Ask { script, ref numbers, now_us, .. } = *ask;
+        let Ask { script, ref numbers, terms, now_us, .. } = *ask;
+        let (numbers, limits) = (Arc::clone(numbers), ask.limit_count());
         let groups = self.spare.pop().unwrap_or_default();
-        let numbers = Arc::clone(numbers);
-        self.calls.push(BatchCall { script, numbers, now_us, partition, groups, in_full: None });
+        self.calls.push(BatchCall { script, numbers, terms, limits, now_us, partition, groups, repeats: false });
         new
     }
 }
@@ -323,47 +322,37 @@ fn as_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-fn terms_hash(script: &'static Script, numbers: &[u8], now_us: Option<u64>, partition: Option<u16>) -> u64 {
-    HASHER.hash_one((std::ptr::from_ref(script), numbers, now_us, partition))
+fn terms_hash(
+    script: &'static Script,
+    numbers: &[u8],
+    terms: &Terms,
+    now_us: Option<u64>,
+    partition: Option<u16>,
+) -> u64 {
+    HASHER.hash_one((std::ptr::from_ref(script), numbers, terms, now_us, partition))
 }
 
 impl BatchCall {
     fn is_for(&self, ask: &Ask<'_>) -> bool {
         let same_numbers = Arc::ptr_eq(&self.numbers, &ask.numbers) || self.numbers == *ask.numbers;
-        same_numbers && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us && self.in_full.is_none()
+        same_numbers && self.terms == ask.terms && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us
     }
 
     fn terms_hash(&self) -> u64 {
-        terms_hash(self.script, &self.numbers, self.now_us, self.partition)
+        terms_hash(self.script, &self.numbers, &self.terms, self.now_us, self.partition)
     }
 
-    fn packed<'a>(&'a self, keys: &'a [u8]) -> PackedCall<'a> {
-        let Self { script, numbers, now_us, groups, .. } = self;
+    fn sent<'a>(&'a self, words: &'a Words) -> ScriptCall<'a> {
+        let Self { script, ref numbers, ref terms, limits, now_us, ref groups, repeats, .. } = *self;
         let mut asked = groups.iter().filter(|group| group.asks > 0).map(|group| group.partition);
         let first = asked.next();
         let across_partitions = self.partition.is_none() && asked.any(|partition| Some(partition) != first);
-        PackedCall { script, numbers, now_us: *now_us, groups, keys, across_partitions }
+        let is_alone = false;
+        ScriptCall { script, numbers, terms, limits, now_us, groups, words, across_partitions, repeats, is_alone }
     }
 }
 
-impl BatchedCall<'_> {
-    pub(crate) fn key_count(&self) -> usize {
-        match self {
-            Self::Packed(call) => call.key_count(),
-            Self::InFull(call) => call.key_count(),
-        }
-    }
-
-    /// Whether it may take units.
-    pub(crate) fn takes(&self) -> bool {
-        match self {
-            Self::Packed(_) => true,
-            Self::InFull(call) => call.takes,
-        }
-    }
-}
-
-impl<'a> PackedCall<'a> {
+impl<'a> ScriptCall<'a> {
     pub(crate) fn script(self) -> &'static Script {
         if self.across_partitions { self.script.across_slots() } else { self.script }
     }
@@ -373,6 +362,24 @@ impl<'a> PackedCall<'a> {
         self.across_partitions
     }
 
+    /// Whether it is sent by itself, for one ask.
+    pub(crate) fn is_alone(self) -> bool {
+        self.is_alone
+    }
+
+    pub(crate) fn mode(self) -> Mode {
+        self.terms.mode
+    }
+
+    /// Whether it may take units.
+    pub(crate) fn takes(self) -> bool {
+        self.asked().any(|group| self.takes_for(group))
+    }
+
+    fn takes_for(self, group: &Group) -> bool {
+        self.terms.mode.takes() && group.costs.iter().any(|cost| *cost > 0)
+    }
+
     /// The groups with asks that are sent.
     fn asked(self) -> impl Iterator<Item = &'a Group> + Clone {
         self.groups.iter().filter(|group| group.asks > 0)
@@ -380,62 +387,104 @@ impl<'a> PackedCall<'a> {
 
     /// KEYS in order.
     pub(crate) fn keys(self) -> impl Iterator<Item = &'a [u8]> {
-        self.asked().map(move |group| &self.keys[group.key.clone()])
+        self.asked().flat_map(|group| group.keys()).map(move |word| self.words.get(word))
     }
 
     pub(crate) fn key_count(self) -> usize {
-        self.asked().count()
+        self.asked().map(|group| group.keys().len()).sum()
     }
 
-    /// Hands over ARGV in order: the numbers and the cost; `now`, if it is given or another argument follows; and, if
-    /// the groups differ, a key has several asks or an ask was given up, the cost and the number of asks of each.
+    /// Hands over ARGV in order: the shape, with the first cost; `now`, if it is given or another argument follows; the
+    /// number and the costs of each group, if they differ or a key occurs twice; and holders.
     pub(crate) fn each_argument(self, mut give: impl FnMut(&[u8])) {
-        let first = self.asked().next().map_or(0, |group| group.cost);
-        // Groups at one cost have different keys, unless a group between two of them was given up.
-        let alike = self.groups.iter().all(|group| group.asks == 1 && group.cost == first);
-        give(&[self.numbers, &packed_cost(first)[..]].concat());
+        let first = self.asked().next().map_or(0, |group| group.costs[0]);
+        let alike = |group: &Group| group.asks == 1 && *group.costs == [first] && !group.has_holder;
+        let are_alike = !self.repeats && self.groups.iter().all(alike);
+        let mut shape = self.numbers.to_vec();
+        self.terms.pack(first, &mut shape);
+        give(&shape);
         match self.now_us {
             Some(now_us) => give(now_us.to_string().as_bytes()),
-            None if !alike => give(b"-1"),
+            None if !are_alike => give(b"-1"),
             None => {}
         }
-        if !alike {
-            let several = self.asked().flat_map(|Group { cost, asks, .. }| {
-                let [asks @ .., _] = asks.to_le_bytes();
-                packed_cost(*cost).into_iter().chain(asks)
-            });
-            give(&several.collect::<Vec<u8>>());
+        if !are_alike {
+            let mut each = Vec::with_capacity(10 * self.groups.len());
+            for Group { asks, costs, .. } in self.asked() {
+                each.extend_from_slice(&asks.to_le_bytes()[..3]);
+                let of_limits = costs.iter().cycle().take(self.limits);
+                each.extend(of_limits.flat_map(|cost| packed_cost(*cost)));
+            }
+            give(&each);
+            let holders = self.asked().filter(|group| group.has_holder);
+            holders.for_each(|group| give(self.words.get(group.words.end - 1)));
         }
     }
 
-    /// The limit: the first number after the layout.
-    fn limit(self) -> i64 {
-        self.numbers.get(1..8).and_then(|limit| limit.try_into().ok()).map_or(0, packed_number)
+    /// Reads the script's records, given the error if too few replicas confirmed what was taken.
+    pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
+        let width = Record::WIDTHS[usize::from(self.terms.are_long())];
+        let mut each = answer.chunks_exact(width).map(Record::read);
+        let mut records = Vec::with_capacity(self.groups.len() * self.limits);
+        for group in self.groups {
+            for _ in 0..self.limits {
+                let record = if group.asks > 0 { each.next() } else { Some(Record::default()) };
+                records.push(record.filter(|record| self.may_answer(group, record.allowed)).ok_or_else(unexpected)?);
+            }
+        }
+        if each.next().is_some() || !answer.len().is_multiple_of(width) {
+            return Err(unexpected());
+        }
+        Ok(self.answered(records, Vec::new(), lacking))
     }
 
-    /// Reads the script's answer, given the error if too few replicas confirmed it.
-    pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
-        let mut numbers = answer.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
-        let least = match self.script.takes_windows() {
-            _ if self.across_partitions => -4,
-            true => -3,
-            false => -2,
+    /// Reads the reply of an inspection: the decision's five integers, and what is appended.
+    pub(crate) fn read_state(self, integers: &[i64]) -> Result<Records, Error> {
+        let [allowed, _, remaining, retry_after_us, reset_after_us, .., blocked_us, overage] = *integers else {
+            return Err(unexpected());
         };
-        let each = self.groups.iter().map(|group| match group.asks {
-            0 => Some(PackedRecord::default()),
-            asks => PackedRecord::read(&mut numbers, least, asks, group.cost > 0),
-        });
-        match each.collect::<Option<Vec<_>>>() {
-            Some(records) if numbers.next().is_none() && answer.len().is_multiple_of(7) => {
-                Ok(Records { records, script: self.script, limit: self.limit(), at: wall_clock::now(), lacking })
-            }
-            _ => Err(Error::new(Kind::Garbled, "expected a decision for each key from the script, got something else")),
+        let record = Record {
+            allowed: if blocked_us > 0 { -1 } else { allowed },
+            remaining,
+            retry_after_us,
+            reset_after_us,
+            granted: Some(0),
+            overage,
+        };
+        Ok(self.answered(vec![record], integers[5..].to_vec(), None))
+    }
+
+    /// Whether the script answers so for a call of this group.
+    fn may_answer(self, group: &Group, allowed: i64) -> bool {
+        match allowed {
+            records::FAILED => self.across_partitions,
+            records::UNKNOWN_ID => self.terms.id_ttl_ms.is_some() || group.has_holder,
+            records::OTHER_ID => self.terms.id_ttl_ms.is_some(),
+            _ => (records::STALE..=i64::from(group.asks)).contains(&allowed),
+        }
+    }
+
+    fn answered(self, records: Vec<Record>, state: Vec<i64>, lacking: Option<Error>) -> Records {
+        let answered = |group: &Group| Answered { asks: group.asks, takes: self.takes_for(group) };
+        Records {
+            records,
+            groups: self.groups.iter().map(answered).collect(),
+            limits: self.limits,
+            script: self.script.name(),
+            is_done_anyway: self.terms.mode.is_done_anyway(),
+            state,
+            at: wall_clock::now(),
+            lacking,
         }
     }
 }
 
-/// Writes struct's I7.
-fn packed_cost(cost: u64) -> [u8; 7] {
-    let [packed @ .., _] = cost_sent(cost).to_le_bytes();
-    packed
+impl Group {
+    fn keys(&self) -> Range<usize> {
+        self.words.start..self.words.end - usize::from(self.has_holder)
+    }
+}
+
+fn unexpected() -> Error {
+    Error::new(Kind::Garbled, "redis: expected a decision for each key from the script, got something else")
 }

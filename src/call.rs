@@ -1,78 +1,176 @@
-//! One call of a script: its mode, its keys and arguments, and the reply.
+//! A call, as scripts take it: an operation on one or several limits, each with its key and its cost; and the reply.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use smallvec::SmallVec;
+
 use crate::algorithm::numbers::cost_sent;
-use crate::decision::count;
-use crate::error::Error;
 use crate::key::Key;
-use crate::limit::Windows;
 use crate::operation::Operation;
 use crate::script::Script;
-use crate::wall_clock;
 
-/// What a script is asked to do: its `mode` argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is asked of an engine.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask<'a> {
+    pub(crate) script: &'static Script,
+    /// The numbers of its limits, packed.
+    pub(crate) numbers: Cow<'a, Arc<[u8]>>,
+    /// The key of each limit's state, and the marker of its id, if it has one.
+    pub(crate) keys: SmallVec<[Key; 1]>,
+    /// By what permits are held: empty for a call that takes none, though a limit has them.
+    pub(crate) holder: Option<Box<[u8]>>,
+    pub(crate) costs: Costs,
+    pub(crate) terms: Terms,
+    /// Microseconds since the epoch; the server's time if none.
+    pub(crate) now_us: Option<u64>,
+    /// Keys in one call of the script; bounded so that it doesn't hold up Redis for long.
+    pub(crate) most_keys: usize,
+    /// The slot of a cluster. Asks of several partitions share a call only if all of them are `across_partitions`.
+    pub(crate) partition: u16,
+    /// Whether the node takes calls with keys of several slots.
+    pub(crate) across_partitions: bool,
+}
+
+/// One cost for all limits, or one for each.
+pub(crate) type Costs = SmallVec<[u64; 2]>;
+
+/// What is asked of the limits, whichever they are: the end of a shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Terms {
+    pub(crate) mode: Mode,
+    pub(crate) options: Options,
+    /// How long a reservation may wait, in microseconds.
+    pub(crate) within_us: Option<u64>,
+    /// How long the call's id is remembered.
+    pub(crate) id_ttl_ms: Option<u64>,
+    /// The call whose units a refund gives back, as far as they are still owed.
+    pub(crate) taken: Option<Taken>,
+}
+
+/// What a script is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     Call(Operation),
     /// To say what the state consists of.
     Inspect,
 }
 
-/// One run of a script, as an engine needs it.
-#[derive(Debug)]
-pub(crate) struct Call<'a> {
-    pub(crate) script: &'static Script,
-    /// One limit, or several that `script` decides together.
-    pub(crate) limits: &'a [LimitInput<'a>],
-    /// The marker that remembers the call.
-    pub(crate) marker: Option<&'a Marker>,
-    pub(crate) cost: u64,
-    pub(crate) mode: Mode,
-    /// The options after the mode: how changed numbers are treated, whether denials are counted, and how long they
-    /// block.
-    pub(crate) options: &'a str,
-    /// How long a reservation may wait, in microseconds.
-    pub(crate) within_us: Option<u64>,
-    /// Microseconds since the epoch; the server's time if none.
-    pub(crate) now_us: Option<u64>,
+/// What a rule says of all its calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Options {
+    /// Whether what was left stays left when the numbers have changed.
+    pub(crate) keeps_left: bool,
+    /// Whether nothing is used when they have.
+    pub(crate) starts_anew: bool,
+    pub(crate) counts_denials: bool,
+    /// How long a denial blocks its key.
+    pub(crate) block_us: Option<u64>,
 }
 
-/// One limit of a call: the key of its state, and its own script's arguments.
-#[derive(Clone, Debug)]
-pub(crate) struct LimitInput<'a> {
-    pub(crate) key: Key,
-    pub(crate) script: &'static Script,
-    /// The script's own arguments, as decimal text.
-    pub(crate) arguments: Cow<'a, [String]>,
-    /// An argument that depends on the request: its index, and its value.
-    pub(crate) replaced: Option<(usize, Vec<u8>)>,
-    /// The windows that the arguments come from, if they depend on the server's time.
-    pub(crate) windows: Option<&'a Windows>,
+/// When a call took units, and the reset that it answered, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Taken {
+    pub(crate) ago_us: u64,
+    pub(crate) reset_us: u64,
 }
 
-/// The key that remembers a call by its id, and for how long.
-#[derive(Debug)]
-pub(crate) struct Marker {
-    pub(crate) key: Key,
-    pub(crate) ttl_ms: u64,
-}
-
-/// A script's answer: the five integers of every reply, and what some modes append.
+/// A script's answer to one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
-    pub(crate) decision: [i64; 5],
-    pub(crate) appended: Vec<i64>,
+    /// Of each limit, in order.
+    pub(crate) limits: SmallVec<[LimitReply; 1]>,
+    /// What inspect adds: the TTL in milliseconds, and the state's numbers.
+    pub(crate) state: Vec<i64>,
     /// This machine's time when it arrived.
     pub(crate) at: SystemTime,
 }
 
+/// What a reply says of one limit. Times are in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LimitReply {
+    pub(crate) allowed: bool,
+    pub(crate) remaining: i64,
+    /// -1: never.
+    pub(crate) retry_after_us: i64,
+    pub(crate) reset_after_us: i64,
+    pub(crate) blocked: bool,
+    /// Units that were taken, if the call asked for that.
+    pub(crate) granted: Option<i64>,
+    /// Denials counted.
+    pub(crate) overage: i64,
+}
+
+impl Ask<'_> {
+    /// How many limits it is decided by.
+    pub(crate) fn limit_count(&self) -> usize {
+        self.keys.len() - usize::from(self.terms.id_ttl_ms.is_some())
+    }
+
+    /// Whether it is an acquire of one limit and nothing else, as most calls are.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.keys.len() == 1 && self.joins()
+    }
+
+    /// Whether calls like it on the same keys are one group: as many of them are allowed as fit one after the other.
+    pub(crate) fn joins(&self) -> bool {
+        self.terms == Terms::of(Mode::Call(Operation::Acquire)) && self.holder.is_none()
+    }
+}
+
+impl Terms {
+    /// Without any options.
+    pub(crate) fn of(mode: Mode) -> Self {
+        Self { mode, options: Options::default(), within_us: None, id_ttl_ms: None, taken: None }
+    }
+
+    /// Whether replies say what was granted and how many denials are counted.
+    pub(crate) fn are_long(&self) -> bool {
+        let grants = matches!(self.mode, Mode::Call(Operation::AtMost) | Mode::Inspect);
+        grants || self.id_ttl_ms.is_some() || self.options.counts_denials
+    }
+
+    /// Appends them to the numbers of a shape, at this cost.
+    pub(crate) fn pack(&self, cost: u64, shape: &mut Vec<u8>) {
+        let Self { mode, options, within_us, id_ttl_ms, taken } = *self;
+        let Options { keeps_left, starts_anew, counts_denials, block_us } = options;
+        let bits = [
+            keeps_left,
+            starts_anew,
+            counts_denials,
+            block_us.is_some(),
+            within_us.is_some(),
+            id_ttl_ms.is_some(),
+            taken.is_some(),
+            self.are_long(),
+        ];
+        let bits = bits.iter().enumerate().fold(0, |bits, (at, is_set)| bits | u8::from(*is_set) << at);
+        shape.extend([mode.code(), bits]);
+        shape.extend(packed_cost(cost));
+        let taken = taken.map(|taken| [taken.ago_us, taken.reset_us]);
+        for value in [block_us, within_us, id_ttl_ms].into_iter().flatten().chain(taken.into_iter().flatten()) {
+            shape.extend(seven(value));
+        }
+    }
+}
+
 impl Mode {
-    fn text(self) -> &'static str {
+    fn code(self) -> u8 {
         match self {
-            Self::Call(operation) => operation.name(),
-            Self::Inspect => "inspect",
+            Self::Call(Operation::Acquire) => 128,
+            Self::Call(Operation::Reserve) => 129,
+            Self::Call(Operation::AtMost) => 130,
+            Self::Call(Operation::Peek) => 131,
+            Self::Inspect => 132,
+            Self::Call(Operation::Refund) => 133,
+            Self::Call(Operation::Penalty) => 134,
+            Self::Call(Operation::Block) => 135,
+            Self::Call(Operation::Settle) => 136,
+            Self::Call(Operation::Cancel) => 137,
+            Self::Call(Operation::Renew) => 138,
+            Self::Call(Operation::Release) => 139,
+            Self::Call(Operation::Reset) => 140,
         }
     }
 
@@ -86,98 +184,19 @@ impl Mode {
     pub(crate) fn reads_only(self) -> bool {
         matches!(self, Self::Call(Operation::Peek) | Self::Inspect)
     }
-}
 
-impl Call<'_> {
-    /// KEYS in order.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        let limits = self.limits.iter().map(|input| input.key.as_slice());
-        limits.chain(self.marker.map(|marker| marker.key.as_slice()))
-    }
-
-    /// How many keys there are.
-    pub(crate) fn key_count(&self) -> usize {
-        self.limits.len() + usize::from(self.marker.is_some())
-    }
-
-    /// Whether it is a composed script, which is given the names and arguments of others.
-    fn decides_for_others(&self) -> bool {
-        self.limits.first().is_none_or(|input| !std::ptr::eq(input.script, self.script))
-    }
-
-    /// Hands over ARGV in order: the script's own arguments, or each limit's script name, number of arguments and
-    /// arguments, followed by the id's time to live if calls are remembered; then cost, mode and now.
-    pub(crate) fn each_argument(&self, mut give: impl FnMut(&[u8])) {
-        let for_others = self.decides_for_others();
-        for input in self.limits {
-            if for_others {
-                give(input.script.name().as_bytes());
-                give(input.arguments.len().to_string().as_bytes());
-            }
-            for (index, argument) in input.arguments.iter().enumerate() {
-                match &input.replaced {
-                    Some((at, value)) if *at == index => give(value),
-                    _ => give(argument.as_bytes()),
-                }
-            }
-        }
-        if self.script.remembers_calls() {
-            give(self.marker.map_or(0, |marker| marker.ttl_ms).to_string().as_bytes());
-        }
-        give(cost_sent(self.cost).to_string().as_bytes());
-        match (self.options, self.within_us) {
-            ("", None) => give(self.mode.text().as_bytes()),
-            (options, None) => give(format!("{}{options}", self.mode.text()).as_bytes()),
-            (options, Some(us)) => give(format!("{}{options}+within={us}", self.mode.text()).as_bytes()),
-        }
-        match self.now_us {
-            Some(now_us) => give(now_us.to_string().as_bytes()),
-            None => give(b"-1"),
-        }
-    }
-
-    /// The most arguments that `each_argument` hands over.
-    pub(crate) fn argument_count(&self) -> usize {
-        self.limits.iter().map(|input| input.arguments.len() + 2).sum::<usize>() + 4
+    /// Whether it is done whatever the limits say.
+    pub(crate) fn is_done_anyway(self) -> bool {
+        self.code() > 132
     }
 }
 
-impl Reply {
-    /// The reply, or the error if it took something that too few replicas confirmed.
-    pub(crate) fn if_confirmed(self, lacking: Option<Error>) -> Result<Self, Error> {
-        match lacking {
-            Some(error) if self.decision[0] == 1 => Err(error),
-            _ => Ok(self),
-        }
-    }
-
-    /// A reply of these integers; none if there are fewer than five.
-    pub(crate) fn from_integers(integers: impl IntoIterator<Item = Option<i64>>) -> Option<Self> {
-        let mut integers = integers.into_iter();
-        let mut decision = [0; 5];
-        for slot in &mut decision {
-            *slot = integers.next()??;
-        }
-        let appended = integers.collect::<Option<Vec<_>>>()?;
-        Some(Self { decision, appended, at: wall_clock::now() })
-    }
+/// Struct's I7 of a cost.
+pub(crate) fn packed_cost(cost: u64) -> [u8; 7] {
+    seven(cost_sent(cost))
 }
 
-/// Units that a call took: the number appended by the script, otherwise the whole cost or nothing. None if no call can
-/// have taken that many.
-pub(crate) fn granted(cost: u64, operation: Operation, allowed: bool, appended: Option<&i64>) -> Option<u64> {
-    match (operation, appended) {
-        (
-            Operation::Refund
-            | Operation::Block
-            | Operation::Renew
-            | Operation::Release
-            | Operation::Reset
-            | Operation::Cancel,
-            _,
-        ) => Some(0),
-        (_, Some(granted)) => count(*granted),
-        (Operation::Acquire | Operation::Reserve | Operation::Penalty, None) if allowed => Some(cost),
-        _ => Some(0),
-    }
+fn seven(value: u64) -> [u8; 7] {
+    let [packed @ .., _] = value.to_le_bytes();
+    packed
 }

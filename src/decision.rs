@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::call::LimitReply;
 use crate::error::Error;
 use crate::quota::Quota;
 use crate::random::jittered;
@@ -306,22 +307,11 @@ impl Decision {
 }
 
 impl LimitDecision {
-    /// From the five integers of a reply, and what it says about a block and denials. None if no script can have given
-    /// this reply.
-    pub(crate) fn new(
-        quota: &Arc<Quota>,
-        reply: [i64; 5],
-        [blocked_us, overage]: [i64; 2],
-        counts_denials: bool,
-    ) -> Option<Self> {
-        let [allowed, limit, remaining, retry_after_us, reset_after_us] = reply;
-        let allowed = match (allowed, retry_after_us) {
-            (1, 0..) => true,
-            (0, -1 | 1..) => false,
-            _ => return None,
-        };
-        let (limit, remaining) = (count(limit)?, count(remaining)?);
-        if remaining > limit {
+    /// From what a reply says of a limit of so many units. None if no script can have said it.
+    pub(crate) fn new(quota: &Arc<Quota>, limit: u64, reply: &LimitReply, counts_denials: bool) -> Option<Self> {
+        let LimitReply { allowed, remaining, retry_after_us, reset_after_us, blocked, granted: _, overage } = *reply;
+        let remaining = count(remaining)?;
+        if remaining > limit || retry_after_us < if allowed { 0 } else { -1 } || !allowed && retry_after_us == 0 {
             return None;
         }
         Some(Self {
@@ -331,7 +321,7 @@ impl LimitDecision {
             remaining,
             retry_after: RetryAfter::from_reply(retry_after_us)?,
             reset_after: Duration::from_micros(count(reset_after_us)?),
-            blocked: count(blocked_us)? > 0,
+            blocked,
             overage: Some(count(overage)?).filter(|_| counts_denials),
         })
     }

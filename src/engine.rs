@@ -16,8 +16,7 @@ use futures_util::future::BoxFuture;
 
 use self::deadline::Deadline;
 use self::redis::{Asking, address};
-use crate::batch::{Ask, Entry};
-use crate::call::Reply;
+use crate::call::{Ask, Reply};
 use crate::decision::By;
 use crate::error::Error;
 
@@ -117,27 +116,27 @@ impl Engine {
     }
 
     /// Asks for this, and ends by the deadline.
-    pub(crate) async fn ask(&self, entry: &Entry<'_>, until: Deadline) -> Result<Reply, Error> {
-        poll_fn(|context| Poll::Ready(self.begin(entry, until, context.waker()))).await?.await
+    pub(crate) async fn ask(&self, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
+        poll_fn(|context| Poll::Ready(self.begin(ask, until, context.waker()))).await?.await
     }
 
     /// Begins to ask for this, which ends by the deadline. The waker belongs to the task that will wait for it.
     pub(crate) fn begin<'a>(
         &'a self,
-        entry: &Entry<'a>,
+        ask: &Ask<'a>,
         until: Deadline,
         waker: &Waker,
     ) -> Result<Acquiring<'a>, Error> {
         let otherwise: BoxFuture<'a, _> = match self {
-            Self::Redis(redis) => return redis.begin(entry, until, waker),
-            Self::Cluster(cluster) => Box::pin(cluster.ask(entry.clone(), until)),
+            Self::Redis(redis) => return redis.begin(ask, until, waker),
+            Self::Cluster(cluster) => Box::pin(cluster.ask(ask.clone(), until)),
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => {
-                let entry = entry.clone();
+                let ask = ask.clone();
                 Box::pin(async move {
                     // Deciding in this process never yields by itself.
                     tokio::task::consume_budget().await;
-                    embedded.ask(&entry)
+                    embedded.ask(&ask)
                 })
             }
         };
@@ -145,13 +144,13 @@ impl Engine {
     }
 
     /// Asks for this in a call of its own.
-    pub(crate) async fn ask_by_itself(&self, entry: &Entry<'_>, until: Deadline) -> Result<Reply, Error> {
+    pub(crate) async fn ask_by_itself(&self, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         match self {
-            Self::Redis(redis) => redis.ask_by_itself(Asking::No, entry, until).await,
+            Self::Redis(redis) => redis.ask_by_itself(Asking::No, ask, until).await,
             // Which sees to that itself.
-            Self::Cluster(cluster) => cluster.ask(entry.clone(), until).await,
+            Self::Cluster(cluster) => cluster.ask(ask.clone(), until).await,
             #[cfg(feature = "embedded")]
-            Self::Embedded(embedded) => embedded.ask(entry),
+            Self::Embedded(embedded) => embedded.ask(ask),
         }
     }
 

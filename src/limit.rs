@@ -1,4 +1,4 @@
-//! One limit: an algorithm and its numbers, validated, with its script's arguments.
+//! One limit: an algorithm and its numbers, validated, and packed for its script.
 
 mod calendar;
 mod division;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::algorithm::numbers::{Debt, Start};
-use crate::algorithm::numbers::{EXACT, Exact, HOLDER, LONGEST_RESET_US, Numbers, START};
+use crate::algorithm::numbers::{EXACT, Exact, LONGEST_RESET_US, Numbers, START};
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 pub use calendar::Calendar;
@@ -51,8 +51,7 @@ pub struct Limit {
     start: Start,
     max: u64,
     exact: Exact,
-    arguments: Arc<[String]>,
-    packed: Option<Arc<[u8]>>,
+    packed: Arc<[u8]>,
     shards: Option<Shards>,
     windows: Option<Windows>,
 }
@@ -246,36 +245,30 @@ impl Limit {
         }
     }
 
-    /// The script's arguments before cost, mode and now, as decimal text, to decide at this time, or at the server's if
-    /// none, whose clock is this far ahead of this machine's, as far as known.
-    pub(crate) fn arguments(&self, now_us: Option<u64>, ahead_us: i64) -> Cow<'_, [String]> {
+    /// Its numbers as scripts take them, to decide at this time, or at the server's if none, whose clock is this far
+    /// ahead of this machine's, as far as known. Those of [spread](Self::spread) windows lack their start.
+    pub(crate) fn packed(&self, now_us: Option<u64>, ahead_us: i64) -> Cow<'_, Arc<[u8]>> {
         match &self.windows {
-            Some(windows) => Cow::Owned(windows.at(now_us, ahead_us).arguments.clone()),
-            None => Cow::Borrowed(&self.arguments),
+            Some(windows) => Cow::Owned(Arc::clone(&windows.at(now_us, ahead_us).packed)),
+            None => Cow::Borrowed(&self.packed),
         }
     }
 
-    /// The same in the script's packed form, if it has one.
-    pub(crate) fn packed(&self, now_us: Option<u64>, ahead_us: i64) -> Option<Cow<'_, Arc<[u8]>>> {
-        match &self.windows {
-            Some(windows) => Some(Cow::Owned(Arc::clone(&windows.at(now_us, ahead_us).packed))),
-            None => self.packed.as_ref().map(Cow::Borrowed),
-        }
+    /// Of windows that start at a per-key time: the numbers with this one.
+    pub(crate) fn packed_with_start(&self, start: u64) -> Arc<[u8]> {
+        let (mut packed, at) = (self.packed.to_vec(), self.algorithm.row().place_of(START));
+        packed[at..at + 7].copy_from_slice(&start.to_le_bytes()[..7]);
+        packed.into()
     }
 
     /// What distinguishes two limits of one algorithm to its script, whatever the time.
     pub(crate) fn numbers(&self) -> impl std::hash::Hash + '_ {
-        (&self.arguments, &self.windows)
+        (&self.packed, &self.windows)
     }
 
-    /// For windows with a per-key start: the index of that argument, and the period that starts are spread over.
-    pub(crate) fn spread(&self) -> Option<(usize, u64)> {
-        (self.start == Start::Spread).then_some((START, self.period))
-    }
-
-    /// The index of the permits' holder among the arguments, if there is one.
-    pub(crate) fn holder(&self) -> Option<usize> {
-        self.algorithm.holds().then_some(HOLDER)
+    /// Of windows with a per-key start: the period that starts are spread over.
+    pub(crate) fn spread(&self) -> Option<u64> {
+        (self.start == Start::Spread).then_some(self.period)
     }
 }
 
@@ -421,8 +414,7 @@ impl LimitBuilder {
             start,
             max,
             exact: Exact { rate, period, tick: 1, max_debt: 0, longest_reset: 0 },
-            arguments: Arc::default(),
-            packed: None,
+            packed: Arc::default(),
             shards: None,
             windows: None,
         };
@@ -445,9 +437,7 @@ impl LimitBuilder {
             return Err(RuleError::new(format!("{limit}: {why}; raise the rate or lower burst and max-debt")));
         }
         let arguments = (row.arguments)(&numbers, &limit.exact);
-        limit.arguments = arguments.iter().map(i64::to_string).collect();
-        // If windows start at a per-key time, keys have no numbers in common.
-        limit.packed = row.packed(&arguments).filter(|_| start != Start::Spread).map(Arc::from);
+        limit.packed = row.packed(&arguments).into();
         if shards > 1 {
             if start == Start::FirstHit {
                 let why = "expected windows that all shards have in common, at an offset or spread";

@@ -1,5 +1,6 @@
 //! One call: rule + key + cost -> decision.
 
+mod asking;
 mod background;
 mod cached_denials;
 mod counted;
@@ -16,7 +17,6 @@ mod many;
 mod prepare;
 mod releases;
 mod reservations;
-mod run;
 mod server_clock;
 mod sharded;
 pub(crate) mod wait;

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::algorithm::numbers::LONGEST_RESET_US;
+use crate::call::Taken;
 use crate::decision::{By, Decision};
 use crate::error::{Charged, Error, Kind};
 use crate::rule::Rule;
@@ -104,10 +105,10 @@ pub(crate) struct Earlier {
 }
 
 impl Earlier {
-    /// The option that limits a refund at this time to what is still owed.
-    pub(crate) fn owed_at(&self, time: SystemTime) -> String {
+    /// When the call was, seen from this time.
+    pub(crate) fn taken(&self, time: SystemTime) -> Taken {
         let now_us = microseconds(time).unwrap_or_default();
-        format!("+taken={},{}", now_us.saturating_sub(self.taken_us), self.reset_us)
+        Taken { ago_us: now_us.saturating_sub(self.taken_us), reset_us: self.reset_us }
     }
 }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithm::numbers::LONGEST_RESET_US;
+use crate::call::Options;
 use crate::error::RuleError;
 use crate::key;
 use crate::limit::{Limit, Period};
@@ -47,8 +48,6 @@ pub struct Rule {
     block_for: Option<Duration>,
     /// How long permits are renewed, in whole microseconds.
     max_hold: Option<Duration>,
-    /// The three before that, as options of a script's mode. Empty by default.
-    options: String,
     /// None: the limiter's.
     on_error: Option<OnError>,
     cost: u64,
@@ -100,7 +99,6 @@ impl Rule {
             counts_denials: false,
             block_for: None,
             max_hold: None,
-            options: String::new(),
             on_error: None,
             cost: 1,
             hash_keys: None,
@@ -163,7 +161,7 @@ impl Rule {
     #[must_use]
     pub fn on_change(mut self, change: Change) -> Self {
         self.on_change = change;
-        self.spelled()
+        self
     }
 
     /// Whether denied calls are counted, for [`Decision::overage`](crate::Decision::overage). Each denial then causes a
@@ -171,7 +169,7 @@ impl Rule {
     #[must_use]
     pub fn count_denials(mut self, yes: bool) -> Self {
         self.counts_denials = yes;
-        self.spelled()
+        self
     }
 
     /// Blocks a key for this long, as [`Limiter::block`](crate::Limiter::block) does, when a call on it is denied. The
@@ -199,7 +197,7 @@ impl Rule {
     /// ```
     pub fn block_for(mut self, time: Duration) -> Result<Self, RuleError> {
         self.block_for = Some(whole(time).map_err(|why| RuleError::new(format!("block_for: {why}")))?);
-        self.spelled().checked()
+        self.checked()
     }
 
     /// How long a permit that is [renewed](crate::Permit::renewed), as the middleware's are, is held at most, from when
@@ -326,22 +324,14 @@ impl Rule {
         hasher.finish()
     }
 
-    /// The options that follow the mode.
-    pub(crate) fn options(&self) -> &str {
-        &self.options
-    }
-
-    /// With its options rendered again, once for all calls.
-    fn spelled(mut self) -> Self {
-        let change = match self.on_change {
-            Change::KeepUsed => "",
-            Change::AsIs => "+as-is",
-            Change::Reset => "+reset",
-        };
-        let overage = if self.counts_denials { "+overage" } else { "" };
-        let block = self.block_for.map(|time| format!("+block={}", time.as_micros())).unwrap_or_default();
-        self.options = [change, overage, &block].concat();
-        self
+    /// What it says of all its calls.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            keeps_left: self.on_change == Change::AsIs,
+            starts_anew: self.on_change == Change::Reset,
+            counts_denials: self.counts_denials,
+            block_us: self.block_for.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        }
     }
 
     pub(crate) fn counts_denials(&self) -> bool {
@@ -352,7 +342,7 @@ impl Rule {
     #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
     pub(crate) fn without_block(mut self) -> Self {
         self.block_for = None;
-        self.spelled()
+        self
     }
 
     /// How long a denied key is blocked, as written.

@@ -2,87 +2,55 @@
 
 use std::sync::OnceLock;
 
-/// The text common to all algorithms' scripts, before and after the algorithm's own file.
-pub(crate) const ARGUMENTS: &str = include_str!("../lua/arguments.lua");
-pub(crate) const FRAME: &str = include_str!("../lua/frame.lua");
-/// What comes before an algorithm's script that decides on keys of several slots of a cluster's node.
+/// What every script begins with, and how it ends: reading arguments, then keys, and the decision.
+const ARGUMENTS: &str = include_str!("../lua/arguments.lua");
+const KEYS: &str = include_str!("../lua/keys.lua");
+const DECIDE: &str = include_str!("../lua/decide.lua");
+/// What comes before a script that decides on keys of several slots of a cluster's node.
 const ACROSS_SLOTS: &str = include_str!("../lua/across_slots.lua");
 
-/// A complete script, as it is sent and hashed.
+/// The script that decides limits of some algorithms, as it is sent and hashed: a concatenation of the files in `lua/`.
 #[derive(Debug)]
 pub struct Script {
-    name: &'static str,
-    source: Source,
+    name: String,
+    /// The algorithms' own files, in the order of their numbers.
+    files: Vec<&'static str>,
+    is_across_slots: bool,
     text: OnceLock<String>,
     digest: OnceLock<String>,
     across_slots: OnceLock<Box<Script>>,
 }
 
-#[derive(Debug)]
-enum Source {
-    /// An algorithm's file.
-    Algorithm(&'static str),
-    /// An algorithm's script, for keys of several slots of a cluster's node.
-    AcrossSlots(&'static Script),
-    /// Composed of files, once.
-    Composed(fn() -> String),
-}
-
 impl Script {
     /// The number of the contract with callers in other languages, which `lua/README.md` has: while it stays the same,
     /// so do the meaning of the scripts' arguments and of their replies.
-    pub const CONTRACT: u32 = 1;
+    pub const CONTRACT: u32 = 2;
 
-    pub(crate) const fn algorithm(name: &'static str, file: &'static str) -> Self {
-        Self::new(name, Source::Algorithm(file))
+    /// The script of these algorithms' files.
+    pub(crate) fn new(name: String, files: Vec<&'static str>) -> Self {
+        let (text, digest, across_slots) = Default::default();
+        Self { name, files, is_across_slots: false, text, digest, across_slots }
     }
 
-    pub(crate) const fn composed(name: &'static str, compose: fn() -> String) -> Self {
-        Self::new(name, Source::Composed(compose))
-    }
-
-    const fn new(name: &'static str, source: Source) -> Self {
-        Self { name, source, text: OnceLock::new(), digest: OnceLock::new(), across_slots: OnceLock::new() }
-    }
-
-    /// The form of an algorithm's script that decides, packed, on keys of several slots of a cluster's node: of the same
-    /// name, with a text and a digest of its own.
+    /// The same for keys of several slots of a cluster's node: of the same name, with a text and a digest of its own.
     pub(crate) fn across_slots(&'static self) -> &'static Self {
-        self.across_slots.get_or_init(|| Box::new(Self::new(self.name, Source::AcrossSlots(self))))
+        let across = || Self { is_across_slots: true, ..Self::new(self.name.clone(), self.files.clone()) };
+        self.across_slots.get_or_init(|| Box::new(across()))
     }
 
-    /// The file's name in `lua/`, without its ending.
+    /// The names of its algorithms' files in `lua/`, without their ending, joined by `+`.
     #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Whether its arguments include how long a call is remembered by its id.
-    pub(crate) fn remembers_calls(&self) -> bool {
-        matches!(self.source, Source::Composed(_))
-    }
-
-    /// Whether it takes calendar windows, and may refuse them.
-    pub(crate) fn takes_windows(&self) -> bool {
-        self.name == "calendar_window"
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The text that is sent and hashed.
     #[must_use]
     pub fn text(&self) -> &str {
-        self.text.get_or_init(|| match self.source {
-            Source::Algorithm(file) => [ARGUMENTS, file, FRAME].concat(),
-            Source::AcrossSlots(script) => [ACROSS_SLOTS, script.text()].concat(),
-            Source::Composed(compose) => compose(),
+        self.text.get_or_init(|| {
+            let before = if self.is_across_slots { ACROSS_SLOTS } else { "" };
+            [&[before, ARGUMENTS][..], &self.files, &[KEYS, DECIDE]].concat().concat()
         })
-    }
-
-    /// The algorithm's own file; none for the composed script.
-    pub(crate) fn file(&self) -> Option<&'static str> {
-        match self.source {
-            Source::Algorithm(file) => Some(file),
-            Source::AcrossSlots(_) | Source::Composed(_) => None,
-        }
     }
 
     /// Its SHA-1 digest for EVALSHA, in hexadecimal; computed once.
@@ -93,16 +61,26 @@ impl Script {
 
 #[cfg(test)]
 mod tests {
+    use crate::algorithm::Algorithm;
+
     use super::*;
 
-    static SCRIPT: Script = Script::algorithm("token_bucket", include_str!("../lua/token_bucket.lua"));
+    #[test]
+    fn a_script_is_what_cat_makes_of_its_files() {
+        let (bucket, window) = (include_str!("../lua/token_bucket.lua"), include_str!("../lua/fixed_window.lua"));
+        let both = Script::of([Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::FixedWindow]);
+        assert_eq!(both.text(), [ARGUMENTS, bucket, window, KEYS, DECIDE].concat());
+        assert_eq!(both.name(), "token_bucket+fixed_window");
+        assert!(std::ptr::eq(both, Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow])));
+    }
 
     #[test]
     fn a_script_for_keys_of_several_slots_is_a_beginning_and_the_script_unchanged() {
-        let across = SCRIPT.across_slots();
-        assert_eq!(across.text(), [ACROSS_SLOTS, SCRIPT.text()].concat());
-        assert!(across.text().starts_with("#!lua flags=allow-cross-slot-keys\n") && !SCRIPT.text().contains("#!"));
-        assert_ne!(across.digest(), SCRIPT.digest());
-        assert_eq!((across.name(), across.file(), across.takes_windows()), ("token_bucket", None, false));
+        let script = Algorithm::TokenBucket.script();
+        let across = script.across_slots();
+        assert_eq!(across.text(), [ACROSS_SLOTS, script.text()].concat());
+        assert!(across.text().starts_with("#!lua flags=allow-cross-slot-keys\n") && !script.text().contains("#!"));
+        assert_ne!(across.digest(), script.digest());
+        assert_eq!(across.name(), "token_bucket");
     }
 }

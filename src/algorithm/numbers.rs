@@ -166,10 +166,8 @@ pub(crate) fn most_of_permits(_: &Exact) -> u64 {
     20_000
 }
 
-/// The index of a fixed window's start among its script's own arguments.
+/// The index of a fixed window's start among its numbers.
 pub(crate) const START: usize = 3;
-/// The index of the permits' holder among its script's own arguments.
-pub(crate) const HOLDER: usize = 2;
 
 pub(crate) fn bucket_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
     [numbers.capacity, exact.rate, exact.period, exact.tick, exact.max_debt].map(number).to_vec()
@@ -203,9 +201,8 @@ pub(crate) fn log_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
     [numbers.rate, numbers.period].map(number).to_vec()
 }
 
-/// The holder, last, is filled in by each call.
 pub(crate) fn permits_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
-    [numbers.rate, numbers.period, 0].map(number).to_vec()
+    [numbers.rate, numbers.period].map(number).to_vec()
 }
 
 /// All of a limit's numbers are at most 2^53.

@@ -1,17 +1,16 @@
-//! What a call answers: in its packed form a record of each group, and of that the reply to each ask.
+//! What a call answers: a record of each limit of each group, and of those the reply to each ask.
 
 use std::time::SystemTime;
 
 use super::{GroupId, Position};
-use crate::call::Reply;
+use crate::call::{LimitReply, Reply};
 use crate::error::{Error, Kind};
-use crate::script::Script;
 
 /// Noted in the error of an ask that shared a call with others, and got no decision from it. Nothing was taken, and it
 /// can be asked again by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AskApart {
-    /// The node can't read or write this key now, or its user may not: asked alone, it says why.
+    /// The node can't read or write one of its keys now, or its user may not: asked alone, it says why.
     Key,
     /// The node refused the whole call, whose keys are of several slots of a cluster.
     Call,
@@ -21,44 +20,49 @@ pub(crate) enum AskApart {
 
 /// A call's answer.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    Packed(Records),
-    InFull(Reply),
-}
-
-/// The answer of a call in its packed form: one record for each group.
-#[derive(Debug)]
 pub(crate) struct Records {
-    pub(super) records: Vec<PackedRecord>,
-    pub(super) script: &'static Script,
-    pub(super) limit: i64,
+    /// Of each limit of each group, in order.
+    pub(super) records: Vec<Record>,
+    pub(super) groups: Vec<Answered>,
+    /// How many limits the call has.
+    pub(super) limits: usize,
+    pub(super) script: &'static str,
+    pub(super) is_done_anyway: bool,
+    /// What inspect adds.
+    pub(super) state: Vec<i64>,
     pub(super) at: SystemTime,
     /// The error if too few replicas confirmed what was taken.
     pub(super) lacking: Option<Error>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PackedRecord {
-    /// How many of the asks are allowed; -1 if the key is blocked, -2 if its state can't be read, -3 if the script got
-    /// windows that don't contain the time `retry_after_us`, -4 if a command failed on the key.
-    allowed: i64,
-    remaining: i64,
-    /// The wait of the first ask that isn't allowed.
-    retry_after_us: i64,
-    reset_after_us: i64,
-    /// Whether the ask has a cost.
-    costs: bool,
+/// What was asked by a group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answered {
+    pub(super) asks: u32,
+    /// Whether an ask takes units if it is allowed.
+    pub(super) takes: bool,
 }
 
-impl Answer {
-    /// The reply to the ask at this position.
-    pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
-        match self {
-            Self::Packed(records) => records.reply(position),
-            Self::InFull(reply) => Ok(reply.clone()),
-        }
-    }
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Record {
+    /// How many of the asks are allowed; -1 if the key is blocked, and from -2 on why nothing was decided.
+    pub(super) allowed: i64,
+    pub(super) remaining: i64,
+    /// The wait of the first ask that this limit doesn't allow.
+    pub(super) retry_after_us: i64,
+    pub(super) reset_after_us: i64,
+    pub(super) granted: Option<i64>,
+    pub(super) overage: i64,
 }
+
+/// The script got windows that don't contain the time in place of the wait.
+pub(super) const STALE: i64 = -3;
+/// A command failed on the key.
+pub(super) const FAILED: i64 = -4;
+/// Nothing is remembered of the id.
+pub(super) const UNKNOWN_ID: i64 = -5;
+/// The id is of another operation.
+pub(super) const OTHER_ID: i64 = -6;
 
 impl Records {
     /// The reply to the only ask.
@@ -68,50 +72,76 @@ impl Records {
 
     /// The reply to the ask at this position.
     pub(crate) fn reply(&self, position: Position) -> Result<Reply, Error> {
-        let PackedRecord { allowed, remaining, retry_after_us, reset_after_us, costs } =
-            self.records[position.group.group as usize];
-        let reply = |allowed: bool, appended| {
-            let wait = if allowed { 0 } else { retry_after_us };
-            Reply { decision: [allowed.into(), self.limit, remaining, wait, reset_after_us], appended, at: self.at }
+        let group = position.group.group as usize;
+        let Answered { asks, takes } = self.groups[group];
+        let records = &self.records[group * self.limits..][..self.limits];
+        if let Some(refused) = records.iter().find(|record| record.allowed < -1) {
+            return Err(self.refusal(refused));
+        }
+        // Of a blocked key, none is allowed but what is done all the same.
+        let blocked = if self.is_done_anyway { asks.into() } else { 0 };
+        let fits = records.iter().map(|record| if record.allowed < 0 { blocked } else { record.allowed });
+        let fits = fits.min().unwrap_or(0);
+        let allowed = i64::from(position.before) < fits;
+        if let Some(lacking) = self.lacking.as_ref().filter(|_| allowed && takes) {
+            return Err(lacking.clone());
+        }
+        let of_limit = |record: &Record| LimitReply {
+            allowed: allowed || record.retry_after_us == 0,
+            remaining: if record.allowed < 0 { 0 } else { record.remaining },
+            // Of several asks, that of the first that isn't allowed.
+            retry_after_us: if allowed && fits < asks.into() { 0 } else { record.retry_after_us },
+            reset_after_us: record.reset_after_us,
+            blocked: record.allowed < 0,
+            granted: record.granted,
+            overage: record.overage,
         };
-        match allowed {
-            0.. => {
-                let allowed = i64::from(position.before) < allowed;
-                match &self.lacking {
-                    Some(lacking) if allowed && costs => Err(lacking.clone()),
-                    _ => Ok(reply(allowed, Vec::new())),
-                }
-            }
-            // Blocked, and no denials counted.
-            -1 => Ok(reply(false, vec![1, 0])),
-            -3 => Err(Error::stale(retry_after_us.unsigned_abs())),
-            -4 => {
+        let limits = records.iter().map(of_limit).collect();
+        let reply = Reply { limits, state: self.state.clone(), at: self.at };
+        if !allowed && reply.limits.iter().all(|limit| limit.allowed) {
+            return Err(Error::new(Kind::Garbled, "expected a limit that denies, got none"));
+        }
+        Ok(reply)
+    }
+
+    fn refusal(&self, record: &Record) -> Error {
+        match record.allowed {
+            STALE => Error::stale(record.retry_after_us.unsigned_abs()),
+            FAILED => {
                 let why = "the node could not use this key in a call with keys of other slots";
-                Err(Error::new(Kind::NotNow, why).redirected(AskApart::Key))
+                Error::new(Kind::NotNow, why).redirected(AskApart::Key)
             }
+            UNKNOWN_ID => Error::unknown_id("BADID tollgate: nothing that was taken is remembered of this id"),
+            OTHER_ID => {
+                let why = "BADARG tollgate: expected an id of its own for each operation, got one of another";
+                Error::new(Kind::Input, format!("a script refused its arguments: {why}"))
+            }
+            // -2.
             _ => {
                 let what = "expected the limit's state, which a reset would restore";
-                let name = self.script.name();
-                let why = format!("BADSTATE {name}: the key holds something else than this limit's state");
-                Err(Error::new(Kind::Unreadable, format!("{what}: {why}")))
+                let why = format!("BADSTATE {}: the key holds something else than this limit's state", self.script);
+                Error::new(Kind::Unreadable, format!("{what}: {why}"))
             }
         }
     }
 }
 
-impl PackedRecord {
-    /// Reads a key's record: remaining and reset or, if not all of its asks are allowed, -1 - remaining, reset, wait,
-    /// and how many are allowed. None if it is malformed.
-    pub(super) fn read(numbers: &mut impl Iterator<Item = i64>, least: i64, asks: u32, costs: bool) -> Option<Self> {
-        let (first, reset_after_us) = (numbers.next()?, numbers.next()?);
-        let record = match first {
-            0.. => Self { allowed: asks.into(), remaining: first, retry_after_us: 0, reset_after_us, costs },
-            _ => {
-                let (retry_after_us, allowed) = (numbers.next()?, numbers.next()?);
-                Self { allowed, remaining: -1 - first, retry_after_us, reset_after_us, costs }
-            }
-        };
-        (least..=i64::from(asks)).contains(&record.allowed).then_some(record)
+impl Record {
+    /// The bytes of a record, and of a long one.
+    pub(super) const WIDTHS: [usize; 2] = [24, 35];
+
+    pub(super) fn read(bytes: &[u8]) -> Self {
+        let number = |at: usize| bytes[at..at + 7].try_into().map_or(0, packed_number);
+        let allowed = i64::from(i32::from_le_bytes([0, bytes[21], bytes[22], bytes[23]]) >> 8);
+        let overage = bytes.get(31..35).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
+        Self {
+            allowed,
+            remaining: number(0),
+            reset_after_us: number(7),
+            retry_after_us: number(14),
+            granted: (bytes.len() > 24).then(|| number(24)),
+            overage: overage.into(),
+        }
     }
 }
 

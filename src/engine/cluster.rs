@@ -28,9 +28,10 @@ use super::redis::redirect::Redirect;
 #[cfg(feature = "tls")]
 use super::redis::tls::Tls;
 use super::redis::{Asking, Confirm, Redis};
-use crate::batch::{Ask, AskApart, Entry};
-use crate::call::{Call, Reply};
+use crate::batch::AskApart;
+use crate::call::{Ask, Reply};
 use crate::error::{Error, Kind};
+use crate::key::Key;
 use crate::random::jittered;
 use crate::runtime;
 use slots::slot_of;
@@ -161,27 +162,29 @@ impl Cluster {
     }
 
     /// Asks the node that has the keys' slot, alone or with others of that node.
-    pub(crate) async fn ask(&self, entry: Entry<'_>, until: Deadline) -> Result<Reply, Error> {
-        match entry {
-            Entry::Packed(ask) => {
-                let slot = slot_of(&ask.key);
-                self.ask_owner(&Entry::Packed(Ask { partition: slot, ..ask }), slot, until).await
-            }
-            Entry::InFull(call) => self.ask_owner(&entry, slot_of_all(call)?, until).await,
-        }
+    pub(crate) async fn ask(&self, ask: Ask<'_>, until: Deadline) -> Result<Reply, Error> {
+        let partition = slot_of_all(&ask.keys)?;
+        self.ask_owner(&Ask { partition, ..ask }, until).await
     }
 
     /// Decides all of these at the same time, each independently and by its own deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask<'_>, Deadline)>) -> Vec<Result<Reply, Error>> {
-        let asks = asks.into_iter().map(|(ask, until)| {
-            let slot = slot_of(&ask.key);
-            (Entry::Packed(Ask { partition: slot, ..ask }), slot, until)
+        let mut refused = Vec::new();
+        let asks = asks.into_iter().enumerate().map(|(at, (ask, until))| {
+            let partition = slot_of_all(&ask.keys).unwrap_or_else(|error| {
+                refused.push((at, Err(error)));
+                0
+            });
+            (Ask { partition, ..ask }, until)
         });
         let asks: Vec<_> = asks.collect();
         let mut of_nodes: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
         let mut of_nobody = Vec::new();
-        for (at, (_, slot, _)) in asks.iter().enumerate() {
-            let Some(node) = self.topology.owner(*slot) else {
+        for (at, (ask, _)) in asks.iter().enumerate() {
+            if refused.binary_search_by_key(&at, |(at, _)| *at).is_ok() {
+                continue;
+            }
+            let Some(node) = self.topology.owner(ask.partition) else {
                 of_nobody.push(at);
                 continue;
             };
@@ -194,9 +197,9 @@ impl Cluster {
         // A redirected call waits for no others.
         let at_node = async |(node, of_node): (Arc<Node>, Vec<usize>)| {
             let across_partitions = node.across_slots.are_allowed();
-            let asked = of_node.iter().filter_map(|at| {
-                let (Entry::Packed(ask), _, until) = &asks[*at] else { return None };
-                Some((Ask { across_partitions, ..ask.clone() }, *until))
+            let asked = of_node.iter().map(|at| {
+                let (ask, until) = &asks[*at];
+                (Ask { across_partitions, ..ask.clone() }, *until)
             });
             let mut many = node.redis.acquire_all(asked);
             let (tell, mut told) = mpsc::unbounded_channel();
@@ -214,8 +217,8 @@ impl Cluster {
                 answered
             };
             let follow = |(at, error): (usize, Error)| {
-                let ((ask, slot, until), node) = (&asks[at], Arc::clone(&node));
-                async move { (at, self.after(error, node, ask, *slot, *until).await) }
+                let ((ask, until), node) = (&asks[at], Arc::clone(&node));
+                async move { (at, self.after(error, node, ask, *until).await) }
             };
             let followed = stream::poll_fn(move |context| told.poll_recv(context)).map(follow).buffer_unordered(most);
             let (mut answered, followed) = join(answered, followed.collect::<Vec<_>>()).await;
@@ -223,11 +226,11 @@ impl Cluster {
             answered
         };
         let at_last = of_nobody.iter().map(async |at| {
-            let (ask, slot, until) = &asks[*at];
-            (*at, self.ask_owner(ask, *slot, *until).await)
+            let (ask, until) = &asks[*at];
+            (*at, self.ask_owner(ask, *until).await)
         });
         let (answered, at_last) = join(join_all(of_nodes.into_iter().map(at_node)), join_all(at_last)).await;
-        let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).collect();
+        let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).chain(refused).collect();
         all.sort_unstable_by_key(|(at, _)| *at);
         all.into_iter().map(|(_, answer)| answer).collect()
     }
@@ -250,10 +253,10 @@ impl Cluster {
     }
 
     /// Asks the node that has the slot.
-    async fn ask_owner(&self, entry: &Entry<'_>, slot: u16, until: Deadline) -> Result<Reply, Error> {
-        let node = self.owner(slot, until).await?;
-        match put_to(&node, entry, Routing::WithNode, until).await {
-            Err(error) => self.after(error, node, entry, slot, until).await,
+    async fn ask_owner(&self, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
+        let node = self.owner(ask.partition, until).await?;
+        match put_to(&node, ask, Routing::WithNode, until).await {
+            Err(error) => self.after(error, node, ask, until).await,
             answer => answer,
         }
     }
@@ -272,7 +275,7 @@ impl Cluster {
         &self,
         apart: AskApart,
         node: &Node,
-        entry: &Entry<'_>,
+        ask: &Ask<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
         if until.at <= Instant::now() {
@@ -281,10 +284,10 @@ impl Cluster {
         match apart {
             AskApart::Call => {
                 node.across_slots.refused();
-                put_to(node, entry, Routing::WithSlot, until).await
+                put_to(node, ask, Routing::WithSlot, until).await
             }
             AskApart::Key => {
-                let answer = put_to(node, entry, Routing::Alone, until).await;
+                let answer = put_to(node, ask, Routing::Alone, until).await;
                 // The node has the key after all. Rarely has that just changed; more likely calls without declared keys
                 // don't reach the node, as through some proxies.
                 if answer.is_ok() {
@@ -292,7 +295,7 @@ impl Cluster {
                 }
                 answer
             }
-            AskApart::Others => put_to(node, entry, Routing::Alone, until).await,
+            AskApart::Others => put_to(node, ask, Routing::Alone, until).await,
         }
     }
 
@@ -302,17 +305,16 @@ impl Cluster {
         &self,
         mut error: Error,
         mut node: Arc<Node>,
-        entry: &Entry<'_>,
-        slot: u16,
+        ask: &Ask<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
         while let Some(apart) = error.note().copied() {
-            match self.ask_apart(apart, &node, entry, until).await {
+            match self.ask_apart(apart, &node, ask, until).await {
                 Err(another) => error = another,
                 answer => return answer,
             }
         }
-        let (mut redirects, mut was_moving) = (0, false);
+        let (slot, mut redirects, mut was_moving) = (ask.partition, 0, false);
         loop {
             let (next, routing) = match Redirect::of(&error) {
                 Some(Redirect::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::WithSlot),
@@ -355,7 +357,7 @@ impl Cluster {
                 }
             }
             was_moving = moving;
-            match put_to(&next, entry, routing, until).await {
+            match put_to(&next, ask, routing, until).await {
                 Err(another) => (error, node) = (another, next),
                 answer => return answer,
             }
@@ -363,30 +365,27 @@ impl Cluster {
     }
 }
 
-async fn put_to(node: &Node, entry: &Entry<'_>, routing: Routing, until: Deadline) -> Result<Reply, Error> {
+async fn put_to(node: &Node, ask: &Ask<'_>, routing: Routing, until: Deadline) -> Result<Reply, Error> {
     let asking = match routing {
         Routing::WithNode | Routing::WithSlot => {
             let across_partitions = routing == Routing::WithNode && node.across_slots.are_allowed();
-            let entry = match entry {
-                Entry::Packed(ask) => Entry::Packed(Ask { across_partitions, ..ask.clone() }),
-                Entry::InFull(call) => Entry::InFull(call),
-            };
-            return poll_fn(|context| Poll::Ready(node.redis.begin(&entry, until, context.waker()))).await?.await;
+            let ask = Ask { across_partitions, ..ask.clone() };
+            return poll_fn(|context| Poll::Ready(node.redis.begin(&ask, until, context.waker()))).await?.await;
         }
         Routing::Alone => Asking::No,
         Routing::Asking => Asking::Yes,
     };
-    node.redis.ask_by_itself(asking, entry, until).await
+    node.redis.ask_by_itself(asking, ask, until).await
 }
 
-/// The slot that all keys of the call are in.
-fn slot_of_all(call: &Call<'_>) -> Result<u16, Error> {
-    let mut slots = call.keys().map(|key| (slot_of(key), key));
+/// The slot that all of these keys are in.
+fn slot_of_all(keys: &[Key]) -> Result<u16, Error> {
+    let mut slots = keys.iter().map(|key| (slot_of(key), key));
     let Some((slot, first)) = slots.next() else { return Ok(0) };
     match slots.find(|(other, _)| *other != slot) {
         None => Ok(slot),
         Some((other, key)) => {
-            let [first, key] = [first, key].map(String::from_utf8_lossy);
+            let [first, key] = [first, key].map(|key| String::from_utf8_lossy(key));
             let why =
                 format!("expected the keys of one decision in one slot, got {first} in {slot} and {key} in {other}");
             Err(Error::new(Kind::Input, format!("keys: {why}")))

@@ -17,8 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use mlua::{BString, BorrowedBytes, Function, Lua, MultiValue, Table, Value};
 
 use super::{Swept, Which};
-use crate::batch::{Ask, Batch, BatchedCall, Entry, PackedCall, Position, Records};
-use crate::call::{Call, Reply};
+use crate::batch::{Batch, Position, Records, ScriptCall};
+use crate::call::{Ask, Reply};
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
 use crate::script::Script;
@@ -85,28 +85,21 @@ impl Embedded {
         engine
     }
 
-    pub(crate) fn ask(&self, entry: &Entry<'_>) -> Result<Reply, Error> {
-        match entry {
-            Entry::Packed(ask) => self.records(ask.alone().call())?.only(),
-            Entry::InFull(call) => self.shared.lock().run(call),
-        }
+    pub(crate) fn ask(&self, ask: &Ask<'_>) -> Result<Reply, Error> {
+        self.records(ask.alone().call())?.only()
     }
 
     pub(crate) fn acquire_all<'r>(&self, asks: impl Iterator<Item = Ask<'r>>) -> Vec<Result<Reply, Error>> {
-        let mut entries = asks.map(Entry::Packed).peekable();
-        let mut replies = Vec::with_capacity(entries.size_hint().0);
-        while entries.peek().is_some() {
+        let mut asks = asks.map(|ask| (ask.hashes(), ask)).peekable();
+        let mut replies = Vec::with_capacity(asks.size_hint().0);
+        while asks.peek().is_some() {
             let mut batch = Batch::default();
             let mut groups = Vec::new();
-            while let Some(entry) = entries.next_if(|entry| batch.has_room(entry, entry.hash())) {
-                groups.push(Some(batch.add(&entry, entry.hash())));
+            while let Some((hashes, ask)) = asks.next_if(|(hashes, ask)| batch.has_room(ask, hashes)) {
+                groups.push(Some(batch.add(&ask, &hashes)));
             }
             let positions = batch.mark_sent(groups.into_iter());
-            let records = batch.calls().filter_map(|(_, call)| match call {
-                BatchedCall::Packed(call) => Some(self.records(call)),
-                BatchedCall::InFull(_) => None,
-            });
-            let records: Vec<_> = records.collect();
+            let records: Vec<_> = batch.calls().map(|(_, call)| self.records(call)).collect();
             let reply = |position: Position| {
                 let answer = records[position.group.call as usize].as_ref();
                 answer.map_err(Error::clone)?.reply(position)
@@ -116,9 +109,15 @@ impl Embedded {
         replies
     }
 
-    fn records(&self, call: PackedCall<'_>) -> Result<Records, Error> {
-        let mut interpreter = self.shared.lock();
-        call.read(&interpreter.run_packed(call)?, None)
+    fn records(&self, call: ScriptCall<'_>) -> Result<Records, Error> {
+        match self.shared.lock().run(call)? {
+            Value::String(records) => call.read(&records.as_bytes(), None),
+            Value::Table(table) => {
+                let integers = table.sequence_values::<f64>().map(|item| item.map(|number| number as i64));
+                call.read_state(&integers.collect::<mlua::Result<Vec<_>>>().unwrap_or_default())
+            }
+            other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
+        }
     }
 
     /// The time by a clock that was set.
@@ -210,31 +209,9 @@ impl Interpreter {
         Ok(Self { lua, redis, keyspace, compiled: HashMap::new(), clock })
     }
 
-    fn run(&mut self, call: &Call<'_>) -> Result<Reply, Error> {
-        match self.answer(call.script, call.keys(), |give| call.each_argument(give))? {
-            Value::Table(table) => {
-                let items = table.sequence_values::<f64>().map(|item| item.ok().map(|number| number as i64));
-                Reply::from_integers(items).ok_or_else(|| Error::new(Kind::Garbled, "the script's reply is too short"))
-            }
-            other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
-        }
-    }
-
-    fn run_packed(&mut self, call: PackedCall<'_>) -> Result<Vec<u8>, Error> {
-        match self.answer(call.script(), call.keys(), |give| call.each_argument(give))? {
-            Value::String(records) => Ok(records.as_bytes().to_vec()),
-            other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
-        }
-    }
-
-    fn answer<'a>(
-        &mut self,
-        script: &'static Script,
-        keys: impl Iterator<Item = &'a [u8]>,
-        each_argument: impl FnOnce(&mut dyn FnMut(&[u8])),
-    ) -> Result<Value, Error> {
+    fn run(&mut self, call: ScriptCall<'_>) -> Result<Value, Error> {
         self.keyspace.lock().set_time(self.clock.now_us());
-        match self.call(script, keys, each_argument) {
+        match self.call(call) {
             Ok(Value::Table(table)) => match table.raw_get::<String>("err") {
                 Ok(message) => Err(from_message(&message)),
                 Err(_) => Ok(Value::Table(table)),
@@ -244,19 +221,14 @@ impl Interpreter {
         }
     }
 
-    fn call<'a>(
-        &mut self,
-        script: &'static Script,
-        keys: impl Iterator<Item = &'a [u8]>,
-        each_argument: impl FnOnce(&mut dyn FnMut(&[u8])),
-    ) -> mlua::Result<Value> {
-        let function = self.function(script)?;
+    fn call(&mut self, call: ScriptCall<'_>) -> mlua::Result<Value> {
+        let function = self.function(call.script())?;
         let (names, arguments) = (self.lua.create_table()?, self.lua.create_table()?);
-        for key in keys {
+        for key in call.keys() {
             names.raw_push(self.lua.create_string(key)?)?;
         }
         let mut failed = Ok(());
-        each_argument(&mut |argument| {
+        call.each_argument(|argument| {
             if failed.is_ok() {
                 failed = self.lua.create_string(argument).and_then(|text| arguments.raw_push(text));
             }

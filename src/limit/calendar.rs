@@ -50,15 +50,13 @@ pub(crate) struct Windows {
     last: Arc<ArcSwap<Pair>>,
 }
 
-/// Two consecutive windows, in microseconds since the epoch, and as a script's arguments.
+/// Two consecutive windows, in microseconds since the epoch, and packed for the script.
 #[derive(Debug)]
 pub(crate) struct Pair {
     first: i64,
     second: i64,
     stop: i64,
-    /// The script's own arguments, as decimal text.
-    pub(crate) arguments: Vec<String>,
-    /// The same in the script's packed form.
+    /// The limit's numbers with these windows.
     pub(crate) packed: Arc<[u8]>,
 }
 
@@ -195,9 +193,8 @@ impl Pair {
     fn around(limit: u64, unit: Calendar, zone: &TimeZone, now: i64) -> Self {
         let [first, second, stop] = bounds(unit, zone, now.clamp(0, LAST_TIME)).unwrap_or([i64::MIN >> 10, -1, 0]);
         let numbers = windows_arguments(limit, [first, second, stop]);
-        let packed = Algorithm::CalendarWindow.row().packed(&numbers).unwrap_or_default();
-        let arguments = numbers.iter().map(i64::to_string).collect();
-        Self { first, second, stop, arguments, packed: packed.into() }
+        let packed = Algorithm::CalendarWindow.row().packed(&numbers);
+        Self { first, second, stop, packed: packed.into() }
     }
 
     /// Whether this instant is in the first window.

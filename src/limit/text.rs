@@ -306,7 +306,6 @@ impl fmt::Display for Limit {
             start,
             max,
             exact: _,
-            arguments: _,
             packed: _,
             shards: _,
             windows,

@@ -7,9 +7,9 @@ use futures_util::future::BoxFuture;
 use super::Limiter;
 use super::cached_denials::Recalled;
 use super::prepare::concerned;
-use crate::algorithm::ALL_OR_NOTHING;
-use crate::call::{Mode, Reply, granted};
-use crate::decision::{Decision, LimitDecision, LimitDecisions};
+use crate::call::{Ask, Mode, Reply};
+use crate::decision::{Decision, LimitDecision, LimitDecisions, count};
+use crate::engine::deadline::Deadline;
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
 use crate::request::{PlainRequest, Request};
@@ -74,14 +74,34 @@ impl Limiter {
         request: &Request<'_>,
         operation: Operation,
     ) -> Result<Decision, Error> {
-        let marker = self.marker(rule, targets, request, operation)?;
-        let inputs = self.limit_inputs(rule, targets, request, operation)?;
-        let script = match (inputs.as_slice(), &marker) {
-            ([input], None) => input.script,
-            _ => &ALL_OR_NOTHING,
-        };
-        let reply = self.run(rule, script, &inputs, marker.as_ref(), request, Mode::Call(operation)).await?;
+        let until = Deadline::after(request.deadline_or(self.deadline));
+        let ask = |server_us| self.ask_for(rule, targets, request, Mode::Call(operation), server_us);
+        let reply = self.ask(ask, until).await?;
         self.decision(rule, targets, request, operation, &reply)
+    }
+
+    /// What an acquire asks: of all limits, or of this shard of the only one.
+    pub(super) fn ask_to_acquire<'r>(
+        &self,
+        rule: &'r Rule,
+        shard: Option<u32>,
+        request: &Request<'_>,
+        server_us: Option<u64>,
+    ) -> Result<Ask<'r>, Error> {
+        let targets = self.targets_of_acquire(rule, shard);
+        self.ask_for(rule, &targets, request, Mode::Call(Operation::Acquire), server_us)
+    }
+
+    /// The decision in the reply to such an acquire.
+    pub(super) fn decision_of_acquire(
+        &self,
+        rule: &Rule,
+        shard: Option<u32>,
+        request: &PlainRequest<'_>,
+        reply: &Reply,
+    ) -> Result<Decision, Error> {
+        let targets = self.targets_of_acquire(rule, shard);
+        self.decision(rule, &targets, &Request::of_plain(*request), Operation::Acquire, reply)
     }
 
     /// The decision in a reply about these limits.
@@ -93,42 +113,21 @@ impl Limiter {
         operation: Operation,
         reply: &Reply,
     ) -> Result<Decision, Error> {
-        let (others, rest) = reply.appended.split_at_checked(5 * (targets.len() - 1)).ok_or_else(garbled)?;
-        let fives = std::iter::once(&reply.decision).chain(others.as_chunks::<5>().0);
-        // An odd count begins with `granted`; then come `blocked_us` and `overage` of each limit.
-        let (appended, notes) = rest.split_at(rest.len() % 2);
-        let notes = notes.as_chunks::<2>().0;
-        if !notes.is_empty() && notes.len() != targets.len() {
-            return Err(garbled());
-        }
-        let notes = notes.iter().copied().chain(std::iter::repeat([0, 0]));
         let counts_denials = rule.counts_denials();
-        let answered = targets.iter().zip(fives.zip(notes));
+        let answered = targets.iter().zip(&reply.limits);
         let limits = answered
-            .map(|(target, (five, notes))| LimitDecision::new(&target.scoped.quota, *five, notes, counts_denials))
+            .map(|(target, reply)| LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, counts_denials))
             .collect::<Option<LimitDecisions>>()
+            .filter(|limits| limits.len() == targets.len())
             .ok_or_else(garbled)?;
         let allowed = limits.iter().all(|limit| limit.allowed);
-        let mut granted = granted(request.units(rule), operation, allowed, appended.first()).ok_or_else(garbled)?;
+        let took = reply.limits.first().and_then(|limit| limit.granted);
+        let mut granted = granted(request.units(rule), operation, allowed, took).ok_or_else(garbled)?;
         if operation == Operation::Penalty {
             granted = targets.iter().map(|target| target.limit.most_counted()).fold(granted, u64::min);
         }
         let at = self.decided_at(request.plain(), reply);
         Decision::of(limits, granted, self.engine.by(), at).ok_or_else(garbled)
-    }
-
-    /// The decision in a reply to an ask.
-    pub(super) fn decision_of_ask(
-        &self,
-        rule: &Rule,
-        target: Target<'_>,
-        request: &PlainRequest<'_>,
-        reply: &Reply,
-    ) -> Result<Decision, Error> {
-        let notes = reply.appended.first_chunk().copied().unwrap_or_default();
-        let limit = LimitDecision::new(&target.scoped.quota, reply.decision, notes, false).ok_or_else(garbled)?;
-        let granted = if limit.allowed { request.units(rule) } else { 0 };
-        Ok(Decision::of_one(limit, granted, self.engine.by(), self.decided_at(request, reply)))
     }
 
     /// When this reply was made, by the clock that [`Self::now`] goes by.
@@ -139,6 +138,26 @@ impl Limiter {
     /// The time of a call that doesn't give one: by the clock given to the engine, or this machine's.
     pub(super) fn now(&self) -> SystemTime {
         self.engine.given_time().unwrap_or_else(wall_clock::now)
+    }
+}
+
+/// Units that a call took: what the reply says, otherwise the whole cost or nothing. None if no call can have taken that
+/// many.
+fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) -> Option<u64> {
+    match (operation, took) {
+        (
+            Operation::Refund
+            | Operation::Block
+            | Operation::Renew
+            | Operation::Release
+            | Operation::Reset
+            | Operation::Cancel
+            | Operation::Peek,
+            _,
+        ) => Some(0),
+        (_, Some(took)) => count(took),
+        (Operation::Acquire | Operation::Reserve | Operation::Penalty, None) if allowed => Some(cost),
+        _ => Some(0),
     }
 }
 

@@ -1,6 +1,6 @@
-//! A call for a decision, from the request to the answer. An acquire of one limit waits in a batch with others. Whatever
-//! few calls need is behind one boxed call: another operation, an id, several limits, an answer that must be asked for
-//! again or that the rule's policy gives.
+//! A call for a decision, from the request to the answer. An acquire without an id is asked for by this future itself.
+//! Whatever fewer calls need is behind one boxed call: another operation, an id, an answer that must be asked for again
+//! or that the rule's policy gives.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -11,7 +11,6 @@ use futures_util::future::BoxFuture;
 use super::Limiter;
 use super::cached_denials::Recalled;
 use super::counted::{counted, ended};
-use crate::batch::Entry;
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
 use crate::engine::Acquiring;
@@ -19,7 +18,7 @@ use crate::engine::deadline::Deadline;
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::request::{PlainRequest, Request};
-use crate::rule::{Rule, Target};
+use crate::rule::Rule;
 use crate::telemetry::Observed;
 
 /// A call in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled, and its deadline counts
@@ -52,8 +51,8 @@ pub struct Deciding<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
     request: PlainRequest<'a>,
-    /// The limit that decides, alone.
-    target: Target<'a>,
+    /// The shard that decides, if the limit is split.
+    shard: Option<u32>,
     operation: Operation,
     /// Whether its decision is counted, or a part of a call that is.
     is_counted: bool,
@@ -73,16 +72,15 @@ enum State<'a> {
 impl Limiter {
     /// Decides by Redis or, while it is unreachable, by the rule's policy.
     pub(crate) fn decide<'a>(&'a self, rule: &'a Rule, request: Request<'a>, operation: Operation) -> Deciding<'a> {
-        let target = if operation == Operation::Acquire { self.target_of_ask(rule, &request) } else { None };
-        let (target, state) = match target {
-            Some(target) => (target, State::New),
-            None => (rule.scoped_limits()[0].whole(), State::Elsewhere(self.decide_in_full(rule, request, operation))),
+        let (shard, state) = match operation {
+            Operation::Acquire if !request.has_id() => (self.shard_of_acquire(rule, &request), State::New),
+            _ => (None, State::Elsewhere(self.decide_in_full(rule, request, operation))),
         };
         Deciding {
             limiter: self,
             rule,
             request: *request.plain(),
-            target,
+            shard,
             operation,
             is_counted: operation.decides(),
             observed: None,
@@ -110,7 +108,7 @@ impl<'a> Deciding<'a> {
                     Err(error) => Err(error),
                 },
                 State::Asked(acquiring) => ready!(Pin::new(acquiring).poll(context))
-                    .and_then(|reply| self.limiter.decision_of_ask(self.rule, self.target, &self.request, &reply)),
+                    .and_then(|reply| self.limiter.decision_of_acquire(self.rule, self.shard, &self.request, &reply)),
                 State::AskedAgain(decided) => ready!(decided.as_mut().poll(context)),
                 State::Elsewhere(decided) => return decided.as_mut().poll(context),
                 State::Ended => return Poll::Pending,
@@ -127,30 +125,29 @@ impl<'a> Deciding<'a> {
 
     /// Asks the engine, unless it has just denied the same.
     fn begin(&mut self, waker: &Waker) -> Result<Option<Decision>, Error> {
-        let Self { limiter, rule, ref request, .. } = *self;
+        let Self { limiter, rule, shard, ref request, .. } = *self;
         match limiter.recall(rule, &Request::of_plain(*request), Operation::Acquire)? {
             Recalled::Denial(denial) => return Ok(Some(denial.jittered(request.wait_jitter()))),
             Recalled::Nothing(sighting) => self.sighting = sighting,
         }
-        self.state = match limiter.ask(rule, self.target, request)? {
-            Some(ask) => {
-                let until = Deadline::after(request.deadline_or(limiter.deadline));
-                State::Asked(limiter.engine.begin(&Entry::Packed(ask), until, waker)?)
-            }
-            None => State::Elsewhere(limiter.decide_in_full(rule, Request::of_plain(*request), Operation::Acquire)),
-        };
+        let ask = limiter.ask_to_acquire(rule, shard, &Request::of_plain(*request), None)?;
+        let until = Deadline::after(request.deadline_or(limiter.deadline));
+        self.state = State::Asked(limiter.engine.begin(&ask, until, waker)?);
         Ok(None)
     }
 
     /// What comes after this error: the same is asked again, or the rule's policy answers.
     fn after(&mut self, error: Error) -> State<'a> {
-        let (limiter, rule, request, target) = (self.limiter, self.rule, self.request, self.target);
+        let (limiter, rule, request, shard) = (self.limiter, self.rule, self.request, self.shard);
         match &self.state {
             State::Asked(acquiring) if Limiter::is_asked_again_after(&error) => {
                 let until = acquiring.until();
-                State::AskedAgain(Box::pin(
-                    async move { limiter.acquire_again(rule, target, &request, error, until).await },
-                ))
+                State::AskedAgain(Box::pin(async move {
+                    let again = Request::of_plain(request);
+                    let ask = |server_us| limiter.ask_to_acquire(rule, shard, &again, server_us);
+                    let reply = limiter.ask_again(ask, error, until).await?;
+                    limiter.decision_of_acquire(rule, shard, &request, &reply)
+                }))
             }
             _ => State::Elsewhere(Box::pin(async move {
                 let request = Request::of_plain(request);

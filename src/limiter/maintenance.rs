@@ -8,6 +8,7 @@ use super::Limiter;
 use crate::call::Mode;
 use crate::decision::{Decision, LimitDecision};
 use crate::denial_cache::DenialCache;
+use crate::engine::deadline::Deadline;
 use crate::engine::{Swept, Which};
 use crate::error::{Error, Kind};
 use crate::key;
@@ -123,24 +124,22 @@ impl Limiter {
         let request = request.into();
         let mut states = Vec::new();
         for target in self.targets(rule) {
-            let (scoped, input) = (target.scoped, self.limit_input(rule, target, &request, b"")?);
-            let reply =
-                self.run(rule, input.script, std::slice::from_ref(&input), None, &request, Mode::Inspect).await?;
-            let names = scoped.limit.algorithm().state_fields();
+            let until = Deadline::after(request.deadline_or(self.deadline));
+            let ask = |server_us| self.ask_for(rule, &[target], &request, Mode::Inspect, server_us);
+            let reply = self.ask(ask, until).await?;
+            let names = target.limit.algorithm().state_fields();
             let (by, at) = (self.engine.by(), self.decided_at(request.plain(), &reply));
-            let read = match reply.appended.as_slice() {
-                [ttl_ms, fields @ .., blocked_us, overage] if fields.len() + 2 == names.len() => {
-                    let notes = [*blocked_us, *overage];
-                    LimitDecision::new(&scoped.quota, reply.decision, notes, rule.counts_denials())
-                        .map(|limit| Decision::of_one(limit, 0, by, at))
-                        .map(|decision| (ttl_ms, &reply.appended[1..], decision))
-                }
-                _ => None,
+            let garbled = || Error::new(Kind::Garbled, "inspect: expected a reply with the state appended");
+            let ([ttl_ms, fields @ ..], [limit]) = (reply.state.as_slice(), reply.limits.as_slice()) else {
+                return Err(garbled());
             };
-            let (ttl_ms, fields, decision) =
-                read.ok_or_else(|| Error::new(Kind::Garbled, "inspect: expected a reply with the state appended"))?;
+            let (quota, capacity) = (&target.scoped.quota, target.limit.capacity());
+            let limit = LimitDecision::new(quota, capacity, limit, rule.counts_denials());
+            let limit = limit.filter(|_| fields.len() == names.len()).ok_or_else(garbled)?;
+            let (key, decision) =
+                (self.state_key(rule, target, request.plain())?, Decision::of_one(limit, 0, by, at));
             states.push(State {
-                key: String::from_utf8_lossy(&input.key).into_owned(),
+                key: String::from_utf8_lossy(&key).into_owned(),
                 decision,
                 exists: *ttl_ms != -2,
                 expires_after: u64::try_from(*ttl_ms).ok().map(Duration::from_millis),

@@ -1,14 +1,12 @@
 //! Many decisions at hand.
 
-use futures_util::future::{join, join_all};
-use futures_util::stream::{self, StreamExt};
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::cached_denials::Recalled;
 use super::decide::garbled;
 use super::{Limiter, counted};
-use crate::batch::Ask;
-use crate::call::Reply;
+use crate::call::{Ask, Reply};
 use crate::decision::{By, Decision};
 use crate::denial_cache::Sighting;
 use crate::engine::AcquiringAll;
@@ -23,15 +21,11 @@ const STEP: usize = 4096;
 /// How many of them this process decides at once, before others have their turn.
 const STEP_HERE: usize = 128;
 
-/// How many requests that can't be decided together are under way at once: each look at those costs as much as they
-/// are.
-const MOST_ALONE: usize = 512;
-
 /// How one of many requests is decided.
 enum Plan {
     Recalled(Box<Decision>),
-    Together(Option<Box<Sighting>>),
-    Alone,
+    /// By this shard, if the limit is split.
+    Asked(Option<u32>, Option<Box<Sighting>>),
     Refused(Error),
     /// Its deadline had passed before it was prepared.
     Late,
@@ -39,9 +33,8 @@ enum Plan {
 
 impl Limiter {
     /// Acquires for each of these requests independently, but sends them together: in as few script calls as possible,
-    /// at one round trip for each 1,024 keys, with two such batches in flight at a time. The decisions are in the
-    /// requests' order. Requests that can't be decided together, such as those with an id or by a rule of several
-    /// limits, are sent at the same time, each as a call of its own in a pipeline of some dozens.
+    /// at one round trip for each 1,024 keys, with two such batches in flight at a time. Those that cost Redis more, with
+    /// an id or by a rule of several limits, take one for each 170 to 512 keys. The decisions are in the requests' order.
     ///
     /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///
@@ -97,25 +90,14 @@ impl Limiter {
             });
             steps.push(self.engine.acquire_all(asks));
         }
-        let alone = requests.iter().zip(&ways).filter(|(_, way)| matches!(way, Plan::Alone));
-        let alone = alone.map(async |(request, _)| {
-            let until = self.until(request, began);
-            match until.check() {
-                Ok(()) => self.acquire(rule, request.deadline(until.left())).await,
-                Err(late) => self.or_instead(rule, request, Err(late)).await,
-            }
-        });
-        let alone: Vec<_> = alone.collect();
-        let begun = join_all(steps.iter_mut().map(AcquiringAll::begin));
-        let alone = stream::iter(alone).buffered(MOST_ALONE).collect::<Vec<_>>();
-        let mut alone = join(begun, alone).await.1.into_iter();
+        join_all(steps.iter_mut().map(AcquiringAll::begin)).await;
         let mut steps = steps.into_iter();
         let mut together = steps.next();
         let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());
         let (mut stale, mut apart) = (Vec::new(), Vec::new());
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
-                Plan::Together(sighting) => {
+                Plan::Asked(shard, sighting) => {
                     let reply = loop {
                         let Some(step) = &mut together else { break Err(garbled()) };
                         match step.next().await {
@@ -125,21 +107,17 @@ impl Limiter {
                     };
                     match reply {
                         Err(refused) if refused.stale_at().is_some() => {
-                            stale.push((decisions.len(), sighting));
+                            stale.push((decisions.len(), shard, sighting));
                             decisions.push(Err(refused));
                             continue;
                         }
                         Err(refused) if Self::is_asked_again_after(&refused) => {
-                            apart.push((decisions.len(), sighting, refused.clone()));
+                            apart.push((decisions.len(), shard, sighting, refused.clone()));
                             decisions.push(Err(refused));
                             continue;
                         }
-                        reply => reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting)),
+                        reply => reply.and_then(|reply| self.decided_together(rule, shard, request, &reply, sighting)),
                     }
-                }
-                Plan::Alone => {
-                    decisions.extend(alone.next());
-                    continue;
                 }
                 Plan::Recalled(denial) => {
                     // As a call by itself, which the caller may also make again and again.
@@ -157,14 +135,12 @@ impl Limiter {
             decisions.push(self.or_instead(rule, request, decided).await);
         }
         if !apart.is_empty() {
-            let again = apart.into_iter().map(async |(at, sighting, refused)| {
+            let again = apart.into_iter().map(async |(at, shard, sighting, refused)| {
                 let request = &requests[at];
-                let until = self.until(request, began);
-                let decided = match self.target_of_ask(rule, request) {
-                    Some(target) => self.acquire_again(rule, target, request.plain(), refused, until).await,
-                    None => Err(refused),
-                };
-                let decided = decided.inspect(|decision| self.remember(sighting, request.units(rule), decision));
+                let ask = |server_us| self.ask_to_acquire(rule, shard, request, server_us);
+                let decided = self.ask_again(ask, refused, self.until(request, began)).await;
+                let decided =
+                    decided.and_then(|reply| self.decided_together(rule, shard, request, &reply, sighting));
                 (at, self.or_instead(rule, request, decided).await)
             });
             for (at, decided) in Box::pin(join_all(again)).await {
@@ -203,34 +179,32 @@ impl Limiter {
         &self,
         rule: &Rule,
         requests: &[Request<'_>],
-        stale: Vec<(usize, Option<Box<Sighting>>)>,
+        stale: Vec<(usize, Option<u32>, Option<Box<Sighting>>)>,
         decisions: &mut [Result<Decision, Error>],
         began: Instant,
     ) {
-        let ask = |at: usize| {
+        let ask = |at: usize, shard| {
             let request = &requests[at];
             let until = self.until(request, began);
             until.check()?;
-            let (Some(target), Err(refused)) = (self.target_of_ask(rule, request), &decisions[at]) else {
-                return Err(garbled());
-            };
-            let ask = self.ask_again(rule, target, request.plain(), refused)?.ok_or_else(garbled)?;
-            Ok((ask, until))
+            let server_us = decisions[at].as_ref().err().and_then(Error::stale_at).ok_or_else(garbled)?;
+            self.server_clock.heard(server_us);
+            Ok((self.ask_to_acquire(rule, shard, request, Some(server_us))?, until))
         };
         let mut unsent = Vec::with_capacity(stale.len());
-        let mut again = self.engine.acquire_all(stale.iter().filter_map(|(at, _)| {
-            let ask = ask(*at);
+        let mut again = self.engine.acquire_all(stale.iter().filter_map(|(at, shard, _)| {
+            let ask = ask(*at, *shard);
             unsent.push(ask.as_ref().err().cloned());
             ask.ok()
         }));
         again.begin().await;
-        for ((at, sighting), unsent) in stale.into_iter().zip(unsent) {
+        for ((at, shard, sighting), unsent) in stale.into_iter().zip(unsent) {
             let request = &requests[at];
             let reply = match unsent {
                 Some(error) => Err(error),
                 None => again.next().await.unwrap_or_else(|| Err(garbled())),
             };
-            let decided = reply.and_then(|reply| self.decided_together(rule, request, &reply, sighting));
+            let decided = reply.and_then(|reply| self.decided_together(rule, shard, request, &reply, sighting));
             decisions[at] = self.or_instead(rule, request, decided).await;
         }
     }
@@ -238,22 +212,24 @@ impl Limiter {
     fn decided_together(
         &self,
         rule: &Rule,
+        shard: Option<u32>,
         request: &Request<'_>,
         reply: &Reply,
         sighting: Option<Box<Sighting>>,
     ) -> Result<Decision, Error> {
-        let decision = self.decision_of_ask(rule, rule.scoped_limits()[0].whole(), request.plain(), reply)?;
+        let targets = self.targets_of_acquire(rule, shard);
+        let decision = self.decision(rule, &targets, request, Operation::Acquire, reply)?;
         self.remember(sighting, request.units(rule), &decision);
         Ok(decision)
     }
 
-    /// How this request is decided, and its ask if it is decided together with others.
+    /// How this request is decided, and its ask if it is asked for.
     fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Plan, Option<Ask<'r>>), Error> {
-        let Some(target) = self.target_of_ask(rule, request) else { return Ok((Plan::Alone, None)) };
-        let Some(ask) = self.ask(rule, target, request.plain())? else { return Ok((Plan::Alone, None)) };
+        let shard = self.shard_of_acquire(rule, request);
+        let ask = self.ask_to_acquire(rule, shard, request, None)?;
         Ok(match self.recall(rule, request, Operation::Acquire)? {
             Recalled::Denial(denial) => (Plan::Recalled(denial), None),
-            Recalled::Nothing(sighting) => (Plan::Together(sighting), Some(ask)),
+            Recalled::Nothing(sighting) => (Plan::Asked(shard, sighting), Some(ask)),
         })
     }
 }

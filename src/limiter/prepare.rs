@@ -1,46 +1,111 @@
-//! A request as a script takes it: keys, arguments, and the holder of what it takes.
+//! A request as scripts take it: which limits it asks, their keys and numbers, and what is asked of them.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
-use crate::batch::Ask;
-use crate::call::{LimitInput, Marker};
+use crate::call::{Ask, Mode, Terms};
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::operation::Operation;
 use crate::request::{PlainRequest, Request};
 use crate::rule::{Rule, ScopedLimit, Target};
+use crate::script::Script;
+
+/// The limits that decide a call.
+pub(super) type Targets<'r> = SmallVec<[Target<'r>; 1]>;
 
 impl Limiter {
-    /// An acquire in the script's packed form, which is decided together with others, if the algorithm has one. For
-    /// requests without an id, by rules without [options](Rule::options).
-    pub(super) fn ask<'r>(
+    /// What to ask of these limits for this request, with calendar windows around the server's time if that is given.
+    pub(super) fn ask_for<'r>(
         &self,
         rule: &Rule,
-        target: Target<'r>,
-        request: &PlainRequest<'_>,
-    ) -> Result<Option<Ask<'r>>, Error> {
-        let now_us = request.now_us()?;
-        let Some(numbers) = target.limit.packed(now_us, self.server_clock.ahead_us()) else { return Ok(None) };
-        Ok(Some(Ask {
-            script: target.limit.algorithm().script(),
-            numbers,
-            key: self.state_key(rule, target, request)?,
-            cost: request.units(rule),
+        targets: &[Target<'r>],
+        request: &Request<'_>,
+        mode: Mode,
+        server_us: Option<u64>,
+    ) -> Result<Ask<'r>, Error> {
+        let (now_us, cost) = (request.now_us()?, request.units(rule));
+        let mut keys: SmallVec<[Key; 1]> = SmallVec::with_capacity(targets.len());
+        for target in targets {
+            keys.push(self.state_key(rule, *target, request.plain())?);
+        }
+        let mut terms = Terms { options: rule.options(), ..Terms::of(mode) };
+        if let Mode::Call(operation) = mode {
+            terms.within_us =
+                request.within_us().filter(|_| matches!(operation, Operation::Reserve | Operation::Peek));
+            if operation == Operation::Refund {
+                let now = || request.time().unwrap_or_else(|| self.now());
+                terms.taken = request.earlier().map(|earlier| earlier.taken(now()));
+            }
+            if let Some(marker) = self.marker(rule, targets, request, operation)? {
+                keys.push(marker);
+                terms.id_ttl_ms = Some(request.id_ttl_ms()?);
+            }
+        }
+        let holder = match mode {
+            Mode::Call(operation) => holder(targets, request, operation)?,
+            Mode::Inspect => targets.iter().any(|target| target.limit.algorithm().holds()).then(Box::default),
+        };
+        let algorithms = targets.iter().map(|target| target.limit.algorithm());
+        Ok(Ask {
+            script: Script::of(algorithms.clone()),
+            numbers: self.numbers(rule, targets, request, now_us, server_us)?,
+            keys,
+            holder,
+            costs: [cost].into_iter().collect(),
+            terms,
             now_us,
-            most_keys: target.limit.algorithm().row().most_keys(),
+            most_keys: algorithms.map(|algorithm| algorithm.row().most_keys()).min().unwrap_or(1),
             partition: 0,
             across_partitions: false,
-        }))
+        })
+    }
+
+    /// The packed numbers of these limits.
+    fn numbers<'r>(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'r>],
+        request: &Request<'_>,
+        now_us: Option<u64>,
+        server_us: Option<u64>,
+    ) -> Result<Cow<'r, Arc<[u8]>>, Error> {
+        let of = |target: &Target<'r>| {
+            Ok(match (target.limit.spread(), target.limit.windows(), server_us) {
+                (Some(period), ..) => {
+                    let name = self.name(rule, request.plain().counted(rule, target.scoped.by.as_deref())?)?;
+                    Cow::Owned(target.limit.packed_with_start(key::spread_offset(name.bytes(), period)))
+                }
+                (_, Some(windows), Some(server_us)) => {
+                    Cow::Owned(Arc::clone(&windows.around_server_time(server_us).packed))
+                }
+                _ => target.limit.packed(now_us, self.server_clock.ahead_us()),
+            })
+        };
+        match targets {
+            [target] => of(target),
+            targets => {
+                let mut all = Vec::with_capacity(40 * targets.len());
+                for target in targets {
+                    all.extend_from_slice(&of(target)?);
+                }
+                Ok(Cow::Owned(all.into()))
+            }
+        }
     }
 
     /// The marker that remembers this call, if it has an id. Permits alone remember it themselves.
-    pub(super) fn marker(
+    fn marker(
         &self,
         rule: &Rule,
         targets: &[Target<'_>],
         request: &Request<'_>,
         operation: Operation,
-    ) -> Result<Option<Marker>, Error> {
+    ) -> Result<Option<Key>, Error> {
         let remembers = !matches!(operation, Operation::Peek | Operation::Block | Operation::Renew);
         let Some(id) = request.id.filter(|_| remembers) else { return Ok(None) };
         if rule.limits().all(|limit| limit.algorithm().holds()) {
@@ -52,45 +117,7 @@ impl Limiter {
         }
         let key = self.name(rule, request.key())?;
         let tag = (self.tag(rule, request.plain(), key)?, targets.first().and_then(|target| target.shard));
-        let key = key::marker_key(&self.prefix, tag, key, &rule.marker(), id)?;
-        Ok(Some(Marker { key, ttl_ms: request.id_ttl_ms()? }))
-    }
-
-    /// What a call takes of the rule's limits for this request.
-    pub(super) fn limit_inputs<'r>(
-        &self,
-        rule: &Rule,
-        targets: &[Target<'r>],
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Vec<LimitInput<'r>>, Error> {
-        let holder = holder(targets, request, operation)?;
-        targets.iter().map(|target| self.limit_input(rule, *target, request, &holder)).collect()
-    }
-
-    /// What a call takes of one limit of a rule for this request.
-    pub(super) fn limit_input<'r>(
-        &self,
-        rule: &Rule,
-        target: Target<'r>,
-        request: &Request<'_>,
-        holder: &[u8],
-    ) -> Result<LimitInput<'r>, Error> {
-        let limit = target.limit;
-        Ok(LimitInput {
-            key: self.state_key(rule, target, request.plain())?,
-            script: limit.algorithm().script(),
-            arguments: limit.arguments(request.now_us()?, self.server_clock.ahead_us()),
-            windows: limit.windows(),
-            replaced: match (limit.spread(), limit.holder()) {
-                (Some((at, period)), _) => {
-                    let name = self.name(rule, request.plain().counted(rule, target.scoped.by.as_deref())?)?;
-                    Some((at, key::spread_offset(name.bytes(), period).to_string().into_bytes()))
-                }
-                (None, Some(at)) => Some((at, holder.to_vec())),
-                (None, None) => None,
-            },
-        })
+        key::marker_key(&self.prefix, tag, key, &rule.marker(), id).map(Some)
     }
 
     pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &PlainRequest<'_>) -> Result<Key, Error> {
@@ -127,7 +154,7 @@ pub(super) fn concerned<'r>(
     rule: &'r Rule,
     operation: Operation,
     request: &Request<'_>,
-) -> Result<Vec<Target<'r>>, Error> {
+) -> Result<Targets<'r>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match operation {
         // Lifts the blocks of all limits, since a denial may have blocked their keys too.
         Operation::Block if request.units(rule) == 0 => (|_| true, "a limit"),
@@ -135,21 +162,22 @@ pub(super) fn concerned<'r>(
         Operation::Renew | Operation::Release => (|scoped| scoped.limit.algorithm().holds(), "a concurrency limit"),
         _ => (|_| true, "a limit"),
     };
-    let targets: Vec<_> = rule.scoped_limits().iter().filter(|scoped| which(scoped)).map(ScopedLimit::whole).collect();
+    let targets: Targets<'_> =
+        rule.scoped_limits().iter().filter(|scoped| which(scoped)).map(ScopedLimit::whole).collect();
     if targets.is_empty() {
         return Err(Error::new(Kind::Input, format!("{}: expected {expected}, got {rule}", operation.name())));
     }
     Ok(targets)
 }
 
-/// The id that permits are held by; empty if the call neither takes nor gives back any.
-fn holder(targets: &[Target<'_>], request: &Request<'_>, operation: Operation) -> Result<Key, Error> {
-    let Some(permits) = targets.iter().find(|target| target.limit.holder().is_some()) else {
-        return Ok(Key::new());
+/// The id that permits are held by, if a limit has permits: empty if the call neither takes nor gives back any.
+fn holder(targets: &[Target<'_>], request: &Request<'_>, operation: Operation) -> Result<Option<Box<[u8]>>, Error> {
+    let Some(permits) = targets.iter().find(|target| target.limit.algorithm().holds()) else {
+        return Ok(None);
     };
     match request.id {
-        Some(id) => key::holder(id),
-        None if matches!(operation, Operation::Peek | Operation::Block | Operation::Reset) => Ok(Key::new()),
+        Some(id) => key::holder(id).map(|holder| Some(holder.as_slice().into())),
+        None if matches!(operation, Operation::Peek | Operation::Block | Operation::Reset) => Ok(Some(Box::default())),
         None => {
             let expected = match operation {
                 Operation::Refund => "the id that holds the permits",

@@ -7,7 +7,7 @@
 use futures_util::future::join_all;
 
 use super::Limiter;
-use super::prepare::concerned;
+use super::prepare::{Targets, concerned};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key;
@@ -36,16 +36,16 @@ impl Limiter {
         })
     }
 
-    /// The one limit, or the one shard of it, that decides this acquire. None if there are several, or if the acquire has
-    /// an id or its rule [options](Rule::options), which an [ask](Self::ask) can't express.
-    pub(super) fn target_of_ask<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Option<Target<'r>> {
-        let [scoped] = rule.scoped_limits() else { return None };
-        if request.has_id() || !rule.options().is_empty() {
-            return None;
-        }
-        match self.sharded(rule) {
-            Some(sharded) => shard_for(rule, sharded, request, Operation::Acquire).map(|number| sharded.shard(number)),
-            None => Some(scoped.whole()),
+    /// The shard that decides this acquire, if it is decided by one: drawn at random unless the request has an id.
+    pub(super) fn shard_of_acquire(&self, rule: &Rule, request: &Request<'_>) -> Option<u32> {
+        self.sharded(rule).and_then(|scoped| shard_for(rule, scoped, request, Operation::Acquire))
+    }
+
+    /// The limits that decide an acquire, or this shard of the only one.
+    pub(super) fn targets_of_acquire<'r>(&self, rule: &'r Rule, shard: Option<u32>) -> Targets<'r> {
+        match shard {
+            Some(number) => rule.scoped_limits().iter().map(|scoped| scoped.shard(number)).collect(),
+            None => rule.scoped_limits().iter().map(ScopedLimit::whole).collect(),
         }
     }
 

@@ -144,8 +144,8 @@ impl RuleFields {
             ..Rule::of(Vec::new())
         };
         match &self.name {
-            Some(name) => rule.spelled().named(name),
-            None => Ok(rule.spelled()),
+            Some(name) => rule.named(name),
+            None => Ok(rule),
         }
     }
 

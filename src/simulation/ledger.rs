@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::batch::packed_number;
 use crate::engine::embedded::raw::Answer;
 
 #[derive(Default)]
@@ -31,24 +30,19 @@ impl Ledger {
     /// Records a call and its answer; `changed` says whether it changed its keys.
     pub(super) fn enter(&mut self, keys: &[Vec<u8>], arguments: &[Vec<u8>], answer: &Answer, changed: bool) {
         match answer {
-            Answer::Bytes(records) => {
-                let mut numbers = records.as_chunks::<7>().0.iter().map(|number| packed_number(*number));
-                for (at, key) in keys.iter().enumerate() {
-                    let allowed = allowed(&mut numbers, packed_calls(arguments, at));
-                    if allowed > 0 {
-                        self.take(key, allowed, allowed * packed_cost(arguments, at));
+            Answer::Bytes(records) if changed => {
+                let shape = Shape::read(&arguments[0]);
+                let each = if shape.is_long { 35 } else { 24 };
+                let records: Vec<_> = records.chunks_exact(each).collect();
+                for (call, first) in keys.chunks_exact(shape.width).zip(records.chunks_exact(shape.limits)) {
+                    let at = (call.as_ptr() as usize - keys.as_ptr() as usize) / size_of::<Vec<u8>>() / shape.width;
+                    let allowed = first.iter().map(|record| allowed(record)).min().unwrap_or(0);
+                    if allowed > 0 && shape.takes {
+                        let units = allowed * packed_cost(&shape, arguments, at);
+                        let units = if shape.is_long { number(&first[0][24..31]) } else { units };
+                        self.take(&call[0], allowed, units);
                     }
                 }
-            }
-            Answer::Array(items) if changed && items.first() == Some(&Answer::Integer(1)) => {
-                let [.., cost, mode, _] = arguments else { return };
-                let [cost, mode] = [cost, mode].map(|text| String::from_utf8_lossy(text).into_owned());
-                let units = match (mode.split('+').next(), items.get(5)) {
-                    (Some("acquire"), _) => cost.parse().unwrap_or(0),
-                    (Some("at-most"), Some(Answer::Integer(granted))) => *granted as u64,
-                    _ => return,
-                };
-                self.take(&keys[0], 1, units);
             }
             _ => {}
         }
@@ -77,29 +71,43 @@ pub(super) fn request_key(key: &[u8]) -> String {
     tag.map_or_else(String::new, |(tag, _)| tag.to_owned())
 }
 
-/// How many calls on a key were allowed: all of them if the first number is `remaining`, otherwise the fourth number
-/// says.
-fn allowed(numbers: &mut impl Iterator<Item = i64>, calls: u64) -> u64 {
-    match (numbers.next(), numbers.next()) {
-        (Some(0..), Some(_)) => calls,
-        _ => numbers.nth(1).and_then(|allowed| allowed.try_into().ok()).unwrap_or(0),
-    }
+/// What the shape of a call says.
+struct Shape {
+    limits: usize,
+    /// Keys of each call.
+    width: usize,
+    cost: u64,
+    /// Whether it is an acquire, a reservation, or takes what there is.
+    takes: bool,
+    is_long: bool,
 }
 
-fn packed_calls(arguments: &[Vec<u8>], at: usize) -> u64 {
-    match arguments {
-        [_, _, several] => {
-            several[10 * at + 7..10 * at + 10].iter().rev().fold(0, |calls, byte| calls << 8 | u64::from(*byte))
+impl Shape {
+    fn read(shape: &[u8]) -> Self {
+        let (mut at, mut limits) = (0, 0);
+        while shape[at] < 128 {
+            // The width of each algorithm's packed numbers.
+            at += [32, 36, 29, 18, 13, 10][usize::from(shape[at]) - 1];
+            limits += 1;
         }
-        _ => 1,
+        let (operation, options) = (shape[at], shape[at + 1]);
+        let width = limits + usize::from(options & 32 != 0);
+        let cost = number(&shape[at + 2..at + 9]);
+        Self { limits, width, cost, takes: operation <= 130, is_long: options & 128 != 0 }
     }
 }
 
-fn packed_cost(arguments: &[Vec<u8>], at: usize) -> u64 {
-    let seven = |bytes: &[u8]| bytes.iter().rev().fold(0, |cost, byte| cost << 8 | u64::from(*byte));
-    match arguments {
-        [_, _, several] => seven(&several[10 * at..10 * at + 7]),
-        [numbers, ..] => seven(&numbers[numbers.len() - 7..]),
-        [] => 0,
-    }
+/// How many of the calls a limit's record says are allowed.
+fn allowed(record: &[u8]) -> u64 {
+    let allowed = i32::from_le_bytes([0, record[21], record[22], record[23]]) >> 8;
+    u64::try_from(allowed).unwrap_or(0)
+}
+
+fn packed_cost(shape: &Shape, arguments: &[Vec<u8>], at: usize) -> u64 {
+    let width = 3 + 7 * shape.limits;
+    arguments.get(2).map_or(shape.cost, |each| number(&each[width * at + 3..][..7]))
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

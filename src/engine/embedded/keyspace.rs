@@ -76,15 +76,16 @@ impl Keyspace {
             (b"STRLEN", [key]) => self.bytes(key).map(|bytes| count(bytes.map_or(0, <[u8]>::len))),
             (b"EXISTS", [key]) => Ok(Outcome::Integer(self.live(key).is_some().into())),
             (b"GETRANGE", [key, from, to]) => self.get_range(key, from, to),
+            (b"SET", [key, value, b"KEEPTTL"]) => Ok(self.replace(key, value)),
             (b"SET", [key, value, expiry, at]) => self.set(key, value, expiry, at),
             (b"SETRANGE", [key, offset, value]) => self.set_range(key, offset, value),
             (b"PEXPIRE", [key, ms]) => integer(ms).map(|ms| self.expire(key, self.now_ms().saturating_add_signed(ms))),
             (b"PEXPIREAT", [key, at]) => integer(at).map(|at| self.expire(key, at.try_into().unwrap_or(0))),
             (b"PTTL", [key]) => Ok(Outcome::Integer(self.time_to_live(key))),
-            (b"DEL", [key]) => {
-                let there = self.live(key).is_some();
-                self.values.remove(*key);
-                Ok(Outcome::Integer(there.into()))
+            (b"DEL", keys) if !keys.is_empty() => {
+                let there = keys.iter().filter(|key| self.live(key).is_some()).count();
+                keys.iter().for_each(|key| _ = self.values.remove(*key));
+                Ok(count(there))
             }
             (b"ZADD", [key, pairs @ ..]) if pairs.len() > 1 => self.z_add(key, pairs),
             (b"ZREM", [key, members @ ..]) if !members.is_empty() => self.z_rem(key, members),
@@ -197,6 +198,12 @@ impl Keyspace {
             }
         }
         Ok(Outcome::Done)
+    }
+
+    /// Sets a key's value, and keeps its expiry.
+    fn replace(&mut self, key: &[u8], value: &[u8]) -> Outcome {
+        *self.live_or(key, Value::Bytes(Vec::new())) = Value::Bytes(value.to_vec());
+        Outcome::Done
     }
 
     fn set_range(&mut self, key: &[u8], offset: &[u8], value: &[u8]) -> Result<Outcome, String> {

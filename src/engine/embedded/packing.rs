@@ -17,13 +17,18 @@ pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     lua.globals().set("struct", library)
 }
 
-fn pack(lua: &Lua, (format, values): (LuaString, Variadic<f64>)) -> mlua::Result<LuaString> {
+/// Values beyond the format's items are ignored, as in Redis.
+fn pack(lua: &Lua, (format, values): (LuaString, Variadic<Value>)) -> mlua::Result<LuaString> {
     let mut bytes = Vec::with_capacity(64);
     let mut values = values.into_iter();
     for item in items(&format.as_bytes()) {
         let Item { size, .. } = item?;
-        let value = values.next().ok_or_else(|| mlua::Error::runtime("struct.pack: too few values"))?;
-        bytes.extend_from_slice(&(value as i64).to_le_bytes()[..size]);
+        let value = match values.next() {
+            Some(Value::Integer(value)) => value,
+            Some(Value::Number(value)) => value as i64,
+            _ => return Err(mlua::Error::runtime("struct.pack: too few numbers")),
+        };
+        bytes.extend_from_slice(&value.to_le_bytes()[..size]);
     }
     lua.create_string(bytes)
 }

@@ -184,7 +184,7 @@ fn keys_of(words: &mlua::MultiValue) -> Vec<Vec<u8>> {
         Value::String(text) => Some(text.as_bytes().to_vec()),
         _ => None,
     };
-    let several = words.front().and_then(bytes).is_some_and(|name| name == b"MGET");
+    let several = words.front().and_then(bytes).is_some_and(|name| name == b"MGET" || name == b"DEL");
     words.iter().skip(1).take(if several { usize::MAX } else { 1 }).filter_map(bytes).collect()
 }
 

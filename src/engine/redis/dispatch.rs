@@ -12,8 +12,7 @@ use super::exchange::{CallOptions, Outcome, Retries};
 use super::per_runtime::PerRuntime;
 use super::pipeline::Asking;
 use super::queue::{Entered, InFlight, Stage, ToBegin, Waiting};
-use crate::batch::{Ask, BatchedCall, Entry, InFull};
-use crate::call::Reply;
+use crate::call::{Ask, Reply};
 use crate::engine::Acquiring;
 use crate::engine::deadline::Deadline;
 use crate::error::Error;
@@ -50,16 +49,16 @@ impl Redis {
     /// Begins to ask for this, alone or with others, for the task that owns this waker.
     pub(in crate::engine) fn begin<'a>(
         &'a self,
-        entry: &Entry<'a>,
+        ask: &Ask<'a>,
         until: Deadline,
         waker: &Waker,
     ) -> Result<Acquiring<'a>, Error> {
         self.with_per_runtime(|per_runtime| {
             let admission = per_runtime.breaker.enter()?;
-            Ok(match per_runtime.queue.enter(entry, until, waker) {
+            Ok(match per_runtime.queue.enter(ask, until, waker) {
                 Entered::Alone(generation) => {
                     let dispatch = Dispatch::new(self, per_runtime, generation, false);
-                    Acquiring::Otherwise(Box::pin(self.ask_alone(admission, dispatch, entry.clone(), until)), until)
+                    Acquiring::Otherwise(Box::pin(self.ask_alone(admission, dispatch, ask.clone(), until)), until)
                 }
                 Entered::Queued(waiting, to_begin) => {
                     self.start(per_runtime, &to_begin);
@@ -73,42 +72,34 @@ impl Redis {
         &self,
         _admission: Admission,
         dispatch: Dispatch,
-        entry: Entry<'_>,
+        ask: Ask<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
-        self.by_itself(&dispatch.per_runtime, Asking::No, &entry, until).await
+        self.by_itself(&dispatch.per_runtime, Asking::No, &ask, until).await
     }
 
     /// Asks for this in a call of its own.
     pub(in crate::engine) async fn ask_by_itself(
         &self,
         asking: Asking,
-        entry: &Entry<'_>,
+        ask: &Ask<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
         let per_runtime = self.per_runtime()?;
         let _admission = per_runtime.breaker.enter()?;
-        self.by_itself(&per_runtime, asking, entry, until).await
+        self.by_itself(&per_runtime, asking, ask, until).await
     }
 
     async fn by_itself(
         &self,
         per_runtime: &Arc<PerRuntime>,
         asking: Asking,
-        entry: &Entry<'_>,
+        ask: &Ask<'_>,
         until: Deadline,
     ) -> Result<Reply, Error> {
-        let (reply, keys) = match entry {
-            Entry::Packed(ask) => {
-                let alone = ask.alone();
-                (self.ask_one(per_runtime, &alone.call(), asking, ask.cost > 0, until).await?.only(), 1)
-            }
-            Entry::InFull(call) => {
-                let call = InFull::of(call);
-                (Ok(self.ask_one(per_runtime, &call, asking, call.takes, until).await?), call.key_count())
-            }
-        };
-        telemetry::sent_together(|| keys);
+        let alone = ask.alone();
+        let reply = self.ask_one(per_runtime, alone.call(), asking, until).await?.only();
+        telemetry::sent_together(|| ask.keys.len());
         reply
     }
 
@@ -143,8 +134,8 @@ impl Redis {
                 // All have given up.
                 return;
             }
-            telemetry::sent_together(|| calls.iter().map(BatchedCall::key_count).sum());
-            let confirm_by = calls.iter().any(BatchedCall::takes).then_some(in_flight.last);
+            telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
+            let confirm_by = calls.iter().any(|call| call.takes()).then_some(in_flight.last);
             let options = CallOptions { asking: Asking::No, confirm_by };
             let outcomes = self.exchange(per_runtime, &connection, &calls, options, &retries).await;
             let (mut unsent, mut refused) = (false, false);

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::redirect::Redirect;
-use crate::batch::{InFull, PackedCall};
+use crate::batch::ScriptCall;
 use crate::error::{Error, Kind};
 use crate::script::Script;
 
@@ -44,11 +44,7 @@ pub(super) struct Called {
 }
 
 impl Called {
-    pub(super) fn of_full(call: &InFull) -> Self {
-        Self { script: call.script, writes_several: call.key_count() > 1 }
-    }
-
-    pub(super) fn of_packed(call: PackedCall<'_>) -> Self {
+    pub(super) fn of(call: ScriptCall<'_>) -> Self {
         Self { script: call.script(), writes_several: call.key_count() > 1 }
     }
 }
@@ -214,9 +210,8 @@ mod tests {
     use redis::parse_redis_value;
 
     use super::*;
+    use crate::algorithm::Algorithm;
     use crate::error::Charged;
-
-    static SCRIPT: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
 
     /// A server's message, as redis-rs passes it on.
     fn said(text: &str) -> RedisError {
@@ -226,7 +221,7 @@ mod tests {
     /// The messages are those of Redis 7.0.15 and 8.2.3, of Valkey 8.1.8 and 9.1.2, and of Redict 7.3.6.
     #[test]
     fn what_a_user_may_not_do_and_what_a_server_lacks_is_named_on_every_version() {
-        let script = &SCRIPT;
+        let script = Algorithm::TokenBucket.script();
         let line = 1 + script.text().lines().position(|line| line.contains("call('SET', ")).unwrap();
         let old = "ERR The user executing the script can't run this command or subcommand";
         let new = "ERR ACL failure in script: User limiter has no permissions to run the 'set' command";
@@ -294,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_stops_a_script_that_writes_several_keys_may_have_charged_some() {
-        let script = &SCRIPT;
+        let script = Algorithm::TokenBucket.script();
         let charged =
             |text: &str, writes_several| from_call(&said(text), Some(Called { script, writes_several })).charged();
         let within =

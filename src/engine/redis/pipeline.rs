@@ -7,7 +7,7 @@ use redis::{Cmd, RedisError, Value};
 use super::connection::Connection;
 use super::errors::from_answer;
 use super::texts::Eval;
-use crate::batch::{InFull, PackedCall};
+use crate::batch::ScriptCall;
 use crate::error::Error;
 use crate::script::Script;
 
@@ -116,25 +116,16 @@ pub(super) async fn send(
     }
 }
 
-pub(super) fn full_command(call: &InFull, eval: Eval) -> Cmd {
-    let (keys, words) = (call.key_count(), call.words());
-    let bytes = call.len() + 16 * words.len();
-    let mut command = eval_command(call.script, eval, call.reads_only, keys, words.len() - keys, bytes);
-    for word in words {
-        command.arg(word);
-    }
-    command
-}
-
-pub(super) fn packed_command(call: PackedCall<'_>, eval: Eval) -> Cmd {
+pub(super) fn command(call: ScriptCall<'_>, eval: Eval) -> Cmd {
     let keys = call.key_count();
-    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys + 64;
+    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys + 96;
+    let reads_only = call.mode().reads_only();
     let mut command = if call.is_across_slots() {
-        let mut command = eval_command(call.script(), eval, false, 0, keys + 5, bytes);
+        let mut command = eval_command(call.script(), eval, reads_only, 0, keys + 5, bytes);
         command.arg(keys);
         command
     } else {
-        eval_command(call.script(), eval, false, keys, 4, bytes)
+        eval_command(call.script(), eval, reads_only, keys, 4, bytes)
     };
     for key in call.keys() {
         command.arg(key);

@@ -18,8 +18,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::batch::{Ask, Batch, Entry};
-use crate::call::Reply;
+use crate::batch::{Batch, Hashes};
+use crate::call::{Ask, Reply};
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
@@ -70,10 +70,10 @@ struct Filling {
 /// Lanes take turns, so that nobody waits for more of another kind than one batch.
 #[derive(Clone, Copy, Debug)]
 enum Lane {
-    /// Acquires of one limit, of single callers.
-    Packed,
-    /// Calls in full, which take Redis longer.
-    InFull,
+    /// Plain acquires of one limit, of single callers.
+    Plain,
+    /// Other calls of theirs, which take Redis longer.
+    Other,
     /// Acquires of callers with many.
     Many,
 }
@@ -116,18 +116,15 @@ impl Queue {
     }
 
     /// Enters with this: alone, or queued to be woken when there is an answer.
-    pub(super) fn enter(self: &Arc<Self>, entry: &Entry<'_>, until: Deadline, waker: &Waker) -> Entered {
-        let (hash, waker) = (entry.hash(), waker.clone());
-        let lane = match entry {
-            Entry::Packed(_) => Lane::Packed,
-            Entry::InFull(_) => Lane::InFull,
-        };
+    pub(super) fn enter(self: &Arc<Self>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
+        let (hashes, waker) = (ask.hashes(), waker.clone());
+        let lane = if ask.is_plain() { Lane::Plain } else { Lane::Other };
         let mut state = self.state();
         if let Action::SendOwn(generation) = state.machine.on(Event::Entered) {
             return Entered::Alone(generation);
         }
         let waiter = Waiter { waker: Some(waker), until: until.at, group: None };
-        let (shared, index) = state.add(self, entry, hash, waiter, lane);
+        let (shared, index) = state.add(self, ask, &hashes, waiter, lane);
         let begin = ToBegin { watch: self.claim_watch(&mut state, until.at), dispatch: state.dispatch(Event::Queued) };
         drop(state);
         Entered::Queued(Waiting::new(shared, index, until, true), begin)
@@ -140,9 +137,9 @@ impl Queue {
     ) -> (Vec<Waiting>, ToBegin) {
         let mut waiting = Vec::with_capacity(asks.size_hint().1.unwrap_or_default());
         for (ask, until) in asks {
-            let (hash, waiter) = (ask.hash(), Waiter { waker: None, until: until.at, group: None });
+            let (hashes, waiter) = (ask.hashes(), Waiter { waker: None, until: until.at, group: None });
             // Releases the lock in between, so that others get their turn.
-            let (shared, index) = self.state().add(self, &Entry::Packed(ask), hash, waiter, Lane::Many);
+            let (shared, index) = self.state().add(self, &ask, &hashes, waiter, Lane::Many);
             waiting.push(Waiting::new(shared, index, until, false));
         }
         let mut state = self.state();
@@ -260,13 +257,13 @@ impl State {
     fn add(
         &mut self,
         queue: &Arc<Queue>,
-        entry: &Entry<'_>,
-        hash: u64,
+        ask: &Ask<'_>,
+        hashes: &Hashes,
         waiter: Waiter,
         lane: Lane,
     ) -> (Arc<BatchState>, usize) {
         let lane = &mut self.lanes[lane as usize];
-        let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(entry, hash);
+        let is_full = |last: &Filling| last.waiters.len() >= MOST_WAITERS || !last.batch.has_room(ask, hashes);
         if lane.back().is_none_or(is_full) {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
             self.begun += 1;
@@ -274,7 +271,7 @@ impl State {
         }
         let last = lane.len() - 1;
         let Filling { batch, waiters, waiting, shared } = &mut lane[last];
-        let group = batch.add(entry, hash);
+        let group = batch.add(ask, hashes);
         *waiting += 1;
         waiters.push(Waiter { group: Some(group), ..waiter });
         (Arc::clone(shared), waiters.len() - 1)
@@ -426,9 +423,9 @@ mod tests {
 
     use super::super::Redis;
     use super::*;
-    use crate::script::Script;
-
-    static SCRIPT: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
+    use crate::algorithm::Algorithm;
+    use crate::call::{Mode, Terms};
+    use crate::operation::Operation;
 
     /// The batch ends between two checks for an answer, without any of its callers having been sent.
     #[tokio::test(start_paused = true)]
@@ -436,21 +433,23 @@ mod tests {
         let redis = Redis::open("redis://127.0.0.1:1/").unwrap();
         let per_runtime = redis.per_runtime().unwrap();
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let (script, waker) = (&SCRIPT, futures_util::task::noop_waker());
+        let (script, waker) = (Algorithm::TokenBucket.script(), futures_util::task::noop_waker());
         let ask = |key: &str| {
-            let key = key.as_bytes().into();
+            let keys = [key.as_bytes().into()].into_iter().collect();
             Ask {
                 script,
                 numbers: std::borrow::Cow::Borrowed(&numbers),
-                key,
-                cost: 1,
+                keys,
+                holder: None,
+                costs: [1].into_iter().collect(),
+                terms: Terms::of(Mode::Call(Operation::Acquire)),
                 now_us: None,
                 most_keys: 80,
                 partition: 0,
                 across_partitions: false,
             }
         };
-        let alone = per_runtime.queue.enter(&Entry::Packed(ask("a")), Deadline::after(Duration::from_secs(9)), &waker);
+        let alone = per_runtime.queue.enter(&ask("a"), Deadline::after(Duration::from_secs(9)), &waker);
         assert!(matches!(alone, Entered::Alone(0)));
         let asks = [(ask("b"), Deadline::after(Duration::from_millis(5)))];
         let (mut waiting, begin) = per_runtime.queue.enter_all(asks.into_iter());

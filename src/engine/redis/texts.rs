@@ -46,21 +46,20 @@ impl Texts {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    static ONE: Script = Script::algorithm("token_bucket", include_str!("../../../lua/token_bucket.lua"));
-    static OTHER: Script = Script::algorithm("fixed_window", include_str!("../../../lua/fixed_window.lua"));
+    use crate::algorithm::Algorithm;
 
     #[test]
     fn one_of_those_that_miss_a_script_sends_its_text() {
+        let (one, other) = (Algorithm::TokenBucket.script(), Algorithm::FixedWindow.script());
         let texts = Texts::default();
         let before = texts.count();
-        assert!(texts.again(&ONE, before) == Eval::ByText);
-        assert!((0..9).all(|_| texts.again(&ONE, before) == Eval::ByDigest));
-        assert!(texts.again(&OTHER, before) == Eval::ByText);
-        assert!(texts.again(&ONE, before) == Eval::ByDigest);
+        assert!(texts.again(one, before) == Eval::ByText);
+        assert!((0..9).all(|_| texts.again(one, before) == Eval::ByDigest));
+        assert!(texts.again(other, before) == Eval::ByText);
+        assert!(texts.again(one, before) == Eval::ByDigest);
         // Lost once more.
         let after = texts.count();
-        assert!(texts.again(&ONE, after) == Eval::ByText);
-        assert!(texts.again(&ONE, after) == Eval::ByDigest);
+        assert!(texts.again(one, after) == Eval::ByText);
+        assert!(texts.again(one, after) == Eval::ByDigest);
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Queue;
 use super::machine::IN_FLIGHT;
-use crate::batch::{Answer, Batch, GroupId, Position};
+use crate::batch::{Batch, GroupId, Position, Records};
 use crate::call::Reply;
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
@@ -47,7 +47,7 @@ pub(super) struct Sent {
 
 #[derive(Debug, Default)]
 struct SentCall {
-    answer: OnceLock<Result<Answer, Error>>,
+    answer: OnceLock<Result<Records, Error>>,
     stage: Lock<Stage>,
 }
 
@@ -129,7 +129,7 @@ impl InFlight<'_> {
         }
     }
 
-    pub(in crate::engine::redis) fn answer(&self, call: usize, answer: Result<Answer, Error>) {
+    pub(in crate::engine::redis) fn answer(&self, call: usize, answer: Result<Records, Error>) {
         if let Some(sent) = self.shared.latest() {
             let _ = sent.calls[call].answer.set(answer);
         }

@@ -1,0 +1,413 @@
+-- Decides: calls of one shape, each on one or several limits: all are charged, or none. The script of a set of
+-- algorithms is the text of arguments.lua, the algorithms' files by their numbers, keys.lua, and this file.
+--
+-- KEYS
+--   of each call: the state of each of its limits, no two alike; then, if it has an id, the id's marker
+--   at most 7999, as many as Lua unpacks. Text form: one call
+--
+-- ARGV, packed (integers by struct, little-endian)
+--   [1] shape   of each limit its algorithm's number B and its numbers, as the algorithm's file lists them; then
+--               operation B, options B, cost I7, and the values of the options that have one, in their order
+--   [2] now_us  us  0 .. 2^52 in decimal, or -1 for the server's time, which it is without it
+--   [3] calls   of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit,
+--               its cost. Needed if these differ, or a key occurs twice: its later calls see what earlier ones took
+--   [4] ...     with concurrency: each call's holder
+--   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
+--               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
+--   options     the sum of 1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is
+--               remembered), 64 taken (I7 us ago, I7 us: the reset that was answered), 128 long records
+--
+-- ARGV, text form (the first argument begins with no byte below 32)
+--   one limit, in a script of one algorithm: its own arguments, cost, mode, now_us
+--   several, or an id: for each limit its name and own arguments; then id_ttl (ms, 0 without an id), cost (or with
+--   commas one for each limit), mode, now_us. A mode is an operation and options: reserve+overage+within=20000
+--
+-- Reply, packed: a record for each limit of each call, 24 bytes, or 35 if long
+--   i7 remaining       units that can be taken right now, after this; of a blocked key, us until the block ends
+--   i7 reset_after_us  until the key is as if never used
+--   i7 retry_after_us  0: this limit doesn't deny; -1: never. Of a reservation that is allowed, the wait
+--   i3 allowed         how many of the calls all limits allow; -1: the key is blocked; from -2 on nothing was taken,
+--                      and a call that is alone gets an error: -2 BADSTATE or WRONGTYPE, a key or the marker holds
+--                      something else; -3 STALE, retry_after_us is now; -5 BADID; -6 BADARG, another operation's id
+--   I7 granted         units taken, as at-most and ids ask for
+--   I4 overage         denials counted
+-- Reply, text form: for each limit allowed (0 | 1), limit, remaining, retry_after_us, reset_after_us; then
+--   at-most, and with an id all but peek, block and renew: granted, for each limit
+--   inspect: ttl_ms (PTTL), and the state as the algorithm's file lists it
+--   if a key is blocked, with +overage, and of inspect: blocked_us and overage, for each limit
+--
+-- Formula
+--   A limit has room for a cost if used + cost <= its most units (reserve: + max_debt). All limits of a call have room,
+--   or none is charged; each that has none answers how long until used <= most - cost.
+--   at-most: takes of each limit what the scarcest has, of its cost at most; if that is 0, denied as an acquire of 1
+--   refund: gives back the newest units. +taken, settle, cancel: at most what is still owed of those that a call took,
+--           since units pass in the order in which they were taken
+--   settle: makes `cost` the final cost of the call with this id, once; cancel gives back all, and forgets the id
+--   +within: denies a reserve that would wait longer; of cost 0, retry_after_us is then until no units are owed
+--   +block: blocks the keys of the limits that deny, unless one could never allow the cost, or they are blocked already
+--   An allowed call with an id leaves a marker with its answer: the same id gets it again, and is charged once.
+--
+-- Source
+--   Two-phase commit, within one script: first what all limits say, then the writes.
+--
+-- Commands
+--   TIME, GET, MGET; what takes or gives: SET, SETRANGE; what leaves a key as if never used, reset, release and cancel:
+--   DEL; inspect: PTTL. What a log or permits need, their files list.
+--
+-- Expiry
+--   SET sets it to twice the longest reset, or to this reset if that is longer, plus up to a second; SETRANGE keeps it
+--   while it covers this reset. With now_us at least an hour. The marker's is id_ttl.
+--
+-- A deny writes
+--   nothing, except in three cases: a state's time lay too far ahead and is brought back to now; +overage counts it;
+--   +block blocks the key. Only the keys of limits that deny are written.
+
+local weigh, alter, note, own_wait, recall, remember
+if not usual then
+  -- How long until at most so many units are in use, under the call's numbers.
+  function own_wait(state, units)
+    local limit = rewritten(state)
+    return limit.algorithm.wait(units, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
+  end
+
+  -- How many of the calls all limits allow, and whether one of them never could.
+  function weigh(calls)
+    local fits, most, never = calls, nil, false
+    for n = 1, operation == 'at-most' and count or 0 do
+      local limit = found[n]
+      local room = math.max(limit.most - limit.used, 0)
+      if room < limit.cost then most = math.max(math.min(most or room, room), 1) end
+    end
+    for n = 1, count do
+      local limit, own = found[n], calls
+      if most then limit.cost = math.min(limit.cost, most) end
+      local algorithm, cost, notes, room = limit.algorithm, limit.cost, limit.notes, limit.most - limit.used
+      if operation == 'reserve' then room = room + (limit.debt or 0) end
+      if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
+      if option.within and operation == 'reserve' and cost > 0 and own > 0 and cost <= limit.most + (limit.debt or 0)
+        and own_wait(limit, limit.most - cost) > option.within then
+        own = 0
+      end
+      if notes and notes.blocked > now then own = 0 end
+      if forced then own = calls end
+      never = never or cost > limit.most + (operation == 'reserve' and limit.debt or 0)
+      limit.fits = own
+      if own < fits then fits = own end
+    end
+    return fits, never
+  end
+
+  -- Gives units back. Of a call that is known by its id or by when it was, what is still owed of it: what came after it
+  -- is known, and what others gave back is counted as if it had come before it, unless all of it is still to wait.
+  local function give_back(limit, units, mark)
+    local algorithm, notes, newer = complete(limit.algorithm), limit.notes, 0
+    if mark then
+      if not notes or notes.born ~= mark.born then return 0 end
+      local after = notes.net - mark.net
+      local others = limit.used - after > limit.most and 0 or math.min(notes.given - mark.given, mark.before)
+      newer, units = math.max(after + others, 0), math.min(units, mark.units)
+    elseif option.taken_ago then
+      local since, most = math.max(now - option.taken_ago, 0), nil
+      if limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
+      newer, most = algorithm.after(since, now - option.taken_ago + option.taken_reset, limit.x, limit.y, limit.at,
+        limit.a, limit.b, limit.c)
+      units = math.min(units, most)
+    end
+    local given
+    limit.x, limit.y, limit.at, given = algorithm.give(units, newer, limit.x, limit.y, limit.at, limit.a,
+      limit.b, limit.c)
+    if notes then notes.net, notes.given = notes.net - given, notes.given + given end
+    if mark then mark.net, mark.given, mark.units = mark.net - given, mark.given + given, mark.units - given end
+    return given
+  end
+
+  -- What the operation does to a limit's key. Returns the limit, the units to take, and whether the key changes.
+  function alter(n, units)
+    local limit = found[n]
+    local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
+    local changed = limit.ahead and (limit.used > 0 or limit.notes or algorithm.holds)
+    if not writes then return limit, 0, false end
+    if operation == 'refund' then units = -cost end
+    if operation == 'settle' then units = cost - mark.took end
+    if operation == 'cancel' then units = -mark.took end
+    if code > 137 or operation == 'block' then units = 0 end
+    if algorithm.holds and forced then
+      units = algorithm.hold(limit.x, operation, cost)
+      changed = limit.x.give > 0 or changed
+    elseif units > 0 then
+      local state = limit
+      limit = rewritten(limit)
+      if forced then units = math.min(units, complete(algorithm).most(limit.x, limit.y, limit.a, limit.b, limit.c)) end
+      if limit ~= state or limit.changed then
+        notes_of(limit).altered, limit.notes.last = now, now
+      end
+      if not algorithm.holds then count_units(limit, units) end
+    elseif units < 0 then
+      local before = limit.x
+      changed = give_back(limit, -units, mark) > 0 or limit.x ~= before or changed
+      units = 0
+    end
+    if operation == 'block' then
+      notes_of(limit).blocked, changed = cost > 0 and now + math.min(cost, 2^51) or 0, true
+    end
+    return limit, units, changed
+  end
+
+  -- What a denial leaves behind, and how a block changes the answer. Returns it, and whether the key is to be written.
+  function note(limit, denied, never, reset, retry)
+    local notes, changed = limit.notes, false
+    if not denied and reset > 0 and not (notes and notes.blocked > now) then return reset, retry, false, 0 end
+    -- Nothing is owed any more to whoever took units before.
+    if notes and reset == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end
+    if denied and writes and option.overage then
+      notes, changed = notes_of(limit), true
+      if notes.denials == 0 then notes.denied = now end
+      notes.denials = math.min(notes.denials + 1, 2^32 - 1)
+    end
+    if denied and option.block and not never and code <= 130 and not (notes and notes.blocked > now) then
+      notes, changed = notes_of(limit), true
+      notes.blocked = now + math.min(option.block, 2^51)
+    end
+    local blocked_us = notes and math.max(notes.blocked - now, 0) or 0
+    if denied and retry >= 0 then retry = math.max(retry, blocked_us) end
+    return math.max(reset, blocked_us), retry, changed, blocked_us
+  end
+end
+
+-- What the marker of an id holds: the operation, whether it was settled, and the caller's time plus 1, or 0 if the call
+-- gave none; then for each limit the answer, what was taken, and what a later refund has to know: of how many units it
+-- is, the key's counts after they were taken, and how many units were in use before them.
+local MARK_WIDTH = 66
+if id_ttl then
+  local keep = string.format('%d', live and id_ttl or math.max(id_ttl, 3600000))
+
+  -- Renews the permits that a remembered call took. If they have gone since, it is decided anew.
+  local function renewed(first)
+    local held = {}
+    for n = 1, code <= 130 and count or 0 do
+      if limits[n].algorithm.holds and marks[n].took > 0 then
+        held[n] = look(limits[n], nil, keys[first + n - 1])
+        if not held[n] or held[n].x.kept == 0 then
+          marks = nil
+          return false
+        end
+      end
+    end
+    for n, limit in pairs(held) do
+      save(limit, keys[first + n - 1], limit.algorithm.take(limit.x.kept, limit.x, nil, limit.at, limit.a))
+    end
+    return true
+  end
+
+  -- Reads the marker of a call. Returns whether that answers the call.
+  function recall(first)
+    local key, held = keys[first + count], states[first + count] or nil
+    marks, answers[first + count] = nil, ''
+    if operation == 'peek' or operation == 'block' or code > 137 then return false end
+    if not (held or known) or repeated and repeated[first + count] then held = redis.pcall('GET', key) end
+    if type(held) == 'table' then return refuse(first, -2, held.err) end
+    local ends = operation == 'settle' or operation == 'cancel'
+    local did, settled, time = 0, 0, 0
+    if held and #held == 9 + MARK_WIDTH * count then did, settled, time = unpacked('<BBI7', held) end
+    if held and (did < 128 or did > 134 or settled > 1) then
+      return refuse(first, -2, 'BADSTATE tollgate: the id\'s marker holds something else')
+    end
+    -- By the caller's own time, which Redis's expiry doesn't know.
+    if held and not live and time > 0 and now - (time - 1) >= id_ttl * 1000 then held = false end
+    if ends and (not held or did == 133) then
+      return refuse(first, -5, 'BADID tollgate: nothing that was taken is remembered of this id')
+    elseif not held then
+      return false
+    elseif not ends and did ~= code then
+      return refuse(first, -6, 'BADARG tollgate: expected an id of its own for each operation, got one of another')
+    end
+    marks = { did = did, settled = settled, time = time }
+    for n = 1, count do
+      local at = 10 + MARK_WIDTH * (n - 1)
+      local took, units, net, given, born, before = unpacked('<I7I7i7I7I7I7', held, at + 24)
+      marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
+      local record = sub(held, at, at + 23)
+      answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
+    end
+    if ends and (operation == 'cancel' or settled == 0) then return false end
+    if not renewed(first) then return false end
+    -- WAIT waits for what its own connection has written, on some servers for nothing else: the same again.
+    redis.pcall('SETRANGE', key, '0', sub(held, 1, 1))
+    return true
+  end
+
+  -- Remembers what an allowed call took, or forgets the id.
+  function remember(first)
+    local key = keys[first + count]
+    if operation == 'cancel' or operation == 'release' then return call('DEL', key) end
+    if operation == 'peek' or operation == 'block' or operation == 'renew' then return end
+    local did, settled = code, 0
+    if operation == 'settle' then did, settled = marks.did, 1 end
+    local memory = pack('<BBI7', did, settled, live and 0 or now + 1)
+    for n = 1, count do
+      local limit, mark = found[n], marks and marks[n]
+      local notes, cost = limit.notes or { net = 0, given = 0, born = 0 }, limit.cost
+      local took = operation == 'refund' and 0 or cost
+      local units, net, given, born, before = took, notes.net, notes.given, notes.born, limit.used
+      if limit.algorithm.counted then before = limit.algorithm.counted(limit.x, limit.y) end
+      if mark then
+        -- What a settlement took belongs to the end of what the call had taken.
+        local more = took - mark.took
+        if more <= 0 then units = mark.units else units = mark.units + more end
+        if more <= 0 then net, given, born, before = mark.net, mark.given, mark.born, mark.before end
+        if more > 0 and mark.born == born then net, given, before = mark.net + more, mark.given, mark.before end
+        if more > 0 and mark.born ~= born then units = more end
+        units = math.min(units, took)
+      end
+      memory = memory .. sub(answers[first + n - 1], 1, 24)
+        .. pack('<I7I7i7I7I7I7', took, units, net, given, born, before)
+    end
+    call('SET', key, memory, 'PX', keep)
+  end
+end
+
+for n = 1, reads and writes and operation ~= 'block' and operation ~= 'reset' and count or 0 do
+  local needs = limits[n].algorithm.holds and #keys / width - 1 or -1
+  for call = 0, needs do
+    if (ARGV[holders + call] or '') == '' then return redis.error_reply('BADARG concurrency: expected a holder') end
+  end
+end
+if operation == 'reset' then
+  call('DEL', unpack(keys))
+  for index = 1, #keys do
+    local limit = limits[(index - 1) % width + 1]
+    answers[index] = limit and pack('<i7i7i7i3', limit.most, 0, 0, 1) .. (wide and pack('<I7I4', 0, 0) or '') or ''
+  end
+end
+
+-- Call by call, in three steps.
+for first = 1, #keys, width do
+  -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow.
+  local calls, listed_at, readable, never = 1, (first - 1) / width * each_width + 1, true, false
+  if each then calls = unpacked('<I3', each, listed_at) end
+  ordinal = (first - 1) / width
+  local fits, done = calls, answers[first] or (recall and recall(first))
+  for n = 1, done and 0 or count do
+    local limit, held, why = limits[n], states[first + n - 1], nil
+    if each then limit.cost = unpacked('<I7', each, listed_at + 7 * n - 4) else limit.cost = common end
+    if repeated and repeated[first + n - 1] then
+      -- An earlier call may have taken of it.
+      held = usual and call('GET', keys[first + n - 1]) or nil
+      states[first + n - 1] = held
+    end
+    if usual then
+      limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time =
+        limit.algorithm.level(held, now, limit.longest, limit.a, limit.b, limit.c)
+      if limit.used then
+        if noted then
+          local size = limit.algorithm.numbers_at - 1 + #limit.numbers
+          limit.notes = #held > size and noted_in(limit, sub(held, size + 1), nil, 0)
+        end
+        local own, cost, room = calls, limit.cost, limit.most - limit.used
+        if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
+        limit.fits = own
+        if own < fits then fits = own end
+      end
+    else
+      found[n], why = look(limit, held, keys[first + n - 1])
+      limit = found[n]
+    end
+    if not (limit and limit.used) then
+      local name = limits[n].algorithm.name
+      readable, fault = false, why or 'BADSTATE ' .. name .. ': the key holds something else than this limit\'s state'
+    end
+  end
+  if not (done or usual or not readable) then fits, never = weigh(calls) end
+  for n = 1, readable and operation == 'renew' and count or 0 do
+    if found[n].algorithm.holds and found[n].x.kept == 0 then
+      done = refuse(first, -5, 'BADID concurrency: no permit is held by this id')
+    end
+  end
+  if not readable then refuse(first, find(fault, '^STALE') and -3 or -2, fault) end
+  -- What that takes of each, and the answer.
+  for n = 1, (done or not readable) and 0 or count do
+    local limit, index = found[n], first + n - 1
+    local units, changed, retry, blocked_us = fits * limit.cost, false, 0, 0
+    local denied = fits < calls and limit.fits <= fits
+    if usual then
+      changed = limit.time and limit.time - now > limit.longest
+      if units > 0 and (id_ttl or limit.notes) then count_units(limit, units) end
+    else
+      limit, units, changed = alter(n, units)
+    end
+    found[n] = limit
+    local algorithm, most, cost, a, b, c = limit.algorithm, limit.most, limit.cost, limit.a, limit.b, limit.c
+    local x, y, at, used, reset = algorithm.take(units, limit.x, limit.y, limit.at, a, b, c)
+    if operation == 'reserve' and units > 0 then
+      retry = algorithm.wait(most - cost, limit.x, limit.y, limit.at, a, b, c)
+    end
+    if denied then
+      local room = most - cost + (operation == 'reserve' and limit.debt or 0)
+      if cost > 0 then retry = room < 0 and -1 or algorithm.wait(room, x, y, at, a, b, c) end
+      if option.within and cost > 0 and retry == 0 then
+        local own = own_wait(limit, most - cost)
+        retry = own > option.within and own or 0
+      end
+    end
+    local remaining, writes_note = used < most and most - used or 0, false
+    if not usual then
+      reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
+      if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then
+        retry = algorithm.wait(most, x, y, at, a, b, c)
+        if complete(algorithm).spare then remaining = math.min(algorithm.spare(used - most, a), most) end
+      end
+    end
+    local armed = limit.armed * 1000000
+    if usual and units > 0 and not limit.notes and armed >= now + reset and armed <= now + limit.kept + 1000000 then
+      call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
+    elseif units > 0 or changed or writes_note then
+      if usual then limit.held = states[index] end
+      save(limit, keys[index], x, y, at, used, reset)
+    end
+    local answer
+    if blocked_us > 0 then
+      answer = pack('<i7i7i7i3', blocked_us, reset, retry, -1)
+    else
+      answer = pack('<i7i7i7i3', remaining, reset, retry, fits)
+    end
+    if wide then
+      answer = answer .. pack('<I7I4', fits * cost, limit.notes and limit.notes.denials or 0)
+    end
+    answers[index] = answer
+  end
+  if id_ttl and not done and readable and fits == calls then remember(first) end
+end
+
+if packed and not (fault and #keys == width) then return table.concat(answers) end
+if fault then return redis.error_reply(fault) end
+
+-- The text form's reply: five integers for each limit, then what the operation or an option adds.
+local reply, granted, noted = {}, {}, {}
+local ignores_id = operation == 'peek' or operation == 'block' or operation == 'renew'
+local grants, blocked = operation == 'at-most' or id_ttl and not ignores_id, false
+for n = 1, count do
+  local remaining, reset, retry, allowed, took, denials = unpacked('<i7i7i7i3I7I4', answers[n])
+  local blocked_us = allowed == -1 and remaining or 0
+  if allowed == -1 then remaining = 0 end
+  if allowed < 1 and (retry == 0 or forced) then allowed = 1 end
+  for field, number in ipairs({ math.max(allowed, 0), limits[n].most, remaining, retry, reset }) do
+    reply[5 * n - 5 + field] = number
+  end
+  granted[n], blocked = took, blocked or blocked_us > 0
+  noted[2 * n - 1], noted[2 * n] = blocked_us, denials
+end
+for n = 1, grants and count or 0 do reply[#reply + 1] = granted[n] end
+if operation == 'inspect' then
+  reply[#reply + 1] = call('PTTL', keys[1])
+  local limit, algorithm = found[1], limits[1].algorithm
+  local held = limit.held
+  local own = algorithm.inspect and algorithm.inspect(held, limit)
+  if not own then held = held or pack(algorithm.front, limit.at, limit.x, limit.y) .. '\0\0\0\0\0' .. limit.numbers end
+  local front = own or { unpacked(algorithm.front, held) }
+  local stored = own and {} or { unpacked(algorithm.stored, held, algorithm.numbers_at) }
+  if own then front[#front + 1] = 0 end
+  for field = 1, #front - 1 do reply[#reply + 1] = front[field] end
+  for field = 2, #stored - 1 do reply[#reply + 1] = stored[field] end
+end
+for n = 1, (blocked or option.overage or operation == 'inspect') and #noted or 0 do reply[#reply + 1] = noted[n] end
+return reply

@@ -1,0 +1,293 @@
+-- Keys: reads the shape, and reads and writes what the keys of its limits hold. It follows the algorithms' files;
+-- decide.lua comes next, and describes KEYS, ARGV, the reply, and what is written when.
+--
+-- A state
+--   what the algorithm writes, its time first; the second at which the key expires, I5, 0 if that isn't known; the
+--   algorithm's number and the numbers under which it was written; and, of few keys, what is noted beside (NOTED)
+--
+-- Other numbers than the state's
+--   What is used stays used, also above a smaller capacity. Of both versions' numbers those apply that let units pass
+--   faster (equal ones: the state's), until a call that takes units writes the state under its own. So nothing is
+--   forgiven, and a denial needn't write. +as-is: what remained remains; +reset: nothing is used.
+--
+-- Another clock
+--   A state's time that lies ahead of now counts as now, if by no more than the longest reset; waits include the gap.
+--   Further ahead, the state is brought back to now with its usage kept.
+
+local text_fault = to_shape and to_shape()
+if text_fault then return redis.error_reply(text_fault) end
+
+-- A limit of the shape: its algorithm; the most units, the rest of its numbers, and all as a state has them; its
+-- longest reset, how long a state is kept, and its debt. Then what a call asks of it, and what it finds at its key:
+-- the units in use, the state as the algorithm's functions pass it on, as of when, its expiry, its own time, and how
+-- many calls fit.
+local limits, count, place, layout, reads = {}, 0, 1, byte(shape), false
+while layout and layout < 128 do
+  local algorithm = ALGORITHMS[layout]
+  if not algorithm or #shape < place + algorithm.size then
+    return redis.error_reply('BADARG tollgate: expected a shape of this script\'s algorithms')
+  end
+  local _, most, a, b, c, debt = unpacked(algorithm.format, shape, place)
+  local numbers, longest, kept = sub(shape, place, place + algorithm.width - 1), nil, nil
+  if not algorithm.lends then debt = 0 end
+  if algorithm.window then a, b, c, numbers = algorithm.window(most, a, b, c) end
+  if not numbers then return redis.error_reply(string.format(algorithm.stale, now)) end
+  longest, kept = algorithm.spans(most, debt, a, b, c)
+  if not longest then return redis.error_reply('BADARG ' .. algorithm.name .. ': expected numbers in range') end
+  count, reads = count + 1, algorithm.holds and algorithm or reads or algorithm.read and algorithm
+  -- Sixteen fields, as many as a table has room for before it doubles.
+  limits[count] = { algorithm = algorithm, most = most, a = a, b = b, c = c or 0, numbers = numbers, longest = longest,
+    kept = kept, cost = 0, used = 0, x = 0, y = 0, at = 0, armed = 0, time = 0, fits = 0 }
+  if debt > 0 then limits[count].debt = debt end
+  place = place + algorithm.size
+  layout = byte(shape, place)
+end
+if #shape < place + 8 then return redis.error_reply('BADARG tollgate: expected an operation after the limits') end
+if now < 0 or now > 2^52 then return redis.error_reply('BADARG tollgate: now_us is out of range') end
+local code, options, common = unpacked('<BBI7', shape, place)
+local operation = code == 128 and 'acquire' or ({ 'reserve', 'at-most', 'peek', 'inspect', 'refund', 'penalty', 'block',
+  'settle', 'cancel', 'renew', 'release', 'reset' })[code - 128]
+local option, wide, id_ttl = {}, options >= 128, nil
+if options % 128 == 32 then
+  id_ttl = unpacked('<I7', shape, place + 9)
+elseif options % 128 > 0 then
+  -- Options with a value are followed by it, in this order.
+  local function value(bit)
+    if options % (2 * bit) < bit then return nil end
+    place = place + 7
+    return unpacked('<I7', shape, place + 2)
+  end
+  option = { as_is = options % 2 >= 1, afresh = options % 4 >= 2, overage = options % 8 >= 4, block = value(8),
+    within = value(16), id_ttl = value(32), taken_ago = value(64) }
+  if option.taken_ago then option.taken_reset = unpacked('<I7', shape, place + 9) end
+  id_ttl = option.id_ttl
+end
+-- Reservations need limits that lend, permits are renewed and released, and an id's call is settled and cancelled.
+local unknown = not operation or (code == 136 or code == 137) and not id_ttl or id_ttl == 0
+for n = 1, code > 128 and count or 0 do
+  local algorithm = limits[n].algorithm
+  unknown = unknown or code == 129 and not algorithm.lends
+    or (code == 138 or code == 139) and not (reads and reads.holds)
+end
+if unknown then
+  return redis.error_reply('BADARG ' .. limits[1].algorithm.name .. ': expected an operation of these limits, or an id')
+end
+local width, each_width = count + (id_ttl and 1 or 0), 3 + 7 * count
+if #keys == 0 or #keys % width > 0 or (each and #each * width ~= each_width * #keys) then
+  return redis.error_reply('BADARG tollgate: expected KEYS and costs for each limit of each call')
+end
+
+-- What is noted of a key beside its level, after its numbers: the units taken less those given back, those given back,
+-- when both counts began, the last change of numbers, and the last call that needs these four; until when it is
+-- blocked; since when denials are counted, and how many.
+local NOTED = '<i7I7I7I7I7I7I7I4'
+
+-- Writes what a key comes to: in place while its expiry covers that, else whole with a new one. Its first write is one
+-- that Redis refuses if it is out of memory, unless nothing is left to keep.
+local function save(limit, key, x, y, at, used, reset)
+  local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
+  if notes and (notes.blocked > now or notes.denials > 0 or notes.last == now
+    or limit.used > 0 and now < notes.last + limit.longest) then
+    tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.last, notes.blocked, notes.denied,
+      notes.denials)
+    if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
+  end
+  if used == 0 and tail == '' then
+    if held then call('DEL', key) end
+    return
+  end
+  local latest, armed = now + (reset > limit.kept and reset or limit.kept), limit.armed * 1000000
+  local covered = live and held and armed >= now + reset and armed <= latest + 1000000
+  local seconds, option, expires = limit.armed, nil, nil
+  if not covered and live then
+    seconds, option = (latest + 1000000 - latest % 1000000) / 1000000, 'PXAT'
+    expires = string.format('%d', seconds * 1000)
+  elseif not covered then
+    -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
+    seconds, option = 0, 'PX'
+    expires = string.format('%d', math.max(3600000, (latest - now + -(latest - now) % 1000) / 1000))
+  end
+  if algorithm.write then return algorithm.write(limit, key, x, y, at, used, seconds, option, expires, tail) end
+  local front = pack(algorithm.front, at, x, y)
+  local state = front .. pack('<I5', seconds) .. limit.numbers .. tail
+  if covered and #held <= #state then
+    call('SETRANGE', key, '0', state)
+  elseif covered then
+    call('SET', key, state, 'KEEPTTL')
+  else
+    call('SET', key, state, option, expires)
+  end
+end
+
+-- Whether all keys hold what most do, a state that this call's numbers wrote, neither blocked nor with counted denials,
+-- and the call is a plain acquire, maybe with an id. If so, the functions of rare cases aren't defined: that would cost
+-- as much as a decision.
+local writes, forced = code ~= 131 and code ~= 132, code > 132
+local noted = id_ttl
+local usual = operation == 'acquire' and (options % 128 == 0 or options % 128 == 32) and live and not reads
+-- A call that is alone reads by GET: a key of another type is an error. MGET answers nothing for it.
+local known = #keys == width and not reads
+if not (states or known or reads) then states = call('MGET', unpack(keys)) end
+states = states or {}
+for index = #states + 1, known and operation ~= 'reset' and width or 0 do states[index] = call('GET', keys[index]) end
+for index = 1, usual and #keys or 0 do
+  local limit, held = limits[(index - 1) % width + 1], states[index]
+  local at = limit and limit.algorithm.numbers_at
+  local size = limit and at - 1 + #limit.numbers
+  if limit and not (held and find(held, limit.numbers, at, true) == at
+    and (#held == size or #held == size + 53 and sub(held, -18) == string.rep('\0', 18))) then
+    usual = false
+  elseif limit and #held > size then
+    noted = true
+  end
+end
+
+-- What is noted of keys: read, begun and counted.
+local notes_of, noted_in, count_units
+if noted or not usual then
+  function notes_of(limit)
+    limit.notes = limit.notes
+      or { net = 0, given = 0, born = now, altered = 0, last = 0, blocked = 0, denied = 0, denials = 0 }
+    return limit.notes
+  end
+
+  -- What is noted of a key, from the bytes at its end, if its time lay so far ahead that it was brought back, and if
+  -- the key counts so many more units than were taken; nothing if it can't be read.
+  function noted_in(limit, tail, ahead, more)
+    local net, given, born, altered, last, blocked, denied, denials = unpacked(NOTED, tail)
+    local since = limit.algorithm.window and limit.a or now - limit.longest + 1
+    if blocked > 2^53 or net > 2^53 then return nil end
+    if ahead then blocked = math.max(blocked - ahead, 0) end
+    if now < denied or denied < since then denials = 0 end
+    return { net = net + more, given = given, born = born, altered = altered, last = last, blocked = blocked,
+      denied = denied, denials = denials }
+  end
+
+  -- Counts units that are taken, of a key of which that is noted or that an id takes them of.
+  function count_units(limit, units)
+    local notes = id_ttl and notes_of(limit) or limit.notes
+    -- Where nothing was used, nothing is owed any more to whoever took units before.
+    if notes and limit.used == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end
+    if notes then notes.net = notes.net + units end
+    if id_ttl then notes.last = now end
+  end
+end
+-- The limits as the call's keys have them; what the marker of its id remembers of each; why a key or an id is refused.
+local found, marks, fault = usual and limits or {}, nil, nil
+local complete, rewritten, look
+-- Answers a whole call alike: each record has this in place of the count of calls that are allowed.
+local function refuse(first, code, why)
+  fault = why
+  for n = 1, count do
+    local record = pack('<i7i7i7i3', 0, 0, code == -3 and now or 0, code)
+    answers[first + n - 1] = wide and record .. pack('<I7I4', 0, 0) or record
+  end
+  return true
+end
+if not usual then
+  -- The functions of an algorithm that few calls need.
+  function complete(algorithm)
+    if algorithm.rare and not algorithm.give then algorithm.rare(algorithm) end
+    return algorithm
+  end
+
+  -- The limit under its own numbers in place of the state's.
+  function rewritten(limit)
+    local rule = limit.rule
+    if not rule then return limit end
+    rule.x, rule.y, rule.at = complete(limit.algorithm).convert(limit.x, limit.y, limit.at, limit.a, limit.b, limit.c,
+      rule.a, rule.b, rule.c)
+    rule.used, rule.cost, rule.armed, rule.time, rule.fits, rule.held, rule.notes = limit.used, limit.cost, limit.armed,
+      limit.time, limit.fits, limit.held, limit.notes
+    return rule
+  end
+
+  -- A state under other numbers. What is used passes at the faster of both rates, equal ones as the state has it,
+  -- until a call takes units and writes it under its own numbers. Returns the limit, under the numbers that apply, and
+  -- how many units more are used than were; nothing if it can't be read.
+  local function other_version(limit, held, numbers)
+    local algorithm, most, a, b, c = complete(limit.algorithm), limit.most, limit.a, limit.b, limit.c
+    local _, was_most, was_a, was_b, was_c = unpacked(algorithm.stored, numbers)
+    local longest, _, was_rate = algorithm.spans(was_most, 0, was_a, was_b, was_c)
+    if not longest then return nil end
+    local _, _, rate = algorithm.spans(most, 0, a, b, c)
+    local used, x, y, at, armed, time = algorithm.level(held, unpacked('<I7', held), longest, was_a, was_b, was_c)
+    if not used then return nil end
+    longest = math.max(longest, limit.longest)
+    if not (option.as_is or option.afresh) and (was_rate >= rate or algorithm.bounded and used > most) then
+      local version = { algorithm = algorithm, most = most, a = was_a, b = was_b, c = was_c, numbers = numbers,
+        longest = longest, kept = limit.kept, debt = limit.debt, cost = limit.cost, held = held, rule = limit }
+      version.used, version.x, version.y, version.at, version.armed, version.time =
+        algorithm.level(held, now, longest, was_a, was_b, was_c)
+      return version, 0, longest
+    end
+    local target = option.as_is and used > 0 and math.max(most - math.max(was_most - used, 0), 0) or used
+    if option.afresh then target = 0 end
+    local more = target - used
+    -- Counts by their weight: all are taken back, and what is to be used is put in the current window.
+    if more ~= 0 and (target == 0 or algorithm.counted) then
+      x, y = algorithm.give(2^53, 0, x, y, at, was_a, was_b, was_c)
+      more, used = target, 0
+    end
+    if more > 0 then x, y, at = algorithm.take(more, x, y, at, was_a, was_b, was_c) end
+    if more < 0 then x, y = algorithm.give(-more, 0, x, y, at, was_a, was_b, was_c) end
+    more = target - used
+    x, y, at = algorithm.convert(x, y, at, was_a, was_b, was_c, a, b, c)
+    local state = pack(algorithm.front, at, x, y) .. pack('<I5', armed)
+    limit.used, limit.x, limit.y, limit.at, limit.armed = algorithm.level(state, now, longest, a, b, c)
+    limit.time, limit.changed = time, true
+    return limit, math.max(more, 0), longest
+  end
+
+  -- What a key holds: the state, the numbers that it was written under, and what is noted of it; or nothing, and
+  -- Redis's refusal of another type.
+  local function contents(limit, held, key)
+    local algorithm, at = limit.algorithm, limit.algorithm.numbers_at
+    local numbers, tail = limit.numbers, ''
+    if algorithm.read then
+      held, numbers, tail = algorithm.read(limit, key)
+    elseif not held and not known then
+      held = redis.pcall('GET', key)
+    end
+    if type(held) == 'table' and held.err then
+      -- Any other refusal, such as a missing right, ends the script.
+      if not find(held.err, '^WRONGTYPE') then call('GET', key) end
+      return nil, nil, nil, held.err
+    elseif held and not algorithm.read then
+      if find(held, numbers, at, true) ~= at then numbers = sub(held, at, at + algorithm.width - 1) end
+      if #held >= at + algorithm.width then tail = sub(held, at + algorithm.width) end
+    end
+    return held, numbers, tail
+  end
+
+  -- What a key holds, whatever that is, and what it comes to. Returns the limit as this key has it; nothing, and the
+  -- reason, if it holds something else.
+  function look(limit, held, key)
+    local algorithm, more, longest, ahead = limit.algorithm, 0, limit.longest, nil
+    local numbers, tail, wrong_type
+    held, numbers, tail, wrong_type = contents(limit, held, key)
+    if wrong_type then return nil, wrong_type end
+    if held and (byte(numbers) ~= byte(limit.numbers) or (tail ~= '' and #tail ~= 53)) then return nil end
+    limit.held, limit.notes, limit.changed = held, false, false
+    if held and algorithm.other then
+      local version, used, x, y, at, armed, time, far =
+        algorithm.other(limit, held, numbers, option.as_is, option.afresh)
+      if not version then return nil, used end
+      limit, longest, ahead = version, version.longest, far
+      limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time = used, x, y, at, armed, time
+    elseif held and numbers ~= limit.numbers then
+      limit, more, longest = other_version(limit, held, numbers)
+    else
+      limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time =
+        algorithm.level(held, now, longest, limit.a, limit.b, limit.c)
+    end
+    if not limit or not limit.used then return nil end
+    if held and limit.time and limit.time - now > longest then ahead = limit.time - now end
+    limit.ahead = ahead
+    if held and tail ~= '' then
+      limit.notes = noted_in(limit, tail, ahead, more)
+      if not limit.notes then return nil end
+    end
+    return limit
+  end
+end
