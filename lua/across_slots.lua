@@ -1,17 +1,17 @@
 #!lua flags=allow-cross-slot-keys
--- across_slots: what the script of an algorithm begins with where it decides on keys of several slots, all of one node
--- of a cluster. The complete text is that of this file and of the script, which it lets run unchanged.
+-- across_slots: what a script begins with where it decides on keys of several slots, all of one node of a cluster. The
+-- complete text is that of this file and of the script, which it lets run unchanged.
 --
 -- KEYS
 --   none: Redis refuses a call that declares a key of another node, or keys of two slots
 --
 -- ARGV
---   ARGV[1]  count  of keys, 2 .. 7997, no two alike
+--   ARGV[1]  count  of keys, 2 .. 7997, those of one call in one slot
 --   then the keys, and the script's arguments in their packed form
 --
 -- Reply
---   packed, as the script's. A key that a command failed on, such as one whose slot is moving, has i7i7i7i7:
---   -1, 0, 0, -4. Nothing was taken of it, and a call that declares it says why it failed
+--   packed, as the script's. A call that a key was refused of, such as one whose slot is moving, has `allowed` -4 in
+--   each of its records. Nothing was taken of it, and a call that declares its keys says why
 --
 -- Commands
 --   those of the script, but no MGET: a command must not span slots
@@ -22,47 +22,43 @@ if count % 1 ~= 0 or count < 2 or count > 7997 or #ARGV <= count then
 end
 local KEYS, ARGV = { unpack(ARGV, 2, count + 1) }, { unpack(ARGV, count + 2) }
 
--- The keys that a command failed on. To the script each of them is missing, and nothing is written to it any more. Of
--- a key's writes only the last can take units, or all that can are of one command, so that the first of them fails.
-local refused, call, pcall, concat, type = {}, redis.call, redis.pcall, table.concat, type
-local redis, table = { error_reply = redis.error_reply }, {}
+-- Why each key was refused. Nothing more is written to it, and of a key's writes it is the last that takes the units.
+-- A call's keys are all read before the first is written, and no slot moves within a script: what can be read is here,
+-- and can be written. But a user may be allowed to read what he may not write. So of calls of several keys (several
+-- limits, or an id) that is asked as well, with the first reading of each.
+local refused, server = {}, redis
+local redis = { error_reply = server.error_reply, acl_check_cmd = server.acl_check_cmd }
+local place = 1 + (({ 32, 36, 29, 18, 13, 10 })[string.byte(ARGV[1])] or 0)
+local several = (string.byte(ARGV[1], place) or 0) < 128 or (string.byte(ARGV[1], place + 1) or 0) % 64 >= 32
+local writes = not several and {} or { GET = { 'SET', 'SETRANGE' }, GETRANGE = { 'SET', 'SETRANGE', 'PEXPIREAT' },
+  ZRANGE = { 'ZADD', 'ZREM', 'ZREMRANGEBYSCORE', 'PEXPIREAT' } }
 
-function redis.pcall(command, key, a, b, c)
-  if not refused[key] then
-    local reply = pcall(unpack({ command, key, a, b, c }))
-    if type(reply) ~= 'table' or not reply.err or string.find(reply.err, '^WRONGTYPE') then return reply end
-    refused[key], redis.call = true, redis.pcall
+-- The script reads a key by this first, and refuses the call if it is an error.
+function redis.pcall(command, key, ...)
+  local reply = refused[key] or server.pcall(command, key, ...)
+  for _, write in ipairs(writes[command] or {}) do
+    local may = not server.acl_check_cmd or server.acl_check_cmd(write, key, '1', '1')
+    if not may then reply = { err = 'NOPERM expected a key to write' } end
   end
-  return command == 'GETRANGE' and '' or command == 'EXISTS' and 0
+  if type(reply) == 'table' and reply.err and not string.find(reply.err, '^WRONGTYPE') then refused[key] = reply end
+  return reply
 end
 
-function redis.call(command, key, a, b, c)
-  -- The short way of most decisions. Once a command has failed, every other one goes by redis.pcall, which knows of it.
-  if command == 'SETRANGE' then
-    local reply = pcall('SETRANGE', key, a, b)
-    if type(reply) == 'number' then return reply end
-    refused[key], redis.call = true, redis.pcall
+-- In place of an error it answers false.
+function redis.call(command, key, ...)
+  if command == 'TIME' then return server.call('TIME') end
+  if command ~= 'MGET' then
+    local reply = refused[key] or server.pcall(command, key, ...)
+    if type(reply) ~= 'table' or not reply.err then return reply end
+    refused[key] = reply
     return false
-  elseif command == 'TIME' then
-    return call('TIME')
-  elseif command ~= 'MGET' then
-    return redis.pcall(command, key, a, b, c)
   end
   local states = {}
-  for index = 1, count do
-    local state = pcall('GET', KEYS[index])
+  for index, each in ipairs({ key, ... }) do
+    local state = redis.pcall('GET', each)
     -- What isn't read here is read again by itself.
     states[index] = type(state) == 'string' and state
   end
   return states
-end
-
-function table.concat(answers, between)
-  if next(refused) then
-    for index, key in ipairs(KEYS) do
-      if refused[key] then answers[index] = struct.pack('<i7i7i7i7', -1, 0, 0, -4) end
-    end
-  end
-  return concat(answers, between)
 end
 

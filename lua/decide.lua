@@ -28,7 +28,8 @@
 --   i7 retry_after_us  0: this limit doesn't deny; -1: never. Of a reservation that is allowed, the wait
 --   i3 allowed         how many of the calls all limits allow; -1: the key is blocked; from -2 on nothing was taken,
 --                      and a call that is alone gets an error: -2 BADSTATE or WRONGTYPE, a key or the marker holds
---                      something else; -3 STALE, retry_after_us is now; -5 BADID; -6 BADARG, another operation's id
+--                      something else; -3 STALE, retry_after_us is now; -4 a key was refused, see
+--                      across_slots.lua; -5 BADID; -6 BADARG, another operation's id
 --   I7 granted         units taken, as at-most and ids ask for
 --   I4 overage         denials counted
 -- Reply, text form: for each limit allowed (0 | 1), limit, remaining, retry_after_us, reset_after_us; then
@@ -178,6 +179,7 @@ end
 -- gave none; then for each limit the answer, what was taken, and what a later refund has to know: of how many units it
 -- is, the key's counts after they were taken, and how many units were in use before them.
 local MARK_WIDTH = 66
+local LOST = 'TRYAGAIN tollgate: a key of the call was refused'
 if id_ttl then
   local keep = string.format('%d', live and id_ttl or math.max(id_ttl, 3600000))
 
@@ -205,21 +207,21 @@ if id_ttl then
     marks, answers[first + count] = nil, ''
     if operation == 'peek' or operation == 'block' or code > 137 then return false end
     if not (held or known) or repeated and repeated[first + count] then held = redis.pcall('GET', key) end
-    if type(held) == 'table' then return refuse(first, -2, held.err) end
+    if type(held) == 'table' then return refuse(first, held.err) end
     local ends = operation == 'settle' or operation == 'cancel'
     local did, settled, time = 0, 0, 0
     if held and #held == 9 + MARK_WIDTH * count then did, settled, time = unpacked('<BBI7', held) end
     if held and (did < 128 or did > 134 or settled > 1) then
-      return refuse(first, -2, 'BADSTATE tollgate: the id\'s marker holds something else')
+      return refuse(first, 'BADSTATE tollgate: the id\'s marker holds something else')
     end
     -- By the caller's own time, which Redis's expiry doesn't know.
     if held and not live and time > 0 and now - (time - 1) >= id_ttl * 1000 then held = false end
     if ends and (not held or did == 133) then
-      return refuse(first, -5, 'BADID tollgate: nothing that was taken is remembered of this id')
+      return refuse(first, 'BADID tollgate: nothing that was taken is remembered of this id')
     elseif not held then
       return false
     elseif not ends and did ~= code then
-      return refuse(first, -6, 'BADARG tollgate: expected an id of its own for each operation, got one of another')
+      return refuse(first, 'BADARG tollgate: expected an id of its own for each operation, got one of another')
     end
     marks = { did = did, settled = settled, time = time }
     for n = 1, count do
@@ -262,7 +264,7 @@ if id_ttl then
       memory = memory .. sub(answers[first + n - 1], 1, 24)
         .. pack('<I7I7i7I7I7I7', took, units, net, given, born, before)
     end
-    call('SET', key, memory, 'PX', keep)
+    return call('SET', key, memory, 'PX', keep)
   end
 end
 
@@ -272,18 +274,19 @@ for n = 1, reads and writes and operation ~= 'block' and operation ~= 'reset' an
     if (ARGV[holders + call] or '') == '' then return redis.error_reply('BADARG concurrency: expected a holder') end
   end
 end
-if operation == 'reset' then
-  call('DEL', unpack(keys))
-  for index = 1, #keys do
-    local limit = limits[(index - 1) % width + 1]
-    answers[index] = limit and pack('<i7i7i7i3', limit.most, 0, 0, 1) .. (wide and pack('<I7I4', 0, 0) or '') or ''
+for first = 1, operation == 'reset' and #keys or 0, width do
+  if not call('DEL', unpack(keys, first, first + width - 1)) then refuse(first, LOST) end
+  for n = 1, width do
+    local index, limit = first + n - 1, limits[n]
+    answers[index] = answers[index] or not limit and ''
+      or pack('<i7i7i7i3', limit.most, 0, 0, 1) .. (wide and pack('<I7I4', 0, 0) or '')
   end
 end
 
 -- Call by call, in three steps.
 for first = 1, #keys, width do
   -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow.
-  local calls, listed_at, readable, never = 1, (first - 1) / width * each_width + 1, true, false
+  local calls, listed_at, readable, never, lost = 1, (first - 1) / width * each_width + 1, true, false, false
   if each then calls = unpacked('<I3', each, listed_at) end
   ordinal = (first - 1) / width
   local fits, done = calls, answers[first] or (recall and recall(first))
@@ -320,17 +323,17 @@ for first = 1, #keys, width do
   if not (done or usual or not readable) then fits, never = weigh(calls) end
   for n = 1, readable and operation == 'renew' and count or 0 do
     if found[n].algorithm.holds and found[n].x.kept == 0 then
-      done = refuse(first, -5, 'BADID concurrency: no permit is held by this id')
+      done = refuse(first, 'BADID concurrency: no permit is held by this id')
     end
   end
-  if not readable then refuse(first, find(fault, '^STALE') and -3 or -2, fault) end
+  if not readable then refuse(first, fault) end
   -- What that takes of each, and the answer.
   for n = 1, (done or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
     local units, changed, retry, blocked_us = fits * limit.cost, false, 0, 0
     local denied = fits < calls and limit.fits <= fits
     if usual then
-      changed = limit.time and limit.time - now > limit.longest
+      changed = limit.used > 0 and limit.time - now > limit.longest
       if units > 0 and (id_ttl or limit.notes) then count_units(limit, units) end
     else
       limit, units, changed = alter(n, units)
@@ -358,12 +361,14 @@ for first = 1, #keys, width do
       end
     end
     local armed = limit.armed * 1000000
+    local written
     if usual and units > 0 and not limit.notes and armed >= now + reset and armed <= now + limit.kept + 1000000 then
-      call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
+      written = call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
     elseif units > 0 or changed or writes_note then
       if usual then limit.held = states[index] end
-      save(limit, keys[index], x, y, at, used, reset)
+      written = save(limit, keys[index], x, y, at, used, reset)
     end
+    lost = lost or written == false
     local answer
     if blocked_us > 0 then
       answer = pack('<i7i7i7i3', blocked_us, reset, retry, -1)
@@ -375,10 +380,11 @@ for first = 1, #keys, width do
     end
     answers[index] = answer
   end
-  if id_ttl and not done and readable and fits == calls then remember(first) end
+  if id_ttl and not (done or lost) and readable and fits == calls then lost = remember(first) == false end
+  if lost then refuse(first, LOST) end
 end
 
-if packed and not (fault and #keys == width) then return table.concat(answers) end
+if packed and operation ~= 'inspect' and not (fault and #keys == width) then return table.concat(answers) end
 if fault then return redis.error_reply(fault) end
 
 -- The text form's reply: five integers for each limit, then what the operation or an option adds.

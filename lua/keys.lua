@@ -83,7 +83,8 @@ end
 local NOTED = '<i7I7I7I7I7I7I7I4'
 
 -- Writes what a key comes to: in place while its expiry covers that, else whole with a new one. Its first write is one
--- that Redis refuses if it is out of memory, unless nothing is left to keep.
+-- that Redis refuses if it is out of memory, unless nothing is left to keep. Returns false if it was
+-- refused, which ends the script unless across_slots.lua precedes it.
 local function save(limit, key, x, y, at, used, reset)
   local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
   if notes and (notes.blocked > now or notes.denials > 0 or notes.last == now
@@ -92,10 +93,7 @@ local function save(limit, key, x, y, at, used, reset)
       notes.denials)
     if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
   end
-  if used == 0 and tail == '' then
-    if held then call('DEL', key) end
-    return
-  end
+  if used == 0 and tail == '' then return held and call('DEL', key) or nil end
   local latest, armed = now + (reset > limit.kept and reset or limit.kept), limit.armed * 1000000
   local covered = live and held and armed >= now + reset and armed <= latest + 1000000
   local seconds, option, expires = limit.armed, nil, nil
@@ -110,13 +108,9 @@ local function save(limit, key, x, y, at, used, reset)
   if algorithm.write then return algorithm.write(limit, key, x, y, at, used, seconds, option, expires, tail) end
   local front = pack(algorithm.front, at, x, y)
   local state = front .. pack('<I5', seconds) .. limit.numbers .. tail
-  if covered and #held <= #state then
-    call('SETRANGE', key, '0', state)
-  elseif covered then
-    call('SET', key, state, 'KEEPTTL')
-  else
-    call('SET', key, state, option, expires)
-  end
+  if covered and #held <= #state then return call('SETRANGE', key, '0', state) end
+  if covered then return call('SET', key, state, 'KEEPTTL') end
+  return call('SET', key, state, option, expires)
 end
 
 -- Whether all keys hold what most do, a state that this call's numbers wrote, neither blocked nor with counted denials,
@@ -125,17 +119,19 @@ end
 local writes, forced = code ~= 131 and code ~= 132, code > 132
 local noted = id_ttl
 local usual = operation == 'acquire' and (options % 128 == 0 or options % 128 == 32) and live and not reads
--- A call that is alone reads by GET: a key of another type is an error. MGET answers nothing for it.
+-- A call that is alone reads by GET, which tells what is of another type. MGET answers nothing for it.
 local known = #keys == width and not reads
 if not (states or known or reads) then states = call('MGET', unpack(keys)) end
 states = states or {}
-for index = #states + 1, known and operation ~= 'reset' and width or 0 do states[index] = call('GET', keys[index]) end
+for index = #states + 1, known and operation ~= 'reset' and width or 0 do
+  states[index] = redis.pcall('GET', keys[index])
+end
 for index = 1, usual and #keys or 0 do
   local limit, held = limits[(index - 1) % width + 1], states[index]
   local at = limit and limit.algorithm.numbers_at
   local size = limit and at - 1 + #limit.numbers
-  if limit and not (held and find(held, limit.numbers, at, true) == at
-    and (#held == size or #held == size + 53 and sub(held, -18) == string.rep('\0', 18))) then
+  if limit and not (held and (#held == size or #held == size + 53 and sub(held, -18) == string.rep('\0', 18))
+    and find(held, limit.numbers, at, true) == at) then
     usual = false
   elseif limit and #held > size then
     noted = true
@@ -175,8 +171,10 @@ end
 -- The limits as the call's keys have them; what the marker of its id remembers of each; why a key or an id is refused.
 local found, marks, fault = usual and limits or {}, nil, nil
 local complete, rewritten, look
--- Answers a whole call alike: each record has this in place of the count of calls that are allowed.
-local function refuse(first, code, why)
+-- Answers a whole call alike: each record has the reason's code in place of the count of calls that are allowed.
+local CODES = { BADSTATE = -2, WRONGTYPE = -2, STALE = -3, BADID = -5, BADARG = -6 }
+local function refuse(first, why)
+  local code = CODES[string.match(why, '^%u+')] or -4
   fault = why
   for n = 1, count do
     local record = pack('<i7i7i7i3', 0, 0, code == -3 and now or 0, code)

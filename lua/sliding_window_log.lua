@@ -204,8 +204,9 @@ ALGORITHMS[5] = {
     if entry then call('SETRANGE', key, string.format('%d', place), entry) end
     if tail ~= '' then call('SETRANGE', key, string.format('%d', HEADER + log.slots * ENTRY), tail) end
     local header = pack('<I7I5I4I4I5I7I5I4', newest, total, head, live, log.base, log.oldest, seconds, log.slots)
-    call('SETRANGE', key, '0', header .. limit.numbers)
     if option then call(option == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, expires) end
+    -- What counts the entry comes last.
+    return call('SETRANGE', key, '0', header .. limit.numbers)
   end,
   -- The ring anew, oldest first.
   rewrite = function(limit, key, log, from, live, entry, newest, total, seconds, option, expires, tail)
@@ -222,7 +223,8 @@ ALGORITHMS[5] = {
     local slots = math.max(live, 1, math.min(limit.most, live + math.max(4, (live - live % 5) / 5)))
     local header = pack('<I7I5I4I4I5I7I5I4', newest, total, live % slots, live, log.base, log.oldest, seconds, slots)
     local state = header .. limit.numbers .. ring .. string.rep('\0', (slots - live) * ENTRY) .. tail
-    if option then call('SET', key, state, option, expires) else call('SET', key, state, 'KEEPTTL') end
+    if option then return call('SET', key, state, option, expires) end
+    return call('SET', key, state, 'KEEPTTL')
   end,
   inspect = function(log, limit)
     if not log or not log.near then return { now, 0, 0, now, limit.most, limit.a } end

@@ -41,8 +41,8 @@ if live and #shape == 41 and not repeated and find(shape, '^\1') and find(shape,
       if early <= 0 then lead, spare = lead + cost * period, -early end
       local reset = (lead + -lead % rate) / rate
       local writes = early <= 0 and expires >= now + reset and expires <= latest
-      if time <= now and spare >= 0 and (early > 0 or writes) then
-        if writes then call('SETRANGE', KEYS[index], '0', pack('<I7I7', now, lead)) end
+      if time <= now and spare >= 0
+        and (early > 0 or writes and call('SETRANGE', KEYS[index], '0', pack('<I7I7', now, lead))) then
         answers[index] = pack('<i7i7i7i3', (spare - spare % period) / period, reset,
           early > 0 and (early + -early % rate) / rate or 0, writes and 1 or 0)
       end

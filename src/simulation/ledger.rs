@@ -27,24 +27,23 @@ pub(super) struct Taken {
 }
 
 impl Ledger {
-    /// Records a call and its answer; `changed` says whether it changed its keys.
-    pub(super) fn enter(&mut self, keys: &[Vec<u8>], arguments: &[Vec<u8>], answer: &Answer, changed: bool) {
-        match answer {
-            Answer::Bytes(records) if changed => {
-                let shape = Shape::read(&arguments[0]);
-                let each = if shape.is_long { 35 } else { 24 };
-                let records: Vec<_> = records.chunks_exact(each).collect();
-                for (call, first) in keys.chunks_exact(shape.width).zip(records.chunks_exact(shape.limits)) {
-                    let at = (call.as_ptr() as usize - keys.as_ptr() as usize) / size_of::<Vec<u8>>() / shape.width;
-                    let allowed = first.iter().map(|record| allowed(record)).min().unwrap_or(0);
-                    if allowed > 0 && shape.takes {
-                        let units = allowed * packed_cost(&shape, arguments, at);
-                        let units = if shape.is_long { number(&first[0][24..31]) } else { units };
-                        self.take(&call[0], allowed, units);
-                    }
-                }
+    /// Records a script call and its answer, and which of its keys it changed.
+    pub(super) fn enter(&mut self, keys: &[Vec<u8>], arguments: &[Vec<u8>], answer: &Answer, changed: &[bool]) {
+        let Answer::Bytes(records) = answer else { return };
+        let shape = Shape::read(&arguments[0]);
+        let records: Vec<_> = records.chunks_exact(if shape.is_long { 35 } else { 24 }).collect();
+        let calls = keys.chunks_exact(shape.width).zip(changed.chunks_exact(shape.width));
+        for (at, ((keys, changed), records)) in calls.zip(records.chunks_exact(shape.limits)).enumerate() {
+            let allowed = records.iter().map(|record| allowed(record)).min().unwrap_or(0);
+            // An id that is remembered gets its answer again, and nothing is taken: its marker stays as it was.
+            let took = if shape.width > shape.limits { changed[shape.limits] } else { changed.contains(&true) };
+            if allowed > 0 && took && shape.takes {
+                let units = match records[0].get(24..31) {
+                    Some(granted) => number(granted),
+                    None => allowed * packed_cost(&shape, arguments, at),
+                };
+                self.take(&keys[0], allowed, units);
             }
-            _ => {}
         }
     }
 

@@ -307,15 +307,15 @@ impl Server {
             (answer, runner.wrote())
         };
         let (answer, wrote) = RUNNER.with_borrow_mut(run);
-        let changed = used.iter().zip(before).any(|(key, before)| state.store.shown(key) != before);
-        if changed {
+        let changed: Vec<_> = used.iter().zip(before).map(|(key, before)| state.store.shown(key) != before).collect();
+        if changed.contains(&true) {
             state.unsynced.extend_from_slice(used);
         }
         if wrote {
             session.wrote_at = Some(Instant::now());
         }
         drop(state);
-        self.medium.ledger().enter(used, own, &answer, changed);
+        self.medium.ledger().enter(used, own, &answer, &changed);
         answer
     }
 }
