@@ -146,7 +146,7 @@ fn texts(list: &Value) -> impl Iterator<Item = &str> {
     list.as_array().expect("a list").iter().map(|text| text.as_str().expect("a text"))
 }
 
-/// Every key with its value, in hexadecimal or as members with their scores. The server then has none.
+/// Every key with its value in hexadecimal, or its members with their scores. The server then has none.
 fn taken_keys(redis: &mut Connection) -> Value {
     let mut names: Vec<String> = cmd("KEYS").arg("*").query(redis).expect("names");
     names.sort();
@@ -154,12 +154,12 @@ fn taken_keys(redis: &mut Connection) -> Value {
     for name in names {
         let kind: String = cmd("TYPE").arg(&name).query(redis).expect("a type");
         let value = if kind == "zset" {
-            let scored: Vec<(String, String)> =
+            let scored: Vec<(Vec<u8>, String)> =
                 cmd("ZRANGE").arg(&name).arg(0).arg(-1).arg("WITHSCORES").query(redis).expect("members");
-            json!(scored)
+            scored.into_iter().map(|(member, score)| json!([hexadecimal(&member), score])).collect()
         } else {
             let bytes: Vec<u8> = cmd("GET").arg(&name).query(redis).expect("a string");
-            json!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+            json!(hexadecimal(&bytes))
         };
         cmd("DEL").arg(&name).exec(redis).expect("deleted");
         keys.insert(name, value);
@@ -171,18 +171,23 @@ fn taken_keys(redis: &mut Connection) -> Value {
 fn put_keys(redis: &mut Connection, keys: &Value) {
     for (name, value) in keys.as_object().expect("keys") {
         match value {
-            Value::String(hex) => {
-                let digits = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal");
-                let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(digits).collect();
-                cmd("SET").arg(name).arg(bytes).exec(redis).expect("written");
-            }
+            Value::String(hex) => cmd("SET").arg(name).arg(bytes_of(hex)).exec(redis).expect("written"),
             members => {
                 let members: Vec<(String, String)> = serde_json::from_value(members.clone()).expect("members");
                 for (member, score) in members {
-                    cmd("ZADD").arg(name).arg(score).arg(member).exec(redis).expect("written");
+                    cmd("ZADD").arg(name).arg(score).arg(bytes_of(&member)).exec(redis).expect("written");
                 }
             }
         }
         cmd("PEXPIRE").arg(name).arg(3_600_000).exec(redis).expect("an expiry");
     }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let digits = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal");
+    (0..hex.len()).step_by(2).map(digits).collect()
 }
