@@ -324,7 +324,7 @@ fn the_contract_has_one_number_in_the_source_the_scripts_the_page_and_the_tool()
     }
 }
 
-/// The call that the README draws, its reply there, and what the tool sends for the same rule and key.
+/// The call that the README draws, its reply there, both in bytes, and what the tool sends for the same rule and key.
 #[test]
 fn the_call_that_the_readme_draws_is_the_rules_and_has_the_reply_shown() {
     let readme = read("lua/README.md");
@@ -348,15 +348,31 @@ fn the_call_that_the_readme_draws_is_the_rules_and_has_the_reply_shown() {
     let starts: Vec<_> = line.match_indices(' ').map(|(at, _)| at + 1).collect();
     assert_eq!(below, starts);
 
-    // A reservation is sent as these arguments, an acquire packed.
-    let probe = ["probe", RULE, "user:42", "--name", "api", "--op", "reserve", "--url", &server.url()];
+    // The same in bytes, of a key that is as unused as the other was.
+    let (_, bytes) = readme.split_once("\n01                     algorithm 1").expect("the bytes");
+    let (call, answer) = format!("01  {bytes}")
+        .split_once("\n\n")
+        .map(|(call, rest)| (bytes_of(call), bytes_of(rest.split_once("```").expect("an end").0)))
+        .expect("a call and its answer");
+    cmd("DEL").arg(KEY).exec(&mut redis).expect("unused");
+    let mut packed = cmd("EVAL");
+    packed.arg(tollgate::Algorithm::TokenBucket.script().text()).arg(1).arg(KEY).arg(&call);
+    assert_eq!(packed.query::<Vec<u8>>(&mut redis).expect("a reply"), answer);
+
+    // The tool's calls begin with the same numbers.
+    let probe = ["probe", RULE, "user:42", "--name", "api", "--url", &server.url()];
     assert_eq!(code(&tollgate(&probe)), 0);
     let log: Vec<Vec<Reply>> = cmd("SLOWLOG").arg("GET").query(&mut redis).expect("a log");
-    let sent: Vec<Vec<String>> = log
+    let sent: Vec<Vec<Vec<u8>>> = log
         .into_iter()
         .filter_map(|mut entry| tollgate::redis::from_redis_value(entry.remove(3)).ok())
-        .filter(|words: &Vec<String>| words[0].starts_with("EVAL"))
+        .filter(|words: &Vec<Vec<u8>>| words[0].starts_with(b"EVALSHA"))
         .collect();
-    let expected: Vec<_> = words.iter().map(|word| if *word == "acquire" { "reserve" } else { word }).collect();
-    assert!(sent.iter().any(|sent| sent[3..] == expected), "{expected:?} in {sent:?}");
+    assert!(sent.iter().any(|sent| sent[3] == KEY.as_bytes() && sent[4].starts_with(&call[..32])), "{sent:?}");
+}
+
+/// The hexadecimal digits at the beginning of each line.
+fn bytes_of(lines: &str) -> Vec<u8> {
+    let digits = lines.lines().filter_map(|line| line.split("  ").next()).flat_map(str::split_whitespace);
+    digits.map(|byte| u8::from_str_radix(byte, 16).unwrap_or_else(|error| panic!("{byte}: {error}"))).collect()
 }

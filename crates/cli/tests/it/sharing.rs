@@ -14,6 +14,8 @@ use tollgate_testing::repository::read;
 use crate::support::tool::{code, tollgate};
 
 const SECRET: &str = "0123456789abcdef";
+/// The operation's number in the packed form.
+const ACQUIRE: u8 = 128;
 
 fn page() -> String {
     read("lua/sharing.md")
@@ -92,8 +94,8 @@ fn the_pages_function_spells_the_marker_of_an_id_as_the_tool_does() {
         ["probe", "concurrency 8 ttl 30s", "user:1", "--name", "api", "--id", "a/b@c d", "--url", &server.url()];
     assert_eq!(code(&tollgate(&probe)), 0);
     let permits = cmd("ZRANGE").arg("tollgate:{user:1}:api/concurrency").arg(&["0", "-1"]).to_owned();
-    let permits: Vec<String> = permits.query(&mut server.connection()).expect("permits");
-    assert!(permits.iter().any(|permit| permit.ends_with(":a/b@c%20d")), "{permits:?}");
+    let permits: Vec<Vec<u8>> = permits.query(&mut server.connection()).expect("permits");
+    assert!(permits.iter().any(|permit| permit.ends_with(b":a/b@c%20d")), "{permits:?}");
 }
 
 #[test]
@@ -136,16 +138,18 @@ fn a_service_sends_the_numbers_and_the_options_that_the_page_shows() {
         let call = log.into_iter().map(words).find(|words| words[0].starts_with(b"EVAL"));
         call.expect("a call")
     };
-    // What MONITOR makes of the layout, and of all numbers but the debt and the cost.
+    // What MONITOR makes of the algorithm's number, and of all numbers but the debt.
     let packed: String = probe(&[])[4][..25].iter().map(|byte| as_monitor_prints(*byte)).collect();
     assert!(page.contains(&format!("\"{packed}...\n")), "{packed}");
 
+    // After the limit's numbers come the operation, the options, the cost, and the options' values.
+    let options = |shape: &[u8]| (shape[32], shape[33] & 0x7f, shape[41..].to_vec());
     let sent = probe(&["--on-change", "as-is", "--overage", "--block-for", "15m"]);
-    assert_eq!(sent[10], b"acquire+as-is+overage+block=900000000");
+    assert_eq!(options(&sent[4]), (ACQUIRE, 1 | 4 | 8, 900_000_000_u64.to_le_bytes()[..7].to_vec()));
     for option in ["+as-is", "+overage", "+block=900000000"] {
         assert!(page.contains(&format!("`{option}`")), "{option}");
     }
-    assert_eq!(probe(&["--on-change", "reset"])[10], b"acquire+reset");
+    assert_eq!(options(&probe(&["--on-change", "reset"])[4]), (ACQUIRE, 2, vec![]));
 }
 
 fn as_monitor_prints(byte: u8) -> String {

@@ -128,7 +128,7 @@ fn the_scripts_page() {
 #[test]
 fn the_page_on_sharing_a_limit() {
     let redis = Server::start();
-    let script = "cat lua/arguments.lua lua/token_bucket.lua lua/frame.lua > token_bucket.lua";
+    let script = "cat lua/arguments.lua lua/token_bucket.lua lua/keys.lua lua/decide.lua > token_bucket.lua";
     let call = "tollgate probe 'token-bucket 100/1m burst 20' user:42 --name api --url redis://127.0.0.1:6379";
     let exists = "redis-cli SCRIPT EXISTS ";
     page("lua/sharing.md", &redis).before(exists, format!("{script} && {call}")).run();
