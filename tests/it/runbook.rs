@@ -97,7 +97,7 @@ fn every_class_of_errors_is_in_the_runbook_with_what_its_messages_begin_with() {
     let rows = rows(OF_REDIS, "Error classes");
     let documented = rows.iter().flat_map(|row| code_of(&row[0])).collect::<BTreeSet<_>>();
     assert_eq!(documented, classes);
-    let scripts = ["lua/all_or_nothing.lua", "lua/concurrency.lua"].map(str::to_owned);
+    let scripts = ["lua/decide.lua", "lua/keys.lua"].map(str::to_owned);
     let sources: Vec<_> = rust_files("src").into_iter().chain(scripts).map(|file| read(&file)).collect();
     for beginning in rows.iter().flat_map(|row| code_of(&row[1])) {
         assert!(sources.iter().any(|text| text.contains(beginning)), "no message has {beginning:?}");
