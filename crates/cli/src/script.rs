@@ -12,20 +12,22 @@ use crate::found;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
-    /// The script's name, such as token_bucket, or its algorithm's in a rule.
+    /// An algorithm, such as token_bucket, or as a rule names it. Of several, the script that decides their limits
+    /// together.
     #[arg(value_name = "NAME", required_unless_present_any = ["out", "contract"])]
-    name: Option<String>,
+    names: Vec<String>,
     /// Print the script's SHA-1, for EVALSHA, instead of its text.
     #[arg(long)]
     digest: bool,
     /// Print the number of the contract on arguments and replies.
     ///
     /// The scripts name it in their first lines.
-    #[arg(long, conflicts_with_all = ["name", "digest", "out"])]
+    #[arg(long, conflicts_with_all = ["names", "digest", "out"])]
     contract: bool,
-    /// Write all scripts, or the named one, to a directory: token_bucket.lua and so on.
+    /// Write the script of each algorithm, or the named one, to a directory: token_bucket.lua and so on.
     ///
-    /// It is created if it is missing. With all of them, SHA1SUMS lists their SHA-1s, as sha1sum does.
+    /// It is created if it is missing. Of several names, the file's are joined by a plus. With the scripts of all
+    /// algorithms, SHA1SUMS lists their SHA-1s, as sha1sum does.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
     out: Option<PathBuf>,
 }
@@ -36,19 +38,15 @@ impl ScriptCommand {
         if self.contract {
             return found(ExitCode::SUCCESS, writeln!(out, "{}", Script::CONTRACT));
         }
-        let scripts: Vec<_> =
-            Script::all().filter(|script| self.name.as_ref().is_none_or(|name| is_named(script, name))).collect();
-        let [first, ..] = scripts.as_slice() else {
-            let names: Vec<_> = Script::all().map(Script::name).collect();
-            let got = self.name.unwrap_or_default();
-            bail!("script: expected one of {}, got {got:?}", names.join(", "));
-        };
+        let algorithms = self.names.iter().map(|name| named(name)).collect::<Result<Vec<_>>>()?;
+        let named = Script::of(algorithms);
         let Some(directory) = &self.out else {
             // Printed without an extra line break, since exactly this text is hashed.
             let printed =
-                if self.digest { writeln!(out, "{}", first.digest()) } else { write!(out, "{}", first.text()) };
+                if self.digest { writeln!(out, "{}", named.digest()) } else { write!(out, "{}", named.text()) };
             return found(ExitCode::SUCCESS, printed);
         };
+        let scripts = if self.names.is_empty() { Script::all().collect() } else { vec![named] };
         std::fs::create_dir_all(directory).with_context(|| format!("--out: {}", directory.display()))?;
         let written = |name: &str, text: &str| {
             let file = directory.join(name);
@@ -61,16 +59,22 @@ impl ScriptCommand {
             sums += &format!("{}  {name}\n", script.digest());
         }
         // Of one script alone it would replace the list of all.
-        if self.name.is_none() {
+        if self.names.is_empty() {
             written("SHA1SUMS", &sums)?;
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Whether it is called so, or its algorithm in a rule is, with dashes or underscores.
-fn is_named(script: &Script, name: &str) -> bool {
-    let name = if name == "gcra" { "token_bucket".to_owned() } else { name.replace('-', "_") };
-    let mut algorithms = Algorithm::all().filter(|algorithm| algorithm.script().name() == script.name());
-    script.name() == name || algorithms.any(|algorithm| algorithm.to_string().replace('-', "_") == name)
+/// The algorithm whose file is called so, or which a rule calls so, with dashes or underscores.
+fn named(name: &str) -> Result<Algorithm> {
+    let sought = if name == "gcra" { "token_bucket".to_owned() } else { name.replace('-', "_") };
+    let is_named = |algorithm: &Algorithm| {
+        algorithm.script().name() == sought || algorithm.to_string().replace('-', "_") == sought
+    };
+    let Some(algorithm) = Algorithm::all().find(is_named) else {
+        let names: Vec<_> = Script::all().map(Script::name).collect();
+        bail!("script: expected one of {}, got {name:?}", names.join(", "));
+    };
+    Ok(algorithm)
 }

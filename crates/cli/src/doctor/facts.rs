@@ -60,13 +60,13 @@ pub(super) enum Why {
 /// The outcome of really calling a script.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
-    /// The script's file name, without its extension.
+    /// The script's name: those of its algorithms' files, joined by `+`.
     pub(super) script: &'static str,
     /// Taking units, twice.
     pub(super) took: Result<(), Refusal>,
     /// Peek and inspect.
     pub(super) looked: Result<(), Refusal>,
-    /// Bytes of the key and its state; `None` for `all_or_nothing`, which has no state.
+    /// Bytes of the key and its state; `None` for several limits, which have a key each.
     pub(super) bytes: Option<Known<u64>>,
     /// What couldn't be removed afterwards.
     pub(super) left: Option<String>,

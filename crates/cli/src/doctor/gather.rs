@@ -10,7 +10,7 @@ use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tollgate::redis::{
     AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, Value, cmd, from_redis_value,
 };
-use tollgate::{Algorithm, Limiter, Redis, Request, Rule};
+use tollgate::{Algorithm, Limiter, Redis, Request, Rule, Script};
 
 use super::commands;
 use super::facts::{Clock, Facts, Known, Latency, Missing, Refusal, Trial, Why};
@@ -337,7 +337,8 @@ async fn together(limiter: &Limiter, key: &str) -> Result<Trial> {
     let looked = limiter.peek(&rule, key).await.map(drop).map_err(refusal);
     let removed = limiter.reset(&rule, request).await;
     let left = removed.err().filter(|_| took.is_ok()).map(|error| error.to_string());
-    Ok(Trial { script: "all_or_nothing", took, looked, bytes: None, left })
+    let script = Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow]).name();
+    Ok(Trial { script, took, looked, bytes: None, left })
 }
 
 /// Compares the fastest readings, which are the most exact.

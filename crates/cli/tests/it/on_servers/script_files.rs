@@ -20,7 +20,10 @@ fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
     for name in ["sliding_window_counter", "sliding-window-counter", "sliding-window", "sliding_window"] {
         assert_eq!(stdout(&tollgate(&["script", name])), Algorithm::SlidingWindow.script().text(), "{name}");
     }
-    let wrong = tollgate(&["script", "gcr"]);
+    // In the order of the algorithms, each once.
+    let both = Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow]);
+    assert_eq!(stdout(&tollgate(&["script", "fixed-window", "gcra", "token_bucket"])), both.text());
+    let wrong = tollgate(&["script", "token_bucket", "gcr"]);
     assert!(
         code(&wrong) == 2 && stderr(&wrong).starts_with("error: script: expected one of token_bucket, "),
         "{wrong:?}"
