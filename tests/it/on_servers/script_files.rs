@@ -9,19 +9,12 @@ use tollgate_testing::engines::time;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::repository::{read, stems};
 use tollgate_testing::rules::by_own_id;
-use tollgate_testing::scripts::composed;
 
-/// What decides by the scripts of the algorithms, whose text comes before it.
-const COMPOSED: &str = "all_or_nothing";
-
-/// What comes before an algorithm's file in its script, and after it.
-const SHARED: [&str; 2] = ["arguments", "frame"];
-
-/// What follows the limit's own arguments, in every script.
-const LAST: [&str; 3] = ["cost", "mode", "now_us"];
+/// What comes before the algorithms' files in a script, and what after them.
+const SHARED: [&str; 3] = ["arguments", "keys", "decide"];
 
 /// Words in capitals that are no commands.
-const OTHERS: [&str; 7] = ["PX", "PXAT", "BYSCORE", "LIMIT", "REV", "WITHSCORES", "STALE"];
+const OTHERS: [&str; 8] = ["PX", "PXAT", "KEEPTTL", "BYSCORE", "LIMIT", "REV", "WITHSCORES", "STALE"];
 
 /// A file, cut at the end of its header.
 struct File {
@@ -49,26 +42,19 @@ impl File {
         lines.skip(1).take_while(|line| *line != "--").map(|line| line[2..].trim()).collect()
     }
 
-    /// The names that are numbered in a section, from this number on and without a gap.
-    fn numbered(&self, title: &str, before: &str, from: usize) -> Vec<&str> {
-        let lines = self.section(title).into_iter().filter(|line| line.starts_with(&format!("{before}[")));
-        let mut names = Vec::new();
-        for (number, line) in (from..).zip(lines) {
-            let mut words = line.split_whitespace();
-            assert_eq!(words.next(), Some(format!("{before}[{number}]").as_str()), "{}", self.name);
-            names.push(words.next().unwrap_or_else(|| panic!("{}: {line}", self.name)));
-        }
-        names
-    }
-
     /// The limit's own arguments.
     fn own(&self) -> Vec<&str> {
-        self.numbered("ARGV, before cost, mode and now_us", "ARGV", 1)
+        let names = self.section("Numbers").into_iter().filter_map(|line| line.split_once("  ")).map(|(name, _)| name);
+        names.filter(|name| name.chars().all(|character| character.is_alphanumeric() || character == '_')).collect()
     }
 
-    /// Whether it has the form that decides many keys at once.
-    fn packs(&self) -> bool {
-        self.section("ARGV, before cost, mode and now_us").iter().any(|line| line.starts_with("packed: "))
+    /// How they are packed, after the algorithm's number: whether signed, and the width.
+    fn packed(&self) -> Vec<(bool, usize)> {
+        let line = self.section("Numbers").into_iter().find_map(|line| line.strip_prefix("packed: B"));
+        let (format, _) = line.expect("how they are packed").split_once(':').expect("its end");
+        let signs = format.chars().filter(char::is_ascii_alphabetic).map(|sign| sign == 'i');
+        let widths = format.split(['I', 'i']).skip(1).map(|width| width.parse().expect("a width"));
+        signs.zip(widths).collect()
     }
 
     fn listed(&self) -> BTreeSet<String> {
@@ -87,9 +73,9 @@ fn algorithms() -> impl Iterator<Item = File> {
     Algorithm::all().map(|algorithm| File::of(algorithm.script().name()))
 }
 
-/// Of each script what it may call: as its algorithm's file lists it or, where that doesn't, the frame's.
+/// What a script may call: as the file that decides lists it, and its algorithms' files.
 fn may_call() -> BTreeSet<String> {
-    algorithms().flat_map(|file| file.listed()).chain(File::of("frame").listed()).collect()
+    algorithms().flat_map(|file| file.listed()).chain(File::of("decide").listed()).collect()
 }
 
 fn is_upper(word: &str) -> bool {
@@ -98,35 +84,19 @@ fn is_upper(word: &str) -> bool {
 
 #[test]
 fn every_file_opens_with_its_sections_in_the_same_order() {
-    let (all, last) = (["KEYS", "ARGV", "Reply"], ["Commands", "Expiry", "A deny writes"]);
-    assert_eq!(File::of("arguments").titles(), all[..2]);
-    assert_eq!(File::of("frame").titles(), [&all[2..], &["Modes"], &last].concat());
-    let composed = File::of(COMPOSED);
-    assert!(composed.header[0].starts_with(&format!("-- {COMPOSED}: ")), "{}", composed.header[0]);
-    assert_eq!(composed.titles(), [&all[..], &["Formula", "Source"], &last].concat());
-    assert!(read("lua/README.md").contains(&format!("`{COMPOSED}` decides ")), "lua/README.md");
+    let decide = File::of("decide");
+    let all = ["KEYS", "ARGV", "ARGV", "Reply", "Formula", "Source", "Commands", "Expiry", "A deny writes"];
+    let titles: Vec<_> = decide.titles().into_iter().filter_map(|title| title.split(", ").next()).collect();
+    assert_eq!(titles, all);
     for file in algorithms() {
         let name = &file.name;
         assert!(file.header[0].starts_with(&format!("-- {name}: ")), "{name}: {}", file.header[0]);
-        let own = ["ARGV, before cost, mode and now_us", "Reply of inspect", "Formula", "Source"];
-        let titles = file.titles();
-        assert_eq!(titles[..4], own, "{name}");
-        // What differs from the frame's.
-        let places = titles[4..].iter().map(|title| last.iter().position(|known| known == title));
+        let titles: Vec<_> = file.titles().into_iter().filter_map(|title| title.split("; ").next()).collect();
+        assert_eq!(titles[..4], ["Numbers", "State", "Formula", "Source"], "{name}");
+        // What it needs beside what all do.
+        let places = titles[4..].iter().map(|title| ["Commands", "Expiry"].iter().position(|known| known == title));
         assert!(places.clone().all(|place| place.is_some()) && places.is_sorted(), "{name}: {titles:?}");
     }
-}
-
-#[test]
-fn the_composed_script_defers_every_write_of_an_algorithm() {
-    let reads = ["TIME", "GET", "GETRANGE", "MGET", "STRLEN", "EXISTS", "PTTL", "ZRANGE", "ZCOUNT", "ZSCORE"];
-    let text = File::of(COMPOSED).body.join("\n");
-    let held: BTreeSet<_> = text.split("command == '").skip(1).filter_map(|rest| rest.split('\'').next()).collect();
-    let mut expected = may_call();
-    expected.retain(|word| !reads.contains(&word.as_str()));
-    let held: BTreeSet<_> = held.into_iter().filter(|word| *word != "TIME").map(str::to_owned).collect();
-    assert_eq!(held, expected);
-    assert!(text.contains("if command == 'TIME' and clock then return clock end") && text.contains("clock = reply"));
 }
 
 #[test]
@@ -134,7 +104,7 @@ fn every_file_names_its_arguments_as_its_header_does() {
     for file in algorithms() {
         let body = file.body.join("\n");
         assert!(body.contains(&format!("'{}'", file.own().join(", "))), "{}", file.name);
-        assert!(body.contains(&format!("'{}', '", file.name)), "{}: its own name", file.name);
+        assert!(body.contains(&format!("name = '{}'", file.name)), "{}: its own name", file.name);
     }
 }
 
@@ -150,21 +120,23 @@ fn what_decides_across_slots_says_so_in_its_first_line_and_calls_what_the_script
     assert_eq!(titles, ["KEYS", "ARGV", "Reply", "Commands"]);
     let called = body.split('\'').skip(1).step_by(2).filter(|word| is_upper(word));
     assert!(called.map(str::to_owned).collect::<BTreeSet<_>>().is_subset(&may_call()));
-    assert!(body.contains("return call('TIME')"), "an error names the command");
     assert!(read("lua/README.md").contains("across_slots"), "lua/README.md");
 }
 
-/// Redis 7.0 says on which line of a script it refused a command, not which command that was.
+/// Redis 7.0 says on which line of a script it refused a command, not which command that was: whoever reads the line
+/// takes the first one that stands there.
 #[test]
 fn every_line_of_a_script_names_the_one_command_that_it_calls() {
     for File { name, body, .. } in algorithms().chain(SHARED.map(File::of)) {
         for line in body {
-            let calls: Vec<_> =
-                ["redis.call(", "redis.pcall("].iter().flat_map(|call| line.split(call).skip(1)).collect();
-            assert!(calls.len() <= 1, "{name}: {line}");
-            let named =
-                |call: &&str| call.strip_prefix('\'').and_then(|rest| rest.split('\'').next()).is_some_and(is_upper);
-            assert!(calls.iter().all(named), "{name}: {line}");
+            let calls: BTreeSet<_> = line
+                .split("call('")
+                .skip(1)
+                .filter_map(|call| call.split('\'').next())
+                .filter(|call| is_upper(call))
+                .collect();
+            // One key is read by GET where several are by MGET.
+            assert!(calls.len() <= 1 || calls == BTreeSet::from(["GET", "MGET"]), "{name}: {line}");
         }
     }
 }
@@ -172,17 +144,13 @@ fn every_line_of_a_script_names_the_one_command_that_it_calls() {
 #[test]
 fn every_command_that_is_listed_is_called_and_no_other() {
     let shared: BTreeSet<_> = SHARED.iter().flat_map(|name| File::of(name).called()).collect();
-    let mut called = shared.clone();
+    let decide = File::of("decide");
+    assert_eq!(shared, decide.listed());
     for file in algorithms() {
-        let own = file.called();
-        if file.section("Commands").is_empty() {
-            called.extend(own);
-        } else {
-            let either: BTreeSet<_> = own.union(&shared).cloned().collect();
-            assert!(own.is_subset(&file.listed()) && file.listed().is_subset(&either), "{}: {own:?}", file.name);
-        }
+        let (own, listed) = (file.called(), file.listed());
+        let either: BTreeSet<_> = listed.union(&decide.listed()).cloned().collect();
+        assert!(own.is_subset(&either) && listed.is_subset(&own), "{}: {own:?}", file.name);
     }
-    assert_eq!(called, File::of("frame").listed());
 }
 
 #[test]
@@ -196,20 +164,21 @@ fn the_least_rights_are_exactly_the_commands_of_the_scripts_and_their_callers() 
 }
 
 #[test]
-fn every_header_names_the_state_as_rust_does() {
-    let frame = File::of("frame");
-    let five = ["[1] allowed", "[2] limit", "[3] remaining", "[4] retry_after_us", "[5] reset_after_us"];
-    let reply = frame.section("Reply");
-    assert!(five.iter().zip(&reply).all(|(expected, line)| line.starts_with(expected)), "{reply:?}");
+fn every_header_says_what_inspect_lists() {
     for (algorithm, file) in Algorithm::all().zip(algorithms()) {
-        let state = file.numbered("Reply of inspect", "", 7);
-        assert_eq!([state.as_slice(), &["blocked_us", "overage"]].concat(), algorithm.state_fields(), "{}", file.name);
+        let listed = file.titles().into_iter().find_map(|title| title.strip_prefix("State; inspect lists "));
+        let listed = listed.unwrap_or_else(|| panic!("{}: what inspect lists", file.name)).split(", ").count();
+        // The last two are noted of any key.
+        let (noted, own) = (["blocked_us", "overage"], algorithm.state_fields());
+        assert!(own.ends_with(&noted), "{}: {own:?}", file.name);
+        // "When the first and when the last of them expires" are two.
+        assert!(own.len() - 2 == listed || algorithm.holds(), "{}: {own:?}", file.name);
     }
 }
 
 #[test]
 fn scripts_stay_plain_lua_that_any_client_can_call() {
-    for file in algorithms().chain(["arguments", "frame", COMPOSED].map(File::of)) {
+    for file in algorithms().chain(SHARED.map(File::of)) {
         let whole = file.body.join("\n");
         assert!(!file.header[0].starts_with("#!"), "{}", file.name);
         for library in ["cjson", "cmsgpack", "require"] {
@@ -217,46 +186,43 @@ fn scripts_stay_plain_lua_that_any_client_can_call() {
         }
     }
     for script in Algorithm::all().map(Algorithm::script) {
-        assert_eq!(script.text().matches("redis.call('TIME')").count(), 1, "{}", script.name());
+        assert_eq!(script.text().matches("call('TIME')").count(), 1, "{}", script.name());
     }
 }
 
 #[tokio::test]
-async fn rust_sends_the_arguments_that_the_header_lists() {
+async fn rust_sends_the_numbers_that_the_header_lists() {
     let server = Server::with(&["--slowlog-log-slower-than", "0"]);
     let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
     let mut redis = server.connection();
-    for (algorithm, file) in Algorithm::all().zip(algorithms()) {
+    for (number, (algorithm, file)) in (1..).zip(Algorithm::all().zip(algorithms())) {
         let name = &file.name;
         let rule = tollgate_testing::rules::rule(tollgate_testing::rules::five_of(algorithm));
-        let request = Request::new("key").cost(3).at(time(1 << 50));
-        let request = by_own_id(&rule, request);
+        let request = by_own_id(&rule, Request::new("key").cost(3).at(time(1 << 50)));
         limiter.at_most(&rule, request).await.expect("a decision");
-        let sent: Vec<_> =
-            last_sent(&mut redis).into_iter().map(|word| String::from_utf8(word).expect("text")).collect();
-        let (own, last) = sent[4..].split_at(sent.len() - 7);
+        let sent = last_sent(&mut redis);
+        let (key, shape, now) = (&sent[3], &sent[4], &sent[5]);
+        assert_eq!((shape[0], now.as_slice()), (number, b"1125899906842624".as_slice()), "{name}");
+        let mut own = Vec::new();
+        let mut rest = &shape[1..];
+        for (is_signed, width) in file.packed() {
+            let (bytes, after) = rest.split_at(width);
+            let mut number = [if is_signed && bytes[width - 1] > 0x7f { 0xff } else { 0 }; 8];
+            number[..width].copy_from_slice(bytes);
+            own.push(i64::from_le_bytes(number).to_string().into_bytes());
+            rest = after;
+        }
+        assert_eq!(rest[0], 130, "{name}: at-most");
+        // The holder is an argument of its own.
+        own.extend(algorithm.holds().then(|| sent[7].clone()));
         assert_eq!(own.len(), file.own().len(), "{name}: {sent:?}");
-        assert_eq!(last, ["3", "at-most", "1125899906842624"], "{name}");
 
-        // The text alone, as a caller in another language would send it.
-        let (key, now) = (&sent[3], &last[2]);
+        // The text form, as a caller in another language would send it.
         let mut call = cmd("EVAL_RO");
         call.arg(algorithm.script().text()).arg(1).arg(key).arg(own);
-        let reply: Vec<i64> = call.clone().arg(&["1", "inspect", now]).query(&mut redis).expect("a reply");
+        let reply: Vec<i64> = call.clone().arg(&["1", "inspect"]).arg(now).query(&mut redis).expect("a reply");
         assert_eq!(reply.len(), 6 + algorithm.state_fields().len(), "{name}: {reply:?}");
         call.arg(&["1", "inspect"]).query::<Vec<i64>>(&mut redis).expect_err("an argument is missing");
-
-        // The packed form has the same arguments.
-        limiter.acquire(&rule, request).await.expect("a decision");
-        let packed = last_sent(&mut redis).split_off(4);
-        if file.packs() {
-            let [numbers, at] = packed.as_slice() else { panic!("{name}: {packed:?}") };
-            let first: u64 = own[0].parse().expect("a number");
-            assert!(numbers[1..8] == first.to_le_bytes()[..7], "{name}: {packed:?}");
-            assert!(numbers.ends_with(&[3, 0, 0, 0, 0, 0, 0]) && at == now.as_bytes(), "{name}: {packed:?}");
-        } else {
-            assert_eq!(packed.len(), file.own().len() + LAST.len(), "{name}: {packed:?}");
-        }
     }
 }
 
@@ -274,20 +240,24 @@ fn last_sent(redis: &mut tollgate::redis::Connection) -> Vec<Vec<u8>> {
 fn only_algorithms_have_a_script_and_a_vectors_file_and_each_has_both() {
     let mut expected: BTreeSet<_> = Algorithm::all().map(|algorithm| algorithm.script().name().to_owned()).collect();
     assert_eq!(stems("tests/vectors", "json"), expected);
-    expected.insert(COMPOSED.to_owned());
     assert_eq!(Script::all().map(|script| script.name().to_owned()).collect::<BTreeSet<_>>(), expected);
-    expected.extend(["across_slots", "arguments", "frame"].map(str::to_owned));
+    expected.insert("across_slots".to_owned());
+    expected.extend(SHARED.map(str::to_owned));
     assert_eq!(stems("lua", "lua"), expected);
-    for algorithm in Algorithm::all() {
-        let script = algorithm.script();
-        let whole = ["arguments", script.name(), "frame"].map(|name| read(&format!("lua/{name}.lua"))).concat();
-        assert_eq!(script.text(), whole, "{}", script.name());
+    let [before, after @ ..] = SHARED;
+    let whole = |files: &[&str]| {
+        [&[before][..], files, &after[..]]
+            .concat()
+            .into_iter()
+            .map(|name| read(&format!("lua/{name}.lua")))
+            .collect::<String>()
+    };
+    let files: Vec<_> = Algorithm::all().map(|algorithm| algorithm.script().name()).collect();
+    for file in &files {
+        let script = Script::all().find(|script| script.name() == *file).expect("a script");
+        assert_eq!(script.text(), whole(&[*file]), "{file}");
     }
-    let text = composed(COMPOSED);
-    for shared in SHARED.map(|name| read(&format!("lua/{name}.lua"))) {
-        assert_eq!(text.matches(&shared).count(), 1);
-    }
-    assert!(text.ends_with(&read(&format!("lua/{COMPOSED}.lua"))));
+    assert_eq!(Script::of(Algorithm::all()).text(), whole(&files));
 }
 
 #[test]
@@ -303,48 +273,44 @@ fn no_six_lines_stand_in_two_files() {
     }
 }
 
-/// What contract 1 promises of arguments and replies. A change of what stands here is another contract
-/// (`Script::CONTRACT`), unless it only adds a script or a mode.
+/// What contract 2 promises of arguments and replies. A change of what stands here is another contract
+/// (`Script::CONTRACT`), unless it only adds an algorithm, a mode or an option.
 #[test]
 fn arguments_and_replies_are_those_of_the_contract() {
-    assert_eq!(Script::CONTRACT, 1);
+    assert_eq!(Script::CONTRACT, 2);
     let expected = [
-        "token_bucket capacity rate period tick max_debt / BI7I7I7I3I7I7",
-        "fixed_window capacity rate period start max_debt / BI7I7I7i7I7I7",
-        "calendar_window limit first second stop / BI7i7i7i7I7",
-        "sliding_window_counter limit period tick / BI7I7I3I7",
-        "sliding_window_log limit period / BI7I7I7",
-        "concurrency limit ttl holder",
+        "token_bucket capacity rate period tick max_debt / BI7I7I7I3I7: 1",
+        "fixed_window capacity rate period start max_debt / BI7I7I7i7I7: 2",
+        "calendar_window limit first second stop / BI7i7i7i7: 3",
+        "sliding_window_counter limit period tick / BI7I7I3: 4",
+        "sliding_window_log limit period / BI5I7: 5",
+        "concurrency limit ttl holder / BI2I7: 6",
     ];
     let found = algorithms().map(|file| {
-        let packed = file.body.iter().find_map(|line| line.split("struct.unpack('<B").nth(1)?.split('\'').next());
-        let packed = packed.map(|format| format!(" / B{format}")).unwrap_or_default();
-        format!("{} {}{packed}", file.name, file.own().join(" "))
+        let packed = file.section("Numbers").into_iter().find_map(|line| line.strip_prefix("packed: "));
+        let (packed, _) = packed.expect("how they are packed").split_once(',').expect("its number");
+        format!("{} {} / {packed}", file.name, file.own().join(" "))
     });
     assert_eq!(found.collect::<Vec<_>>(), expected);
-    let frame = File::of("frame");
-    let names = |line: &&str| line.split("  ").next().unwrap_or_default().to_owned();
-    let reply: Vec<_> = frame.section("Reply").iter().map(names).collect();
-    let expected = [
-        "[1] allowed",
-        "[2] limit",
-        "[3] remaining",
-        "[4] retry_after_us",
-        "[5] reset_after_us",
-        "at-most appends:",
-        "[6] granted",
-        "inspect appends:",
-        "[6] ttl_ms",
-        "[7] ...",
-        "then, if the key is blocked, even by this call, or with +overage:",
-        "blocked_us",
-        "overage",
-    ];
-    assert_eq!(reply[..expected.len()], expected);
-    let call = File::of(COMPOSED).section("ARGV").join("\n");
-    for last in ["id_ttl  ms", "cost    units", "mode    -", "now_us  us"] {
-        assert!(call.contains(last), "{last}");
+    let (decide, spaces) = (File::of("decide"), |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let text = spaces(&decide.header.iter().map(|line| line.trim_start_matches('-')).collect::<Vec<_>>().join(" "));
+    for promised in [
+        "operation B, options B, cost I7, and the values of the options that have one, in their order",
+        "[3] calls of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit",
+        "128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block, 136 settle, \
+         137 cancel, 138 renew, 139 release, 140 reset",
+        "1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is remembered)",
+        "64 taken (I7 us ago, I7 us: the reset that was answered), 128 long records",
+        "one limit, in a script of one algorithm: its own arguments, cost, mode, now_us",
+        "for each limit its name and own arguments; then id_ttl (ms, 0 without an id)",
+        "cost (or with commas one for each limit), mode, now_us",
+        "for each limit allowed (0 | 1), limit, remaining, retry_after_us, reset_after_us",
+    ] {
+        assert!(text.contains(promised), "{promised}");
     }
+    let records = ["i7 remaining", "i7 reset_after_us", "i7 retry_after_us", "i3 allowed", "I7 granted", "I4 overage"];
+    let places: Vec<_> = records.iter().map(|record| text.find(record)).collect();
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?}");
 }
 
 #[test]
