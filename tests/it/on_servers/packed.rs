@@ -19,7 +19,7 @@ const KEYS: [&str; 3] = ["a", "b", "c"];
 #[derive(Debug)]
 struct Form {
     algorithm: Algorithm,
-    layout: u8,
+    number: u8,
     names: Vec<&'static str>,
     widths: Vec<usize>,
 }
@@ -39,21 +39,24 @@ type Group<'a> = (&'a str, i64, u32);
 const SAMPLE: Numbers = Numbers { capacity: 5, rate: 5, period: 1_000_000, tick: 1, max_debt: 0, start: 0 };
 
 impl Form {
-    /// As the headers say it, such as `packed: BI7I7I7: the layout (6), these, cost`.
+    /// As the headers say it, such as `packed: BI5I7: 5, these`.
     fn all() -> Vec<Self> {
         let packs = |algorithm: &Algorithm| !algorithm.holds();
         let form = |algorithm: Algorithm| {
             let text = algorithm.script().text();
-            let (_, line) = text.split_once("--   packed: BI").expect("numbers");
-            let (format, line) = line.split_once(": the layout (").expect("a format");
-            let (layout, _) = line.split_once("), these, cost\n").expect("a layout");
-            let (_, names) =
-                text.split_once("ARGUMENTS, LENGTH").and_then(|(_, rest)| rest.split_once(", '")).expect("names");
+            let (_, section) = text.split_once("-- Numbers\n").expect("numbers");
+            let (section, _) = section.split_once("\n--\n").expect("their end");
+            let lines = section.lines().filter_map(|line| line.strip_prefix("--   "));
+            let is_name = |name: &&str| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
             let names: Vec<_> =
-                names.split('\'').next().into_iter().flat_map(|names| names.split(", ")).chain(["cost"]).collect();
-            let widths: Vec<_> = format.split(['I', 'i']).map(|width| width.parse().expect("a width")).collect();
-            assert_eq!((names.len(), names.last()), (widths.len(), Some(&"cost")), "{algorithm}");
-            Self { algorithm, layout: layout.parse().expect("a byte"), names, widths }
+                lines.clone().filter_map(|line| line.split_once("  ")).map(|(name, _)| name).filter(is_name).collect();
+            let packed = lines.clone().find_map(|line| line.strip_prefix("packed: B")).expect("how they are packed");
+            let (format, number) = packed.split_once(": ").expect("a number");
+            let (number, _) = number.split_once(", these").expect("a number");
+            let widths: Vec<_> =
+                format.split(['I', 'i']).skip(1).map(|width| width.parse().expect("a width")).collect();
+            assert_eq!(names.len(), widths.len(), "{algorithm}");
+            Self { algorithm, number: number.parse().expect("a byte"), names, widths }
         };
         let forms: Vec<_> = Algorithm::all().filter(packs).map(form).collect();
         assert_eq!(forms.len(), 5, "all but permits");
@@ -77,7 +80,7 @@ impl Form {
             "start" => numbers.start.min(numbers.period - 1),
             other => panic!("{other}: what is it?"),
         };
-        self.names[..self.names.len() - 1].iter().map(number).collect()
+        self.names.iter().map(number).collect()
     }
 
     /// The longest reset, in microseconds.
@@ -93,13 +96,11 @@ impl Form {
         }
     }
 
+    /// The shape of acquires without options.
     fn pack(&self, own: &[i64], cost: i64) -> Vec<u8> {
-        let bytes = own
-            .iter()
-            .chain([&cost])
-            .zip(&self.widths)
-            .flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec());
-        std::iter::once(self.layout).chain(bytes).collect()
+        let packed = |(number, width): (&i64, &usize)| number.to_le_bytes()[..*width].to_vec();
+        let numbers: Vec<_> = own.iter().zip(&self.widths).flat_map(packed).collect();
+        [&[self.number], numbers.as_slice(), &[128, 0], &cost.to_le_bytes()[..7]].concat()
     }
 
     fn evalsha(&self, keys: &[&str]) -> Cmd {
@@ -128,7 +129,7 @@ impl Form {
 }
 
 fn several(groups: &[Group<'_>]) -> Vec<u8> {
-    groups.iter().flat_map(|(_, cost, calls)| [&cost.to_le_bytes()[..7], &calls.to_le_bytes()[..3]].concat()).collect()
+    groups.iter().flat_map(|(_, cost, calls)| [&calls.to_le_bytes()[..3], &cost.to_le_bytes()[..7]].concat()).collect()
 }
 
 fn decide(
@@ -140,7 +141,7 @@ fn decide(
 ) -> Vec<Record> {
     let answer: Vec<u8> = form.packed(numbers, groups, now_us).query(redis).expect("decisions");
     let limit = form.own(numbers, NOW)[0];
-    records(&answer, limit, groups.iter().map(|group| group.2.into()))
+    records(&answer, limit)
 }
 
 /// A server that knows the scripts.
@@ -368,11 +369,11 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
                 assert_eq!(dumps(&mut redis, &KEYS), before, "{}: {why}", form.algorithm);
             }
         };
-        for layout in (0..=255_u8).filter(|layout| *layout != form.layout) {
-            refused(format!("layout {layout}"), &[&[&[layout], &good[1..]].concat(), &now]);
+        for number in (0..=255_u8).filter(|number| *number != form.number) {
+            refused(format!("algorithm {number}"), &[&[&[number], &good[1..]].concat(), &now]);
         }
         for length in 0..good.len() {
-            refused(format!("{length} bytes of numbers"), &[&good[..length], &now]);
+            refused(format!("{length} bytes of a shape"), &[&good[..length], &now]);
         }
         for now in ["-2", "0.5", "4503599627370497", "nan", "", "x"] {
             refused(format!("now {now:?}"), &[&good, now.as_bytes()]);
@@ -381,7 +382,7 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
             let list = several(&[("", 1, 1); 3]);
             refused(format!("{length} bytes of costs"), &[&good, &now, &list[..length]]);
         }
-        for (index, name) in form.names[..own.len()].iter().enumerate() {
+        for (index, name) in form.names.iter().enumerate() {
             let with = |number: i64| form.pack(&[&own[..index], &[number], &own[index + 1..]].concat(), 1);
             if ["limit", "rate", "period", "tick"].contains(name) {
                 refused(format!("{name} 0"), &[&with(0), &now]);
@@ -437,6 +438,6 @@ fn a_call_across_slots_says_how_many_keys_follow() {
     }
     for keys in [2, 7997] {
         let answer = ask(&keys.to_string(), keys).expect("decisions");
-        assert!(records(&answer, 5, (0..keys).map(|_| 1)).iter().all(|record| record[..3] == [1, 5, 4]), "{keys}");
+        assert!(records(&answer, 5).iter().all(|record| record[..3] == [1, 5, 4]), "{keys}");
     }
 }

@@ -8,13 +8,11 @@ use tollgate::Algorithm;
 use tollgate::redis::{Connection, cmd};
 use tollgate_testing::oracle::{Answer, Oracle, Retry, Spec, Start};
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::scripts::composed;
 
 const T: u64 = 1_000_000_000_000_000;
 
 fn call(redis: &mut Connection, script: &str, keys: &[&str], arguments: &str) -> Vec<i64> {
-    let algorithm = Algorithm::all().map(Algorithm::script).find(|known| known.name() == script);
-    let text = algorithm.map_or_else(|| composed(script), |script| script.text().to_owned());
+    let text = Algorithm::all().map(Algorithm::script).find(|known| known.name() == script).expect("a script").text();
     let arguments: Vec<_> = arguments.split(' ').collect();
     let answer = cmd("EVAL").arg(text).arg(keys.len()).arg(keys).arg(&arguments).query(redis);
     answer.unwrap_or_else(|error| panic!("{script} {arguments:?}: {error}"))
@@ -142,18 +140,18 @@ fn a_reservation_denied_for_its_wait_writes_nothing() {
 fn of_several_limits_one_that_would_wait_too_long_denies_for_all() {
     let server = Server::start();
     let mut redis = server.connection();
-    let limits = "token_bucket 5 1 1 1000000 1 9 token_bucket 5 1 1 10000000 1 9";
+    let limits = "token_bucket 1 1 1000000 1 9 token_bucket 1 1 10000000 1 9";
     let mut ask = |mode: &str| {
         let (keys, id_ttl) = (&["fast", "slow", "id"][..if mode.starts_with("peek") { 2 } else { 3 }], 1000);
         let id_ttl = if keys.len() == 3 { id_ttl } else { 0 };
-        call(&mut redis, "all_or_nothing", keys, &format!("{limits} {id_ttl} 1 {mode} {T}"))
+        call(&mut redis, "token_bucket", keys, &format!("{limits} {id_ttl} 1 {mode} {T}"))
     };
     assert_eq!(ask("reserve+within=0")[3], 0);
     assert_eq!(ask("cancel")[3], 0);
     assert_eq!(ask("reserve")[8], 0);
     let mut other = server.connection();
     let again = |redis: &mut Connection, mode: &str, key: &str| {
-        call(redis, "all_or_nothing", &["fast", "slow", key], &format!("{limits} 1000 1 {mode} {T}"))
+        call(redis, "token_bucket", &["fast", "slow", key], &format!("{limits} 1000 1 {mode} {T}"))
     };
     let denied = again(&mut other, "reserve+within=9999999", "second");
     assert_eq!((denied[0], denied[3], denied[5], denied[8], denied[10]), (1, 0, 0, 10_000_000, 0));
