@@ -31,21 +31,19 @@ const OTHERS: [Other; 6] = [
     Other::alone("penalty", 4.1, &["1000000", "1", "3600", "1", "0", "1", "penalty", "-1"]),
     Other {
         name: "two limits",
-        script: "all_or_nothing",
+        script: "token_bucket",
         limits: 2,
         keys: 2,
         most: 14.0,
         before: 12.0,
         arguments: &[
             "token_bucket",
-            "5",
             "1000000",
             "1",
             "3600",
             "1",
             "0",
             "token_bucket",
-            "5",
             "1000000",
             "1",
             "7200",
@@ -59,12 +57,12 @@ const OTHERS: [Other; 6] = [
     },
     Other {
         name: "an acquire with an id",
-        script: "all_or_nothing",
+        script: "token_bucket",
         limits: 1,
         keys: 2,
         most: 13.0,
         before: 10.7,
-        arguments: &["token_bucket", "5", "1000000", "1", "3600", "1", "0", "600000", "1", "acquire", "-1"],
+        arguments: &["token_bucket", "1000000", "1", "3600", "1", "0", "600000", "1", "acquire", "-1"],
     },
 ];
 
