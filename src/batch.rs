@@ -153,6 +153,14 @@ impl Ask<'_> {
     }
 }
 
+impl Position {
+    /// Sorts asks as they are decided.
+    #[cfg(all(test, feature = "embedded"))]
+    pub(crate) fn order(self) -> (u32, u32, u32) {
+        (self.group.call, self.group.group, self.before)
+    }
+}
+
 impl Alone<'_> {
     pub(crate) fn call(&self) -> ScriptCall<'_> {
         let Ask { script, ref numbers, ref terms, now_us, .. } = *self.ask;

@@ -19,6 +19,8 @@ mod releases;
 mod reservations;
 mod server_clock;
 mod sharded;
+#[cfg(all(test, feature = "embedded"))]
+mod together;
 pub(crate) mod wait;
 
 #[cfg(feature = "embedded")]

@@ -109,7 +109,7 @@ impl Embedded {
         replies
     }
 
-    fn records(&self, call: ScriptCall<'_>) -> Result<Records, Error> {
+    pub(crate) fn records(&self, call: ScriptCall<'_>) -> Result<Records, Error> {
         match self.shared.lock().run(call)? {
             Value::String(records) => call.read(&records.as_bytes(), None),
             Value::Table(table) => {
@@ -118,6 +118,18 @@ impl Embedded {
             }
             other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
         }
+    }
+
+    /// Every key and its state, in order.
+    #[cfg(test)]
+    pub(crate) fn states(&self) -> Vec<(Vec<u8>, String)> {
+        self.keyspace(|keyspace| {
+            let states = keyspace.keys().into_iter().map(|key| {
+                let shown = keyspace.shown(&key);
+                (key, shown)
+            });
+            states.collect()
+        })
     }
 
     /// The time by a clock that was set.
