@@ -17,8 +17,8 @@ pub(super) struct Timeline {
 
 /// The most attempts to read this machine's clocks at the same instant.
 const TRIES: usize = 50;
-/// How long an engine's clock is read, if it can't be told sooner whether it is near.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an engine's clock is read, if it can't be told sooner whether it is near: on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// How many keys are used to find clocks: each node of a small cluster likely has one of them.
 const KEYS: usize = 24;
 
