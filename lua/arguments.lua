@@ -81,7 +81,7 @@ if not packed then
       for place = 1, #value, 7 do
         if unpacked('<I7', value, place) > most then fault = fault or option .. ' is out of range' end
       end
-      if bit == 8 and given + 0 < 1 then fault = fault or 'block is out of range' end
+      if bit == 8 and tonumber(given) == 0 then fault = fault or 'block is out of range' end
       bits, values[bit] = values[bit] and bits or bits + bit, value
     end
     return bits, values
@@ -90,7 +90,10 @@ if not packed then
   -- One cost, or with commas one for each limit.
   local function costs_of(limits)
     local costs, given = {}, ARGV[at] or ''
-    if not (several and find(given, ',', 1, true)) then return { number('cost', 0, several and 2^53 or 2^56 - 1) } end
+    -- What one limit can never have is a cost all the same.
+    if not (several and find(given, ',', 1, true)) then
+      return { math.min(number('cost', 0, several and 2^53 or 2^1023), 2^53) }
+    end
     at = at + 1
     for cost in string.gmatch(given, '[^,]+') do
       local value = tonumber(cost) or -1

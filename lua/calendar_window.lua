@@ -28,11 +28,13 @@ ALGORITHMS[3] = {
   name = 'calendar_window', arguments = 'limit, first, second, stop',
   size = 29, format = '<BI7i7i7i7', width = 15, stored = '<BI7i7', numbers_at = 20, front = '<I7I7',
   stale = 'STALE calendar_window: expected two windows around now, got others; now_us=%.0f',
-  -- The window that contains now: its start and end, the end of the next one if that is known, and the state's numbers.
+  -- The window that contains now: its start and end, the end of the next one if that is known, and the state's numbers;
+  -- no numbers if neither does.
   window = function(limit, first, second, stop)
     if first >= second or second >= stop or stop > 2^53 then return first, first, 0, '' end
     if now >= first and now < second then return first, second, stop, pack('<BI7i7', 3, limit, first) end
     if now >= second and now < stop then return second, stop, 0, pack('<BI7i7', 3, limit, second) end
+    return first, second, stop, nil
   end,
   -- The longest reset, and how long a state is kept; nothing if out of range.
   spans = function(limit, _, start, ends, stop)

@@ -179,6 +179,7 @@ end
 -- gave none; then for each limit the answer, what was taken, and what a later refund has to know: of how many units it
 -- is, the key's counts after they were taken, and how many units were in use before them.
 local MARK_WIDTH = 66
+local NO_MARKER = 'BADSTATE tollgate: the id\'s marker holds something else'
 local LOST = 'TRYAGAIN tollgate: a key of the call was refused'
 if id_ttl then
   local keep = string.format('%d', live and id_ttl or math.max(id_ttl, 3600000))
@@ -212,7 +213,7 @@ if id_ttl then
     local did, settled, time = 0, 0, 0
     if held and #held == 9 + MARK_WIDTH * count then did, settled, time = unpacked('<BBI7', held) end
     if held and (did < 128 or did > 134 or settled > 1) then
-      return refuse(first, 'BADSTATE tollgate: the id\'s marker holds something else')
+      return refuse(first, NO_MARKER)
     end
     -- By the caller's own time, which Redis's expiry doesn't know.
     if held and not live and time > 0 and now - (time - 1) >= id_ttl * 1000 then held = false end
@@ -226,9 +227,19 @@ if id_ttl then
     marks = { did = did, settled = settled, time = time }
     for n = 1, count do
       local at = 10 + MARK_WIDTH * (n - 1)
-      local took, units, net, given, born, before = unpacked('<I7I7i7I7I7I7', held, at + 24)
+      local remaining, reset, retry, allowed, took, units, net, given, born, before =
+        unpacked('<i7i7i7i3I7I7i7I7I7I7', held, at)
+      local blocked = allowed == -1 and (did > 132 or settled == 1)
+      if allowed < 1 and not blocked or math.min(remaining, reset, retry) < 0
+        or math.max(remaining, reset, retry, took, units, before, math.abs(net), given) > 2^53 then
+        return refuse(first, NO_MARKER)
+      end
       marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
-      local record = sub(held, at, at + 23)
+      -- To who asks to take units, it was allowed, though the key was blocked when the call was settled.
+      if blocked and not forced then remaining, allowed = 0, 1 end
+      -- The limit may be lower than it was.
+      if allowed > 0 then remaining = math.min(remaining, limits[n].most) end
+      local record = pack('<i7i7i7i3', remaining, reset, retry, allowed)
       answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
     end
     if ends and (operation == 'cancel' or settled == 0) then return false end

@@ -63,7 +63,8 @@ ALGORITHMS[2] = {
     local at, used, window, armed, time = now, 0, now, 0, nil
     if held then
       time, used, window, armed = unpacked('<I7I7i7I5', held)
-      if time > 2^53 or used > 2^53 or window > time or window < -2^53 then return end
+      -- No penalty makes it take longer than 2^51 us.
+      if time > 2^53 or used > 2^53 or used / rate * period > 2^51 or window > time or window < -2^53 then return end
       local begun = time - window
       if time <= now then
         begun = now - window

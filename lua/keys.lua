@@ -21,7 +21,7 @@ if text_fault then return redis.error_reply(text_fault) end
 -- longest reset, how long a state is kept, and its debt. Then what a call asks of it, and what it finds at its key:
 -- the units in use, the state as the algorithm's functions pass it on, as of when, its expiry, its own time, and how
 -- many calls fit.
-local limits, count, place, layout, reads = {}, 0, 1, byte(shape), false
+local limits, count, place, layout, reads, stale = {}, 0, 1, byte(shape), false, nil
 while layout and layout < 128 do
   local algorithm = ALGORITHMS[layout]
   if not algorithm or #shape < place + algorithm.size then
@@ -31,7 +31,7 @@ while layout and layout < 128 do
   local numbers, longest, kept = sub(shape, place, place + algorithm.width - 1), nil, nil
   if not algorithm.lends then debt = 0 end
   if algorithm.window then a, b, c, numbers = algorithm.window(most, a, b, c) end
-  if not numbers then return redis.error_reply(string.format(algorithm.stale, now)) end
+  if not numbers then stale = algorithm.stale end
   longest, kept = algorithm.spans(most, debt, a, b, c)
   if not longest then return redis.error_reply('BADARG ' .. algorithm.name .. ': expected numbers in range') end
   count, reads = count + 1, algorithm.holds and algorithm or reads or algorithm.read and algorithm
@@ -43,10 +43,14 @@ while layout and layout < 128 do
   layout = byte(shape, place)
 end
 if #shape < place + 8 then return redis.error_reply('BADARG tollgate: expected an operation after the limits') end
-if now < 0 or now > 2^52 then return redis.error_reply('BADARG tollgate: now_us is out of range') end
+if not (now >= 0 and now <= 2^52 and now % 1 == 0) then
+  return redis.error_reply('BADARG tollgate: now_us is out of range')
+end
 local code, options, common = unpacked('<BBI7', shape, place)
 local operation = code == 128 and 'acquire' or ({ 'reserve', 'at-most', 'peek', 'inspect', 'refund', 'penalty', 'block',
   'settle', 'cancel', 'renew', 'release', 'reset' })[code - 128]
+-- A reset repairs, whatever the time.
+if stale and operation ~= 'reset' then return redis.error_reply(string.format(stale, now)) end
 local option, wide, id_ttl = {}, options >= 128, nil
 if options % 128 == 32 then
   id_ttl = unpacked('<I7', shape, place + 9)
@@ -265,7 +269,10 @@ if not usual then
     local numbers, tail, wrong_type
     held, numbers, tail, wrong_type = contents(limit, held, key)
     if wrong_type then return nil, wrong_type end
-    if held and (byte(numbers) ~= byte(limit.numbers) or (tail ~= '' and #tail ~= 53)) then return nil end
+    if held and (byte(numbers) ~= byte(limit.numbers) or #numbers ~= #limit.numbers
+      or (tail ~= '' and #tail ~= 53)) then
+      return nil
+    end
     limit.held, limit.notes, limit.changed = held, false, false
     if held and algorithm.other then
       local version, used, x, y, at, armed, time, far =

@@ -54,6 +54,9 @@ local function search(log, cutoff, enough)
   return above, found, before
 end
 
+-- A time that was read of an entry: that of a log that was harmed may be any.
+local function bounded(log, time) return math.max(math.min(time, log.newest), log.oldest) end
+
 ALGORITHMS[5] = {
   name = 'sliding_window_log', arguments = 'limit, period', most_of = { limit = 2^39 },
   size = 13, format = '<BI5I7', width = 13, stored = '<BI5I7', numbers_at = 42,
@@ -145,7 +148,8 @@ ALGORITHMS[5] = {
     if enough > log.used then
       leaves = at
     elseif enough > 1 then
-      _, leaves = search(log, 0, enough)
+      _, leaves = search(log, -1, enough)
+      leaves = bounded(log, leaves)
     end
     return leaves + period - now
   end,
@@ -163,11 +167,13 @@ ALGORITHMS[5] = {
     if log.used == 0 then
       log.first, log.base = log.count, log.total
     elseif newer > 0 then
-      log.first, log.oldest = search(log, 0, units + 1)
+      local first, oldest = search(log, -1, units + 1)
+      log.first, log.oldest = first, bounded(log, oldest)
       log.base = (log.base + units) % MODULUS
     else
-      local last, newest = search(log, 0, log.used)
-      log.head, log.count, log.newest = (log.head - (log.count - 1 - last)) % log.slots, last + 1, newest
+      local last, newest = search(log, -1, log.used)
+      log.head, log.count, log.newest = (log.head - (log.count - 1 - last)) % log.slots, last + 1,
+        bounded(log, newest)
       log.total, log.shrunk = (log.base + log.used) % MODULUS, true
     end
     return log, nil, at, units

@@ -69,7 +69,8 @@ ALGORITHMS[1] = {
     if not held then return 0, 0, nil, here, 0 end
     local time, lead, armed = unpacked('<I7I7I5', held)
     local at = here
-    if time > 2^53 or lead > 2^53 then return end
+    -- No penalty makes it take longer than 2^51 us.
+    if time > 2^53 or lead > 2^53 or lead / rate * tick > 2^51 + tick then return end
     if time <= here then
       local passed = (here - time) / tick * rate
       lead = passed < lead and lead - passed or 0

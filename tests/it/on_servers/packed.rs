@@ -267,7 +267,9 @@ fn one_by_one(redis: &mut Connection, form: &Form, numbers: &Numbers, groups: &[
         let last = own.last().expect("one at least");
         let blocked = last.len() > 5;
         let allowed: i64 = own.iter().take(*count as usize).map(|reply| reply[0]).sum();
-        [if blocked { -1 } else { allowed }, last[1], last[2], last[3], last[4]]
+        // Where no call is made, none has to wait.
+        let wait = if *count == 0 { 0 } else { last[3] };
+        [if blocked { -1 } else { allowed }, last[1], last[2], wait, last[4]]
     };
     groups.iter().map(record).collect()
 }

@@ -72,25 +72,35 @@ fn a_debt_is_carried_whole_into_numbers_that_take_longer() {
 }
 
 #[test]
-fn a_state_further_ahead_than_any_penalty_could_make_it_waits_no_longer_than_one() {
+fn a_state_further_ahead_than_any_penalty_could_make_it_is_none() {
     let (_server, mut redis) = server();
-    let longest = 1 << 51;
-    let script = "token_bucket";
+    let longest: i64 = 1 << 51;
     let now: i64 = T.parse().expect("a number");
-    let numbers = [(1, 1), (5, 7), (1, 7), (1, 7), (1_000_000, 3)];
-    let state = pack(&[&[(now, 7), (1 << 53, 7), (0, 5)], numbers.as_slice()].concat());
-    let packed_numbers = bucket([1, 5, 1, 1, 1_000_000, 0, 1]);
-    for (mode, cost) in [("acquire", 1), ("peek", 0), ("penalty", 1), ("block", 1)] {
-        let expected_ttl = 2 * longest / 1000;
-        cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
-        let reply = answer(&mut redis, script, script, &format!("5 1 1 1000000 0 {cost} {mode} {T}"));
-        assert!(reply[3] >= 0 && (1..=longest).contains(&reply[4]), "{mode}: {reply:?}");
-        let ttl: i64 = cmd("PTTL").arg(script).query(&mut redis).expect("an expiry");
-        assert!(ttl <= expected_ttl, "{mode}: {ttl} ms");
+    // How long a unit takes to come back; the script's own arguments; what a state holds beside its usage.
+    for (script, unit, own, numbers) in [
+        ("token_bucket", 1_000_000, "5 1 1 1000000 0", [(1, 1), (5, 7), (1, 7), (1, 7), (1_000_000, 3)].as_slice()),
+        ("fixed_window", 1_000_000, "5 1 1000000 0 0", &[(2, 1), (5, 7), (1, 7), (1_000_000, 7), (0, 7)]),
+    ] {
+        let window = if script == "fixed_window" { vec![(now, 7)] } else { vec![] };
+        let state = |used: i64| pack(&[&[(now, 7), (used, 7)], window.as_slice(), &[(0, 5)], numbers].concat());
+        let shape = shape(&[numbers, &[(0, 7)]].concat(), 1);
+        for (mode, cost) in [("acquire", 1), ("peek", 0), ("penalty", 1), ("block", 1)] {
+            let call_text = format!("{own} {cost} {mode} {T}");
+            // The longest that a penalty makes, and a unit more.
+            cmd("SET").arg(script).arg(state(longest / unit)).exec(&mut redis).expect("written");
+            let reply = answer(&mut redis, script, script, &call_text);
+            assert!(reply[3] >= 0 && (1..=longest).contains(&reply[4]), "{script} {mode}: {reply:?}");
+            let ttl: i64 = cmd("PTTL").arg(script).query(&mut redis).expect("an expiry");
+            assert!(ttl <= 2 * longest / 1000, "{script} {mode}: {ttl} ms");
+            for used in [longest / unit + 2, 1 << 53] {
+                cmd("SET").arg(script).arg(state(used)).exec(&mut redis).expect("poisoned");
+                let error = call(&mut redis, script, &[script], &words(&call_text)).expect_err("no state");
+                assert_eq!(error.code(), Some("BADSTATE"), "{script} {mode} {used}: {error}");
+            }
+        }
+        let records = packed(&mut redis, script, &[script, &format!("{script}-2")], &[&shape, T.as_bytes()]).expect("decisions");
+        assert_eq!([records[0][0], records[1][0]], [-2, 1], "{script}");
     }
-    cmd("SET").arg(script).arg(&state).exec(&mut redis).expect("poisoned");
-    let record = packed(&mut redis, script, &[script], &[&packed_numbers, T.as_bytes()]).expect("a decision");
-    assert!(record[0][0] == 0 && record[0][3] > 0 && record[0][4] <= longest, "{record:?}");
 }
 
 #[test]
