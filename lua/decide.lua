@@ -60,8 +60,9 @@
 --   while it covers this reset. With now_us at least an hour. The marker's is id_ttl.
 --
 -- A deny writes
---   nothing, except in three cases: a state's time lay too far ahead and is brought back to now; +overage counts it;
---   +block blocks the key. Only the keys of limits that deny are written.
+--   nothing, except in four cases: a state's time lay too far ahead and is brought back to now; +overage counts it;
+--   +block blocks the key; a calendar's key would expire before its reset, as a day's does that denies for a week. Only
+--   the keys of limits that deny are written.
 
 local weigh, alter, note, own_wait, recall, remember
 if not usual then
@@ -203,7 +204,7 @@ if id_ttl then
   end
 
   -- Reads the marker of a call. Returns whether that answers the call.
-  function recall(first)
+  function recall(first, calls)
     local key, held = keys[first + count], states[first + count] or nil
     marks, answers[first + count] = nil, ''
     if operation == 'peek' or operation == 'block' or code > 137 then return false end
@@ -236,10 +237,10 @@ if id_ttl then
       end
       marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
       -- To who asks to take units, it was allowed, though the key was blocked when the call was settled.
-      if blocked and not forced then remaining, allowed = 0, 1 end
+      if blocked and not forced then remaining, blocked = 0, false end
       -- The limit may be lower than it was.
-      if allowed > 0 then remaining = math.min(remaining, limits[n].most) end
-      local record = pack('<i7i7i7i3', remaining, reset, retry, allowed)
+      if not blocked then remaining = math.min(remaining, limits[n].most) end
+      local record = pack('<i7i7i7i3', remaining, reset, retry, blocked and -1 or calls)
       answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
     end
     if ends and (operation == 'cancel' or settled == 0) then return false end
@@ -300,7 +301,7 @@ for first = 1, #keys, width do
   local calls, listed_at, readable, never, lost = 1, (first - 1) / width * each_width + 1, true, false, false
   if each then calls = unpacked('<I3', each, listed_at) end
   ordinal = (first - 1) / width
-  local fits, done = calls, answers[first] or (recall and recall(first))
+  local fits, done = calls, answers[first] or (recall and recall(first, calls))
   for n = 1, done and 0 or count do
     local limit, held, why = limits[n], states[first + n - 1], nil
     if each then limit.cost = unpacked('<I7', each, listed_at + 7 * n - 4) else limit.cost = common end
@@ -364,6 +365,10 @@ for first = 1, #keys, width do
       end
     end
     local remaining, writes_note = used < most and most - used or 0, false
+    if denied and writes and live and algorithm.window and (usual or limit.held)
+      and limit.armed * 1000000 < now + reset then
+      changed = true
+    end
     if not usual then
       reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
       if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then

@@ -36,7 +36,7 @@ if live and #shape == 45 and not repeated and find(shape, '^\2') and find(shape,
       if early <= 0 then used, spare = used + cost, -early end
       local reset = window + (used + -used % rate) / rate * period - now
       local writes = early <= 0 and expires >= now + reset and expires <= latest
-      if time <= now and now - window < period and spare >= 0
+      if time <= now and window <= time and now - window < period and spare >= 0
         and (early > 0 or writes and call('SETRANGE', KEYS[index], '0', pack('<I7I7', now, used))) then
         local retry = early > 0 and window + (early + -early % rate) / rate * period - now or 0
         answers[index] = pack('<i7i7i7i3', spare, reset, retry, writes and 1 or 0)
