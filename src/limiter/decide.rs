@@ -170,3 +170,17 @@ fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) ->
 pub(super) fn garbled() -> Error {
     Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_penalty_above_what_can_be_counted_is_no_malformed_answer() {
+        let above = i64::try_from(EXACT + 2).ok();
+        assert_eq!(granted(u64::MAX, Operation::Penalty, true, above), Some(u64::MAX));
+        assert_eq!(granted(u64::MAX, Operation::Penalty, true, None), Some(u64::MAX));
+        assert_eq!(granted(u64::MAX, Operation::AtMost, true, above), None);
+        assert_eq!(granted(3, Operation::Penalty, true, Some(3)), Some(3));
+    }
+}
