@@ -47,7 +47,11 @@ ALGORITHMS[6] = {
   -- Reads a set: what is known of it, the call's numbers, and what is noted.
   read = function(limit, key)
     local noted = redis.pcall('ZRANGE', key, '-inf', '0', 'BYSCORE')
-    if noted.err then return noted end
+    if noted.err then
+      -- Another type is told by the caller; any other refusal, such as a missing right, ends the script here.
+      if not find(noted.err, '^WRONGTYPE') then call('ZRANGE', key, '-inf', '0', 'BYSCORE') end
+      return noted
+    end
     local note = noted[1] or ''
     if (#noted == 0 and call('EXISTS', key) == 1) or #noted > 1 or (note ~= '' and #note ~= 7 and #note ~= 60) then
       return '', '', ''
@@ -143,11 +147,17 @@ ALGORITHMS[6] = {
     end
     for n = 1, set.target or 0 do put(n .. ':' .. set.holder, at + limit.a) end
     local expire, gives = option == 'PX' and 'PEXPIRE' or 'PEXPIREAT', set.give > 0
-    -- Asked before anything is written: refused half-way, a call would take a permit for nobody, without an expiry.
-    for _, command in ipairs({ expire, 'ZADD', 'ZREM', 'ZREMRANGEBYSCORE' }) do
+    -- Asked before anything is written: refused half-way, a call would take a permit for nobody, without an expiry. Each
+    -- is refused on a line of its own, by which clients name it.
+    local function lacks(command)
       local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
-      if redis.acl_check_cmd and not (known and may) then call(command, key, '1', '1') end
+      return redis.acl_check_cmd and not (known and may)
     end
+    if expire == 'PEXPIRE' and lacks('PEXPIRE') then call('PEXPIRE', key, '1', '1') end
+    if expire == 'PEXPIREAT' and lacks('PEXPIREAT') then call('PEXPIREAT', key, '1', '1') end
+    if lacks('ZADD') then call('ZADD', key, '1', '1') end
+    if lacks('ZREM') then call('ZREM', key, '1', '1') end
+    if lacks('ZREMRANGEBYSCORE') then call('ZREMRANGEBYSCORE', key, '1', '1') end
     if gives then in_parts('ZREM', key, remove) end
     in_parts('ZADD', key, add)
     if not gives then in_parts('ZREM', key, remove) end

@@ -209,7 +209,11 @@ if id_ttl then
     marks, answers[first + count] = nil, ''
     if operation == 'peek' or operation == 'block' or code > 137 then return false end
     if not (held or known) or repeated and repeated[first + count] then held = redis.pcall('GET', key) end
-    if type(held) == 'table' then return refuse(first, held.err) end
+    if type(held) == 'table' then
+      -- Another type is the call's answer; any other refusal, such as a missing right, ends the script here.
+      if not find(held.err, '^WRONGTYPE') then call('GET', key) end
+      return refuse(first, held.err)
+    end
     local ends = operation == 'settle' or operation == 'cancel'
     local did, settled, time = 0, 0, 0
     if held and #held == 9 + MARK_WIDTH * count then did, settled, time = unpacked('<BBI7', held) end

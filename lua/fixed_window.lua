@@ -27,7 +27,8 @@ if live and #shape == 45 and not repeated and find(shape, '^\2') and find(shape,
   local _, capacity, rate, period, _, debt, _, _, cost = unpacked('<BI7I7I7i7I7BBI7', shape)
   local numbers, span, calls, latest = sub(shape, 1, 29), capacity + debt, 1, nil
   latest, missed = now + 2 * (span + -span % rate) / rate * period + 1000000, false
-  states = KEYS[2] and call('MGET', unpack(KEYS)) or { call('GET', KEYS[1]) }
+  states = KEYS[2] and call('MGET', unpack(KEYS))
+    or { call('GET', KEYS[1]) }
   for index, held in ipairs(states) do
     if each then calls, cost = unpacked('<I3I7', each, index * 10 - 9) end
     if held and #held == 55 and calls == 1 and cost > 0 and cost <= capacity and find(held, numbers, 27, true) then

@@ -67,7 +67,11 @@ ALGORITHMS[5] = {
   -- Reads a log: what is known of it, the numbers it was written under, and what is noted after it.
   read = function(limit, key)
     local near = redis.pcall('GETRANGE', key, '0', '263')
-    if type(near) == 'table' then return near end
+    if type(near) == 'table' then
+      -- Another type is told by the caller; any other refusal, such as a missing right, ends the script here.
+      if not find(near.err, '^WRONGTYPE') then call('GETRANGE', key, '0', '263') end
+      return near
+    end
     if near == '' and call('EXISTS', key) == 0 then return nil, limit.numbers, '' end
     if #near < HEADER then return '', '', '' end
     local newest, total, head, count, base, oldest, armed, slots = unpacked('<I7I5I4I4I5I7I5I4', near)
@@ -210,7 +214,8 @@ ALGORITHMS[5] = {
     if entry then call('SETRANGE', key, string.format('%d', place), entry) end
     if tail ~= '' then call('SETRANGE', key, string.format('%d', HEADER + log.slots * ENTRY), tail) end
     local header = pack('<I7I5I4I4I5I7I5I4', newest, total, head, live, log.base, log.oldest, seconds, log.slots)
-    if option then call(option == 'PX' and 'PEXPIRE' or 'PEXPIREAT', key, expires) end
+    if option == 'PX' then call('PEXPIRE', key, expires) end
+    if option == 'PXAT' then call('PEXPIREAT', key, expires) end
     -- What counts the entry comes last.
     return call('SETRANGE', key, '0', header .. limit.numbers)
   end,

@@ -30,7 +30,8 @@ if live and #shape == 41 and not repeated and find(shape, '^\1') and find(shape,
   local _, capacity, rate, period, _, debt, _, _, cost = unpacked('<BI7I7I7I3I7BBI7', shape)
   local numbers, full, calls, latest = sub(shape, 1, 25), capacity * period, 1, nil
   latest, missed = now + 2 * (full + debt * period) / rate + 1000000, false
-  states = KEYS[2] and call('MGET', unpack(KEYS)) or { call('GET', KEYS[1]) }
+  states = KEYS[2] and call('MGET', unpack(KEYS))
+    or { call('GET', KEYS[1]) }
   for index, held in ipairs(states) do
     if each then calls, cost = unpacked('<I3I7', each, index * 10 - 9) end
     if held and #held == 44 and calls == 1 and cost > 0 and cost <= capacity and find(held, numbers, 20, true) then

@@ -80,7 +80,16 @@ static ROWS: [Row; 6] = [
         arguments: numbers::bucket_arguments,
         widths: &[7, 7, 7, 3, 7],
         most_keys: 80,
-        state: &["time_us", "lead", "state_capacity", "state_rate", "state_period", "state_tick", "blocked_us", "overage"],
+        state: &[
+            "time_us",
+            "lead",
+            "state_capacity",
+            "state_rate",
+            "state_period",
+            "state_tick",
+            "blocked_us",
+            "overage",
+        ],
     },
     Row {
         algorithm: Algorithm::FixedWindow,
@@ -93,7 +102,17 @@ static ROWS: [Row; 6] = [
         arguments: numbers::window_arguments,
         widths: &[7, 7, 7, 7, 7],
         most_keys: 80,
-        state: &["time_us", "used", "window_us", "state_capacity", "state_rate", "state_period", "state_start", "blocked_us", "overage"],
+        state: &[
+            "time_us",
+            "used",
+            "window_us",
+            "state_capacity",
+            "state_rate",
+            "state_period",
+            "state_start",
+            "blocked_us",
+            "overage",
+        ],
     },
     Row {
         algorithm: Algorithm::CalendarWindow,
@@ -119,7 +138,16 @@ static ROWS: [Row; 6] = [
         arguments: numbers::counter_arguments,
         widths: &[7, 7, 3],
         most_keys: 80,
-        state: &["time_us", "previous", "current", "state_limit", "state_period", "state_tick", "blocked_us", "overage"],
+        state: &[
+            "time_us",
+            "previous",
+            "current",
+            "state_limit",
+            "state_period",
+            "state_tick",
+            "blocked_us",
+            "overage",
+        ],
     },
     Row {
         algorithm: Algorithm::SlidingLog,
@@ -285,5 +313,32 @@ impl Setting {
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGINNING: &str = include_str!("../lua/arguments.lua");
+    const END: [&str; 2] = [include_str!("../lua/keys.lua"), include_str!("../lua/decide.lua")];
+
+    #[test]
+    fn a_script_is_what_cat_makes_of_its_files() {
+        let files = [include_str!("../lua/token_bucket.lua"), include_str!("../lua/fixed_window.lua")];
+        let both = Script::of([Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::FixedWindow]);
+        assert_eq!(both.text(), [&[BEGINNING][..], &files, &END].concat().concat());
+        assert_eq!(both.name(), "token_bucket+fixed_window");
+        assert!(std::ptr::eq(both, Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow])));
+    }
+
+    #[test]
+    fn a_script_for_keys_of_several_slots_is_a_beginning_and_the_script_unchanged() {
+        let script = Algorithm::TokenBucket.script();
+        let across = script.across_slots();
+        assert_eq!(across.text(), [include_str!("../lua/across_slots.lua"), script.text()].concat());
+        assert!(across.text().starts_with("#!lua flags=allow-cross-slot-keys\n") && !script.text().contains("#!"));
+        assert_ne!(across.digest(), script.digest());
+        assert_eq!(across.name(), "token_bucket");
     }
 }

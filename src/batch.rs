@@ -13,10 +13,10 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 
 use crate::call::{Ask, Costs, Mode, Terms, packed_cost};
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::script::Script;
 use crate::wall_clock;
-use records::{Answered, Record};
+use records::{Answered, MOST_COUNT, Record, unexpected};
 pub(crate) use records::{AskApart, Records};
 
 /// What the groups of a batch weigh together, over all its calls; bounded so that it doesn't hold up Redis for long. A
@@ -288,9 +288,10 @@ impl Batch {
         let first = (*latest.first()?)?;
         let call = &self.calls[first.id.call as usize];
         let group = &call.groups[first.id.group as usize];
-        let are_its = latest.iter().enumerate().all(|(at, found)| {
-            found.is_some_and(|found| found.id == first.id && found.word == group.words.start + at)
-        });
+        let are_its = latest
+            .iter()
+            .enumerate()
+            .all(|(at, found)| found.is_some_and(|found| found.id == first.id && found.word == group.words.start + at));
         let takes = ask.joins() && group.costs == ask.costs && (ask.across_partitions || call.partition.is_some());
         (are_its && takes).then_some(first.id)
     }
@@ -434,10 +435,15 @@ impl<'a> ScriptCall<'a> {
         let width = Record::WIDTHS[usize::from(self.terms.are_long())];
         let mut each = answer.chunks_exact(width).map(Record::read);
         let mut records = Vec::with_capacity(self.groups.len() * self.limits);
+        let is_only = self.asked().count() == 1;
         for group in self.groups {
+            let from = records.len();
             for _ in 0..self.limits {
                 let record = if group.asks > 0 { each.next() } else { Some(Record::default()) };
-                records.push(record.filter(|record| self.may_answer(group, record.allowed)).ok_or_else(unexpected)?);
+                records.push(record.filter(|record| self.may_answer(group, is_only, record)).ok_or_else(unexpected)?);
+            }
+            if !Record::agree(&records[from..]) {
+                return Err(unexpected());
             }
         }
         if each.next().is_some() || !answer.len().is_multiple_of(width) {
@@ -448,7 +454,9 @@ impl<'a> ScriptCall<'a> {
 
     /// Reads the reply of an inspection: the decision's five integers, and what is appended.
     pub(crate) fn read_state(self, integers: &[i64]) -> Result<Records, Error> {
-        let [allowed, _, remaining, retry_after_us, reset_after_us, .., blocked_us, overage] = *integers else {
+        let [allowed @ 0..=1, 0..=MOST_COUNT, remaining, retry_after_us, reset_after_us, .., blocked_us, overage] =
+            *integers
+        else {
             return Err(unexpected());
         };
         let record = Record {
@@ -462,14 +470,20 @@ impl<'a> ScriptCall<'a> {
         Ok(self.answered(vec![record], integers[5..].to_vec(), None))
     }
 
-    /// Whether the script answers so for a call of this group.
-    fn may_answer(self, group: &Group, allowed: i64) -> bool {
-        match allowed {
-            records::FAILED => self.across_partitions,
-            records::UNKNOWN_ID => self.terms.id_ttl_ms.is_some() || group.has_holder,
-            records::OTHER_ID => self.terms.id_ttl_ms.is_some(),
-            _ => (records::STALE..=i64::from(group.asks)).contains(&allowed),
-        }
+    /// Whether the script answers so for a call of this group. Why it decides nothing is an error if it has only that.
+    fn may_answer(self, group: &Group, is_only: bool, record: &Record) -> bool {
+        let allowed = record.allowed;
+        let waits = allowed == i64::from(group.asks) && record.retry_after_us != 0;
+        record.is_in_range()
+            && !(waits && self.terms.mode.is_at_once())
+            && match allowed {
+                records::FAILED => self.across_partitions,
+                ..records::BLOCKED if is_only => false,
+                records::STALE => self.script.takes_windows(),
+                records::UNKNOWN_ID => self.terms.id_ttl_ms.is_some() || group.has_holder,
+                records::OTHER_ID => self.terms.id_ttl_ms.is_some(),
+                _ => (records::UNREADABLE..=i64::from(group.asks)).contains(&allowed),
+            }
     }
 
     fn answered(self, records: Vec<Record>, state: Vec<i64>, lacking: Option<Error>) -> Records {
@@ -491,8 +505,4 @@ impl Group {
     fn keys(&self) -> Range<usize> {
         self.words.start..self.words.end - usize::from(self.has_holder)
     }
-}
-
-fn unexpected() -> Error {
-    Error::new(Kind::Garbled, "redis: expected a decision for each key from the script, got something else")
 }

@@ -180,6 +180,11 @@ impl Mode {
         matches!(self, Self::Call(Acquire | Reserve | AtMost | Penalty | Settle))
     }
 
+    /// Whether what it takes is there at once, without a wait.
+    pub(crate) fn is_at_once(self) -> bool {
+        matches!(self, Self::Call(Operation::Acquire | Operation::AtMost))
+    }
+
     /// Whether it may run while writes are refused.
     pub(crate) fn reads_only(self) -> bool {
         matches!(self, Self::Call(Operation::Peek) | Self::Inspect)

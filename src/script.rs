@@ -44,6 +44,11 @@ impl Script {
         &self.name
     }
 
+    /// Whether it takes calendar windows, and may refuse them.
+    pub(crate) fn takes_windows(&self) -> bool {
+        self.name.split('+').any(|file| file == "calendar_window")
+    }
+
     /// The text that is sent and hashed.
     #[must_use]
     pub fn text(&self) -> &str {
@@ -56,31 +61,5 @@ impl Script {
     /// Its SHA-1 digest for EVALSHA, in hexadecimal; computed once.
     pub fn digest(&self) -> &str {
         self.digest.get_or_init(|| sha1_smol::Sha1::from(self.text()).digest().to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::algorithm::Algorithm;
-
-    use super::*;
-
-    #[test]
-    fn a_script_is_what_cat_makes_of_its_files() {
-        let (bucket, window) = (include_str!("../lua/token_bucket.lua"), include_str!("../lua/fixed_window.lua"));
-        let both = Script::of([Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::FixedWindow]);
-        assert_eq!(both.text(), [ARGUMENTS, bucket, window, KEYS, DECIDE].concat());
-        assert_eq!(both.name(), "token_bucket+fixed_window");
-        assert!(std::ptr::eq(both, Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow])));
-    }
-
-    #[test]
-    fn a_script_for_keys_of_several_slots_is_a_beginning_and_the_script_unchanged() {
-        let script = Algorithm::TokenBucket.script();
-        let across = script.across_slots();
-        assert_eq!(across.text(), [ACROSS_SLOTS, script.text()].concat());
-        assert!(across.text().starts_with("#!lua flags=allow-cross-slot-keys\n") && !script.text().contains("#!"));
-        assert_ne!(across.digest(), script.digest());
-        assert_eq!(across.name(), "token_bucket");
     }
 }

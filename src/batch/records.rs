@@ -45,7 +45,7 @@ pub(super) struct Answered {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Record {
-    /// How many of the asks are allowed; -1 if the key is blocked, and from -2 on why nothing was decided.
+    /// How many of the asks are allowed; [`BLOCKED`], and from [`UNREADABLE`] on why nothing was decided.
     pub(super) allowed: i64,
     pub(super) remaining: i64,
     /// The wait of the first ask that this limit doesn't allow.
@@ -55,6 +55,13 @@ pub(super) struct Record {
     pub(super) overage: i64,
 }
 
+/// Units and microseconds of a record, at most.
+pub(super) const MOST_COUNT: i64 = 1 << 53;
+
+/// The key is blocked, and what remains is the time until that ends.
+pub(super) const BLOCKED: i64 = -1;
+/// A key holds something else.
+pub(super) const UNREADABLE: i64 = -2;
 /// The script got windows that don't contain the time in place of the wait.
 pub(super) const STALE: i64 = -3;
 /// A command failed on the key.
@@ -116,7 +123,7 @@ impl Records {
                 let why = "BADARG tollgate: expected an id of its own for each operation, got one of another";
                 Error::new(Kind::Input, format!("a script refused its arguments: {why}"))
             }
-            // -2.
+            // UNREADABLE.
             _ => {
                 let what = "expected the limit's state, which a reset would restore";
                 let why = format!("BADSTATE {}: the key holds something else than this limit's state", self.script);
@@ -129,6 +136,18 @@ impl Records {
 impl Record {
     /// The bytes of a record, and of a long one.
     pub(super) const WIDTHS: [usize; 2] = [24, 35];
+
+    /// Whether a script can have said this of a limit.
+    pub(super) fn is_in_range(&self) -> bool {
+        let counts = [self.remaining, self.reset_after_us, self.retry_after_us.max(0)];
+        self.retry_after_us >= -1 && counts.into_iter().all(|count| (0..=MOST_COUNT).contains(&count))
+    }
+
+    /// Whether these are of one call: as many are allowed by each limit, or its key is blocked.
+    pub(super) fn agree(records: &[Self]) -> bool {
+        let mut counts = records.iter().map(|record| record.allowed).filter(|allowed| *allowed != BLOCKED);
+        counts.next().is_none_or(|first| counts.all(|other| other == first))
+    }
 
     pub(super) fn read(bytes: &[u8]) -> Self {
         let number = |at: usize| bytes[at..at + 7].try_into().map_or(0, packed_number);
@@ -150,4 +169,8 @@ pub(crate) fn packed_number(number: [u8; 7]) -> i64 {
     let [a, b, c, d, e, f, g] = number;
     // The sign is the highest bit of the highest byte.
     i64::from_le_bytes([0, a, b, c, d, e, f, g]) >> 8
+}
+
+pub(super) fn unexpected() -> Error {
+    Error::new(Kind::Garbled, "redis: expected a decision for each key from the script, got something else")
 }

@@ -238,3 +238,35 @@ fn calls_with_an_id_or_a_holder_are_groups_of_their_own() {
     let call = call(&permits, 0);
     assert_eq!((call.key_count(), arguments(call)[3..].to_vec()), (2, vec![b"one".to_vec(), b"two".to_vec()]));
 }
+
+#[test]
+fn an_answer_that_no_script_gives_is_refused() {
+    let numbers: Arc<[u8]> = Arc::from([1, 2]);
+    let asks = [ask_of(&numbers, &["a", "s"], &[1]), ask_of(&numbers, &["b", "t"], &[1])];
+    let (alone, _) = batch(&asks[..1], |_| true);
+    let (both, _) = batch(&asks, |_| true);
+    let good = [record(4, 8, 0, 1), record(3, 8, 0, 1)].concat();
+    let unreadable = [record(0, 0, 0, -2), record(0, 0, 0, -2)].concat();
+    let blocked = [record(9, 9, 9, -1), record(3, 8, 0, 0)].concat();
+    let read = |batch: &Batch, answer: &[u8]| call(batch, 0).read(answer, None).is_ok();
+    assert!(read(&alone, &good) && read(&alone, &blocked) && read(&both, &[&good[..], &unreadable].concat()));
+    assert!(!read(&alone, &unreadable), "alone, its script gives an error");
+    for (remaining, reset, retry, allowed) in [
+        (-1, 8, 0, 1),
+        (1 << 54, 8, 0, 1),
+        (4, -1, 0, 1),
+        (4, 8, 1, 1),
+        (4, 8, -1, 1),
+        (4, 8, -2, 0),
+        (4, 8, 0, 0),
+        (4, 8, 0, 2),
+        (4, 8, 0, -3),
+        (4, 8, 0, -4),
+        (4, 8, 0, -5),
+        (4, 8, 0, -6),
+        (4, 8, 0, -7),
+    ] {
+        let answer = [record(remaining, reset, retry, allowed), record(3, 8, 0, 1), good.clone()].concat();
+        assert!(!read(&both, &answer), "{remaining} {reset} {retry} {allowed}");
+    }
+}

@@ -11,6 +11,7 @@ mod topology;
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -31,7 +32,6 @@ use super::redis::{Asking, Confirm, Redis};
 use crate::batch::AskApart;
 use crate::call::{Ask, Reply};
 use crate::error::{Error, Kind};
-use crate::key::Key;
 use crate::random::jittered;
 use crate::runtime;
 use slots::slot_of;
@@ -271,13 +271,7 @@ impl Cluster {
     }
 
     /// Asks the node again, without asks of other slots, after one call for all of them didn't decide this one.
-    async fn ask_apart(
-        &self,
-        apart: AskApart,
-        node: &Node,
-        ask: &Ask<'_>,
-        until: Deadline,
-    ) -> Result<Reply, Error> {
+    async fn ask_apart(&self, apart: AskApart, node: &Node, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         if until.at <= Instant::now() {
             return Err(until.missed(false));
         }
@@ -379,7 +373,7 @@ async fn put_to(node: &Node, ask: &Ask<'_>, routing: Routing, until: Deadline) -
 }
 
 /// The slot that all of these keys are in.
-fn slot_of_all(keys: &[Key]) -> Result<u16, Error> {
+fn slot_of_all(keys: &[impl Deref<Target = [u8]>]) -> Result<u16, Error> {
     let mut slots = keys.iter().map(|key| (slot_of(key), key));
     let Some((slot, first)) = slots.next() else { return Ok(0) };
     match slots.find(|(other, _)| *other != slot) {

@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use super::Limiter;
 use super::cached_denials::Recalled;
 use super::prepare::concerned;
+use crate::algorithm::numbers::EXACT;
 use crate::call::{Ask, Mode, Reply};
 use crate::decision::{Decision, LimitDecision, LimitDecisions, count};
 use crate::engine::deadline::Deadline;
@@ -116,7 +117,9 @@ impl Limiter {
         let counts_denials = rule.counts_denials();
         let answered = targets.iter().zip(&reply.limits);
         let limits = answered
-            .map(|(target, reply)| LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, counts_denials))
+            .map(|(target, reply)| {
+                LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, counts_denials)
+            })
             .collect::<Option<LimitDecisions>>()
             .filter(|limits| limits.len() == targets.len())
             .ok_or_else(garbled)?;
@@ -155,6 +158,8 @@ fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) ->
             | Operation::Peek,
             _,
         ) => Some(0),
+        // Above what can be counted, as scripts get it.
+        (Operation::Penalty, Some(_)) if allowed && cost > EXACT => Some(cost),
         (_, Some(took)) => count(took),
         (Operation::Acquire | Operation::Reserve | Operation::Penalty, None) if allowed => Some(cost),
         _ => Some(0),
@@ -164,4 +169,18 @@ fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) ->
 /// A well-formed reply that no script gives.
 pub(super) fn garbled() -> Error {
     Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_penalty_above_what_can_be_counted_is_no_malformed_answer() {
+        let above = i64::try_from(EXACT + 2).ok();
+        assert_eq!(granted(u64::MAX, Operation::Penalty, true, above), Some(u64::MAX));
+        assert_eq!(granted(u64::MAX, Operation::Penalty, true, None), Some(u64::MAX));
+        assert_eq!(granted(u64::MAX, Operation::AtMost, true, above), None);
+        assert_eq!(granted(3, Operation::Penalty, true, Some(3)), Some(3));
+    }
 }

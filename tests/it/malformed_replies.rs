@@ -52,7 +52,7 @@ impl Impostor {
         let answer = self.runtime.block_on(async {
             match call {
                 Call::Packed => limiter.acquire(&rule("gcra 5/10s"), "key").await,
-                Call::Flat => limiter.at_most(&rule("gcra 5/10s"), "key").await,
+                Call::Long => limiter.at_most(&rule("gcra 5/10s"), "key").await,
                 Call::Several => {
                     let both = rule("gcra 5/10s").and("fixed-window 9/1d".parse().expect("a limit")).expect("a rule");
                     limiter.acquire(&both, "key").await
@@ -69,20 +69,36 @@ impl Impostor {
 
 #[derive(Clone, Copy, Debug)]
 enum Call {
-    /// A string of decisions.
+    /// A record.
     Packed,
-    /// Integers, with what was granted.
-    Flat,
-    /// Five integers for each of two limits.
+    /// A long one, with what was granted.
+    Long,
+    /// A record of each of two limits.
     Several,
     /// Five integers and the state.
     Inspect,
 }
 
-/// Each in seven bytes.
-fn packed(numbers: &[i64]) -> Vec<u8> {
-    let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect();
+/// What remains, the reset, the wait, how many are allowed; of a long record what was granted, and denials. So many bytes
+/// each, again and again.
+const WIDTHS: [usize; 4] = [7, 7, 7, 3];
+const LONG_WIDTHS: [usize; 6] = [7, 7, 7, 3, 7, 4];
+
+fn in_bytes(numbers: &[i64], widths: &[usize]) -> Vec<u8> {
+    let numbers: Vec<u8> = numbers
+        .iter()
+        .zip(widths.iter().cycle())
+        .flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec())
+        .collect();
     [format!("${}\r\n", numbers.len()).as_bytes(), &numbers, b"\r\n"].concat()
+}
+
+fn packed(numbers: &[i64]) -> Vec<u8> {
+    in_bytes(numbers, &WIDTHS)
+}
+
+fn long(numbers: &[i64]) -> Vec<u8> {
+    in_bytes(numbers, &LONG_WIDTHS)
 }
 
 fn flat(numbers: &[i64]) -> Vec<u8> {
@@ -93,63 +109,90 @@ fn flat(numbers: &[i64]) -> Vec<u8> {
 #[test]
 fn a_well_formed_reply_without_sense_is_an_error_that_leaves_the_charge_unknown() {
     let impostor = Impostor::new(PATIENCE);
-    // What remains of 5, and the reset.
-    let good = [4, 2_000_000];
+    let good = [4, 2_000_000, 0, 1];
     assert!(impostor.told(&packed(&good), 2, Call::Packed).expect("a decision").allowed);
-    assert!(impostor.told(&flat(&[1, 5, 4, 0, 2_000_000, 1]), 2, Call::Flat).expect("a decision").allowed);
-    let both = [1, 5, 4, 0, 2, 1, 9, 8, 0, 2];
-    assert!(impostor.told(&flat(&both), 2, Call::Several).expect("a decision").allowed);
+    let good_long = [4, 2_000_000, 0, 1, 1, 0];
+    assert!(impostor.told(&long(&good_long), 2, Call::Long).expect("a decision").allowed);
+    let both = [4, 2, 0, 1, 8, 2, 0, 1];
+    assert!(impostor.told(&packed(&both), 2, Call::Several).expect("a decision").allowed);
+    // Five of a decision, the TTL, six of the state, the block and the denials.
+    let state = [1, 5, 4, 0, 2_000_000, 9, 1, 2, 5, 5, 10, 1_000_000, 0, 0];
+    assert!(impostor.told(&flat(&state), 2, Call::Inspect).expect("a decision").allowed);
     let bad = |reply: Vec<u8>, call: Call| {
         for protocol in [2, 3] {
             let error = impostor.told(&reply, protocol, call).expect_err("nonsense");
-            assert_eq!(error.charged(), Charged::Unknown, "{reply:?}: {error}");
-            assert!(!error.is_deadline() && !error.is_disconnected(), "{reply:?}: {error}");
+            assert_eq!(error.charged(), Charged::Unknown, "{call:?}, {reply:?}: {error}");
+            assert!(!error.is_deadline() && !error.is_disconnected(), "{call:?}, {reply:?}: {error}");
         }
     };
-    for numbers in [[6, 2_000_000], [1 << 54, 2_000_000], [4, -1], [4, 1 << 54], [4, -(1 << 54)]] {
-        bad(packed(&numbers), Call::Packed);
-    }
-    // Denied: minus one less what remains, the reset, the wait, and that none is allowed.
-    let denied = [-1, 2_000_000, 1_000_000, 0];
+    const MUCH: i64 = 1 << 54;
+    let denied = [0, 2_000_000, 1_000_000, 0];
+    let denied_long = [0, 2_000_000, 1_000_000, 0, 0, 0];
+    let denied_both = [4, 2, 0, 0, 0, 2, 1, 0];
     assert!(!impostor.told(&packed(&denied), 2, Call::Packed).expect("a decision").allowed);
-    for (at, value) in
-        [(0, -7), (0, -(1 << 54)), (1, -1), (1, 1 << 54), (2, 0), (2, -2), (2, 1 << 54), (3, 2), (3, -3), (3, 1 << 54)]
-    {
-        let mut numbers = denied;
+    assert!(!impostor.told(&long(&denied_long), 2, Call::Long).expect("a decision").allowed);
+    let decision = impostor.told(&packed(&denied_both), 2, Call::Several).expect("a decision");
+    assert_eq!(decision.denied_by.as_deref(), Some("fixed-window 9/1d"));
+    let of_allowed = [(0, 6), (0, -1), (0, MUCH), (1, -1), (1, MUCH), (1, -MUCH), (2, -1), (2, -2), (2, MUCH)];
+    // Of no call of these are windows stale, ids unknown, or keys refused; and what of several calls is unreadable, or of
+    // another operation, is an error of one that is alone.
+    let of_all = [(3, 2), (3, -3), (3, -4), (3, -5), (3, -6), (3, -7), (3, 1 << 22), (3, -(1 << 23))];
+    let of_denied = [(0, 6), (0, -1), (0, -MUCH), (1, -1), (1, MUCH), (2, 0), (2, -2), (2, MUCH), (2, -MUCH)];
+    let with = |numbers: &[i64], (at, value): (usize, i64)| {
+        let mut numbers = numbers.to_vec();
         numbers[at] = value;
-        bad(packed(&numbers), Call::Packed);
+        numbers
+    };
+    for change in of_allowed.into_iter().chain(of_all) {
+        bad(packed(&with(&good, change)), Call::Packed);
+        bad(long(&with(&good_long, change)), Call::Long);
+        bad(packed(&with(&both, change)), Call::Several);
     }
-    bad(packed(&good[..1]), Call::Packed);
-    bad(packed(&denied[..3]), Call::Packed);
-    bad(packed(&[good, good].concat()), Call::Packed);
-    bad(packed(&[]), Call::Packed);
-    for numbers in [
-        &[1, 5, 4, 0][..],
-        &[7, 5, 4, 0, 2],
-        &[-1, 5, 4, 0, 2],
-        &[1, -5, 4, 0, 2],
-        &[1, 5, 6, 0, 2],
-        &[1, 5, -1, 0, 2],
-        &[1, 5, 4, -1, 2],
-        &[0, 5, 4, -2, 2],
-        &[0, 5, 4, 0, 2],
-        &[1, 5, 4, 0, -2],
-        &[1, 5, 4, 0, i64::MAX],
-        &[1, i64::MAX, 4, 0, 2],
-        &[1, 5, 4, 0, 2, -1],
-        &[1, 5, 4, 0, 2, i64::MAX],
-        &[1, 5, 4, 0, 2, 1, -1, 0],
-        &[1, 5, 4, 0, 2, 1, 0, -1],
-        &[1, 5, 4, 0, 2, 1, 0, 0, 0, 0],
+    for change in of_denied.into_iter().chain(of_all) {
+        bad(packed(&with(&denied, change)), Call::Packed);
+        bad(long(&with(&denied_long, change)), Call::Long);
+    }
+    bad(long(&with(&good_long, (4, MUCH))), Call::Long);
+    bad(long(&with(&good_long, (4, -1))), Call::Long);
+    // Limits of one call that don't agree on it.
+    bad(packed(&with(&both, (7, 0))), Call::Several);
+    bad(packed(&with(&denied_both, (3, 1))), Call::Several);
+    for torn in [&packed(&good[..1])[..], &packed(&good[..3]), &packed(&[]), &packed(&both), &long(&good_long)] {
+        bad(torn.into(), Call::Packed);
+    }
+    for torn in [&long(&good_long[..5])[..], &long(&[]), &packed(&good), &long(&[good_long; 2].concat())] {
+        bad(torn.into(), Call::Long);
+    }
+    for torn in [&packed(&good)[..], &packed(&both[..7]), &packed(&[good; 3].concat()), &long(&[good_long; 2].concat())]
+    {
+        bad(torn.into(), Call::Several);
+    }
+    for change in [
+        (0, 7),
+        (0, -1),
+        (0, -7),
+        (1, -5),
+        (1, i64::MAX),
+        (2, 6),
+        (2, -1),
+        (3, -1),
+        (3, -2),
+        (4, -2),
+        (4, i64::MAX),
+        (12, i64::MAX),
+        (13, -1),
+        (13, i64::MAX),
     ] {
-        bad(flat(numbers), Call::Flat);
+        bad(flat(&with(&state, change)), Call::Inspect);
+    }
+    for change in [(3, 0), (3, -2)] {
+        bad(flat(&with(&with(&state, (0, 0)), change)), Call::Inspect);
+    }
+    for numbers in [&state[..4], &state[..5], &state[..13], &[&state[..], &[0]].concat(), &[]] {
         bad(flat(numbers), Call::Inspect);
     }
-    for numbers in [&both[..5], &both[..9], &[1, 5, 4, 0, 2, 7, 9, 8, 0, 2], &[1, 5, 4, 0, 2, 1, 9, 8, 0, 2, 1, 0, 0]] {
-        bad(flat(numbers), Call::Several);
-    }
     for reply in ["+OK\r\n", ":1\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n", "*5\r\n:1\r\n:5\r\n:4\r\n:0\r\n$1\r\n2\r\n"] {
-        for call in [Call::Packed, Call::Flat, Call::Several, Call::Inspect] {
+        for call in [Call::Packed, Call::Long, Call::Several, Call::Inspect] {
             bad(reply.into(), call);
         }
     }
@@ -173,10 +216,12 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             b"\r\n"
         ]
         .concat()),
-        proptest::collection::vec(any::<i64>(), 1..=5).prop_map(|numbers| packed(&numbers)),
-        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, 2_000_000, -6, 1 << 53]), 1..=5)
+        proptest::collection::vec(any::<i64>(), 1..=8).prop_map(|numbers| packed(&numbers)),
+        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, 2_000_000, -6, 1 << 53]), 4..=8)
             .prop_map(|numbers| packed(&numbers)),
-        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, i64::MAX, i64::MIN]), 4..=12)
+        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, 2_000_000, -6, 1 << 53]), 6)
+            .prop_map(|numbers| long(&numbers)),
+        proptest::collection::vec(proptest::sample::select(vec![0, 1, 5, -1, i64::MAX, i64::MIN]), 4..=14)
             .prop_map(|numbers| flat(&numbers)),
         proptest::sample::select(vec![
             "+OK\r\n",
@@ -217,10 +262,11 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
             .prop_map(|(kind, items)| [format!("{kind}{}\r\n", items.len()).into_bytes(), items.concat()].concat())
     });
     let real = prop_oneof![
-        Just(packed(&[4, 2_000_000])),
-        Just(packed(&[-1, 2_000_000, 1_000_000, 0])),
-        Just(flat(&[1, 5, 4, 0, 2_000_000, 1])),
-        Just(flat(&[1, 5, 4, 0, 2, 1, 9, 8, 0, 2])),
+        Just(packed(&[4, 2_000_000, 0, 1])),
+        Just(packed(&[0, 2_000_000, 1_000_000, 0])),
+        Just(long(&[4, 2_000_000, 0, 1, 1, 0])),
+        Just(packed(&[4, 2, 0, 1, 8, 2, 0, 1])),
+        Just(flat(&[1, 5, 4, 0, 2_000_000, 9, 1, 2, 5, 5, 10, 1_000_000, 0, 0])),
     ];
     let changes = proptest::collection::vec((any::<usize>(), any::<u8>()), 1..=3);
     let mutated = (real, changes, any::<bool>()).prop_map(|(mut reply, changes, cut)| {
@@ -233,21 +279,21 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![nested, mutated, proptest::collection::vec(any::<u8>(), 0..=64)]
 }
 
-/// Whether these bytes begin with a packed decision that can be true, read without the client's own reader.
+/// Whether these bytes begin with a record that allows one of one, read without the client's own reader.
 fn is_packed_decision(reply: &[u8]) -> bool {
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
-    let allowed = reply.strip_prefix(b"$14\r\n").and_then(|rest| rest.first_chunk::<14>());
-    // All of them are allowed, or one of one in the longer form.
-    let longer = reply.strip_prefix(b"$28\r\n").and_then(|rest| rest.first_chunk::<28>());
-    let one_of_one = longer.is_some_and(|bytes| bytes[6] & 0x80 > 0 && number(&bytes[21..]) == 1);
-    allowed.is_some_and(|bytes| number(&bytes[..7]) <= 5 && number(&bytes[7..]) <= 1 << 53) || one_of_one
+    let record = reply.strip_prefix(b"$24\r\n").and_then(|rest| rest.first_chunk::<24>());
+    record.is_some_and(|bytes| {
+        let [remaining, reset, retry] = [0, 7, 14].map(|at| number(&bytes[at..at + 7]));
+        remaining <= 5 && reset <= 1 << 53 && retry == 0 && number(&bytes[21..]) == 1
+    })
 }
 
 #[test]
 fn no_reply_makes_the_client_panic_hang_or_allow_what_redis_did_not() {
     let impostor = Impostor::new(DEADLINE);
     impostor.reply.lock().expect("unbroken").1 = true;
-    let calls = proptest::sample::select(vec![Call::Packed, Call::Flat, Call::Several, Call::Inspect]);
+    let calls = proptest::sample::select(vec![Call::Packed, Call::Long, Call::Several, Call::Inspect]);
     let cases = (garbage(), prop_oneof![Just(2_u8), Just(3)], calls, any::<bool>());
     let config = Config { cases: 250, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&cases, |(reply, protocol, call, more)| {
@@ -279,7 +325,7 @@ fn a_reply_that_promises_too_much_ends_by_the_deadline() {
         b"|4294967296\r\n:1\r\n",
         &deep,
     ] {
-        for call in [Call::Packed, Call::Flat] {
+        for call in [Call::Packed, Call::Long] {
             // A busy machine may need longer than the deadline to connect.
             let told = || impostor.told(reply, 3, call).expect_err("no decision");
             let error = (0..20).map(|_| told()).find(|error| !error.is_unreachable()).expect("a call that was sent");
@@ -302,8 +348,8 @@ async fn nothing_more_is_read_from_a_connection_that_gave_nonsense() {
             }
             word if word.starts_with(b"EVAL") => Some(match (std::mem::replace(&mut state.0, true), state.1) {
                 (false, _) => b"+OK\r\n".to_vec(),
-                (true, false) => packed(&[4, 2_000_000]),
-                (true, true) => packed(&[-1, 2_000_000, 1_000_000, 0]),
+                (true, false) => packed(&[4, 2_000_000, 0, 1]),
+                (true, true) => packed(&[0, 2_000_000, 1_000_000, 0]),
             }),
             _ => Some(b"+OK\r\n".to_vec()),
         }

@@ -210,7 +210,6 @@ mod tests {
     use redis::parse_redis_value;
 
     use super::*;
-    use crate::algorithm::Algorithm;
     use crate::error::Charged;
 
     /// A server's message, as redis-rs passes it on.
@@ -221,7 +220,7 @@ mod tests {
     /// The messages are those of Redis 7.0.15 and 8.2.3, of Valkey 8.1.8 and 9.1.2, and of Redict 7.3.6.
     #[test]
     fn what_a_user_may_not_do_and_what_a_server_lacks_is_named_on_every_version() {
-        let script = Algorithm::TokenBucket.script();
+        let script = Script::all().next().unwrap();
         let line = 1 + script.text().lines().position(|line| line.contains("call('SET', ")).unwrap();
         let old = "ERR The user executing the script can't run this command or subcommand";
         let new = "ERR ACL failure in script: User limiter has no permissions to run the 'set' command";
@@ -289,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_stops_a_script_that_writes_several_keys_may_have_charged_some() {
-        let script = Algorithm::TokenBucket.script();
+        let script = Script::all().next().unwrap();
         let charged =
             |text: &str, writes_several| from_call(&said(text), Some(Called { script, writes_several })).charged();
         let within =

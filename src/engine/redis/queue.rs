@@ -423,9 +423,9 @@ mod tests {
 
     use super::super::Redis;
     use super::*;
-    use crate::algorithm::Algorithm;
     use crate::call::{Mode, Terms};
     use crate::operation::Operation;
+    use crate::script::Script;
 
     /// The batch ends between two checks for an answer, without any of its callers having been sent.
     #[tokio::test(start_paused = true)]
@@ -433,7 +433,7 @@ mod tests {
         let redis = Redis::open("redis://127.0.0.1:1/").unwrap();
         let per_runtime = redis.per_runtime().unwrap();
         let numbers: Arc<[u8]> = Arc::from([1]);
-        let (script, waker) = (Algorithm::TokenBucket.script(), futures_util::task::noop_waker());
+        let (script, waker) = (Script::all().next().unwrap(), futures_util::task::noop_waker());
         let ask = |key: &str| {
             let keys = [key.as_bytes().into()].into_iter().collect();
             Ask {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::{Client, RedisResult, cmd};
@@ -202,18 +202,67 @@ async fn a_user_without_evalsha_lacks_a_permission() {
 async fn a_user_without_a_command_that_a_script_calls_gets_a_permission_error_and_is_not_charged() {
     let server = Server::start();
     let all = limiter(&server.url());
-    for (command, rule) in [("set", "gcra 5/10s"), ("setrange", "sliding-log 9/1d"), ("pexpire", "sliding-log 9/1d")] {
-        let rule = rule.parse::<Rule>().and_then(|rule| rule.named(command)).expect("a rule");
-        let request = Request::new("key").at(time(1 << 50));
-        if command != "set" {
-            all.acquire(&rule, request).await.expect("a decision");
+    // A given time far from the server's, and one shortly before it.
+    let (given, lately) = (time(1 << 50), SystemTime::now() - Duration::from_secs(60));
+    for (command, text, taken, before, now) in [
+        ("time", "gcra 50/1d", 1, None, None),
+        ("get", "gcra 50/1d", 1, None, None),
+        ("set", "gcra 50/1d", 0, None, None),
+        ("set", "fixed-window 50/1d", 1, Some(given), Some(given)),
+        ("setrange", "gcra 50/1d", 1, None, None),
+        ("setrange", "sliding-window 50/1d", 1, None, None),
+        ("getrange", "sliding-log 50/1d", 1, None, None),
+        ("exists", "sliding-log 50/1d", 0, None, None),
+        ("set", "sliding-log 50/1d", 0, None, None),
+        // What has more entries isn't read and written as a whole.
+        ("strlen", "sliding-log 50/1d", 30, None, None),
+        ("setrange", "sliding-log 50/1d", 30, None, None),
+        ("pexpire", "sliding-log 50/1d", 30, Some(given), Some(given)),
+        // What was written by another clock has to be armed anew.
+        ("pexpireat", "sliding-log 50/1d", 30, Some(lately), None),
+    ] {
+        let what = format!("{text} after {taken} without {command}");
+        let rule = own(text, &format!("{command}-{taken}"));
+        let at = |at: Option<SystemTime>, us| {
+            let request = Request::new("key");
+            at.map_or(request, |at| request.at(at + Duration::from_micros(us)))
+        };
+        for us in 0..taken {
+            assert!(all.acquire(&rule, at(before, us)).await.expect("a decision").allowed, "{what}");
         }
-        let before = all.peek(&rule, request).await.expect("a decision").remaining;
-        let some = limiter(&server.user(command, &format!("+@all -{command} ~*")));
-        let error = some.acquire(&rule, request.at(time((1 << 50) + 1))).await.unwrap_err();
-        assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
-        assert_eq!(all.peek(&rule, request).await.expect("a decision").remaining, before, "{command}");
+        let left = async || all.peek(&rule, at(now, taken)).await.expect("a decision").remaining;
+        let before = left().await;
+        assert_eq!(before, 50 - taken, "{what}");
+        let some = limiter(&server.user("some", &format!("+@all -{command} ~*")));
+        for (request, by_id) in [(at(now, taken), false), (at(now, taken).id("call"), true)] {
+            let error = some.acquire(&rule, request).await.expect_err(&what);
+            let begins = format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command}): ");
+            assert!(error.is_permission() && error.to_string().starts_with(&begins), "{what}: {error}");
+            // With an id there are two keys, of which one may have been written.
+            let charged = error.charged();
+            assert!(charged == Charged::No || by_id && charged == Charged::Unknown, "{what}: {error:?}");
+            assert_eq!(left().await, before, "{what}");
+        }
     }
+}
+
+/// What remembers a call by its id is written last.
+#[tokio::test]
+async fn whoever_may_not_write_what_remembers_a_call_learns_that_it_may_be_charged() {
+    let server = Server::start();
+    let (all, rule) = (limiter(&server.url()), rule("gcra 5/1d"));
+    assert!(all.acquire(&rule, "key").await.expect("a decision").allowed);
+    let some = limiter(&server.user("some", "+@all -set ~*"));
+    assert!(some.acquire(&rule, "key").await.expect("in place").allowed);
+    let error = some.acquire(&rule, Request::new("key").id("call")).await.expect_err("a refusal");
+    assert!(error.is_permission() && error.charged() == Charged::Unknown, "{error:?}");
+    assert!(error.to_string().starts_with("redis doesn't let this user run 'set' "), "{error}");
+    assert!((2..=3).contains(&all.peek(&rule, "key").await.expect("a decision").remaining));
+}
+
+/// A rule with keys of its own.
+fn own(text: &str, name: &str) -> Rule {
+    text.parse::<Rule>().and_then(|rule| rule.named(name)).expect("a rule")
 }
 
 fn forget(server: &Server) {
@@ -289,31 +338,37 @@ async fn a_key_that_the_user_may_not_use_fails_no_other_of_its_batch() {
     }
 }
 
-/// Otherwise a denial would take the key for armed, and forget it early.
+/// Under other numbers than the state's too, of which the faster apply until a call takes units.
 #[tokio::test]
-async fn a_denial_that_may_not_extend_the_expiry_says_so_each_time() {
+async fn a_denial_needs_no_right_to_write_and_its_key_stays_until_the_reset() {
+    let rights = least().into_iter().filter(|right| {
+        let writes = ["set", "setrange", "del", "pexpire", "pexpireat", "zadd", "zrem", "zremrangebyscore"];
+        !writes.iter().any(|command| right.strip_prefix('+') == Some(command))
+    });
+    let rights = rights.collect::<Vec<_>>().join(" ");
     for (text, versions) in [
         ("token-bucket", ["30/1m burst 1", "1/1m burst 1"]),
+        ("token-bucket", ["1/1m burst 1", "30/1m burst 1"]),
+        ("fixed-window", ["1/1d start first-hit", "1/2d start first-hit"]),
+        ("sliding-window", ["1/1d", "1/2d"]),
         // The longer period keeps a time for longer.
         ("sliding-log", ["1/10s", "1/1m"]),
+        ("sliding-log", ["1/1m", "1/10s"]),
     ] {
         let server = Server::start();
-        let rights = least().join(" ") + " -pexpireat";
-        let url = server.user("limiter", &rights);
-        let all = Limiter::new(Redis::open(&server.url()).expect("a good address"));
-        let less = Limiter::new(Redis::open(&url).expect("a good address"));
+        let all = limiter(&server.url());
+        let less = limiter(&server.user("limiter", &rights));
         let limit = |numbers| format!("{text} {numbers}").parse::<Limit>().and_then(|limit| limit.named("limit"));
         let versions = versions.map(|numbers| Rule::new("test", limit(numbers).expect("a limit")).expect("a rule"));
         assert!(all.acquire(&versions[0], "key").await.expect("a decision").allowed);
-        for _ in 0..2 {
-            let error = less.acquire(&versions[1], "key").await.expect_err("a refusal");
-            assert!(error.is_permission(), "{text}: {error}");
-        }
-        let denied = all.acquire(&versions[1], "key").await.expect("a decision");
         let name = &all.inspect(&versions[1], "key").await.expect("a state")[0].key;
-        let left: u64 = cmd("PTTL").arg(name).query(&mut server.connection()).expect("a time");
-        let reset = denied.reset_after.as_millis();
-        assert!(!denied.allowed && u128::from(left) >= reset, "{text}: {left} ms of {reset}");
+        for rule in [&versions[1], &versions[0], &versions[1]] {
+            let denied = less.acquire(rule, "key").await.expect("a decision");
+            let left: u64 = cmd("PTTL").arg(name).query(&mut server.connection()).expect("a time");
+            // By the time of this answer, less is left of both.
+            let reset = denied.reset_after.as_millis();
+            assert!(!denied.allowed && u128::from(left) >= reset, "{rule}: {left} ms of {reset}");
+        }
     }
 }
 

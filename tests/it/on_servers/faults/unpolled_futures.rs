@@ -162,14 +162,22 @@ fn a_caller_whose_runtime_ends_before_its_retry_is_answered_or_gets_an_outage() 
 fn keep_busy(server: &Server, time: Duration) -> std::thread::JoinHandle<()> {
     let busy = "local from, now = redis.call('TIME')
                 repeat now = redis.call('TIME') until (now[1] - from[1]) * 1e6 + now[2] - from[2] > tonumber(ARGV[1])";
-    let mut connection = server.connection();
-    let micros = time.as_micros().to_string();
-    let script = std::thread::spawn(move || {
-        redis::cmd("EVAL").arg(busy).arg(0).arg(micros).exec(&mut connection).expect("the script has ended");
-    });
     let mut other = server.connection();
-    block_until("the script runs", || redis::cmd("PING").exec(&mut other).is_err());
-    script
+    // On a busy machine it may have ended before anybody sees that it runs.
+    for _ in 0..1000 {
+        let (mut connection, micros) = (server.connection(), time.as_micros().to_string());
+        let script = std::thread::spawn(move || {
+            redis::cmd("EVAL").arg(busy).arg(0).arg(micros).exec(&mut connection).expect("the script has ended");
+        });
+        while !script.is_finished() {
+            if redis::cmd("PING").exec(&mut other).is_err() {
+                return script;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        script.join().expect("a thread");
+    }
+    panic!("no script was seen to run");
 }
 
 /// On a cluster, a caller may also wait for the slot map, which a caller of another runtime asks for.
