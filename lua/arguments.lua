@@ -1,6 +1,7 @@
 -- The arguments: what every script reads first, in either form, and the time. The script of a set of algorithms is the
 -- text of this file, of the algorithms' files in the order of their numbers, of keys.lua and of decide.lua, which
 -- describes KEYS, ARGV and the reply.
+-- Contract 2: lua/README.md says what that promises.
 
 -- The algorithms by number, which is the first byte of a limit's numbers; each file adds its own.
 local ALGORITHMS = {}
@@ -111,6 +112,9 @@ if not packed then
       named[algorithm.name], numbers_of[algorithm], only = algorithm, number, algorithm
     end
     several = named[ARGV[1] or '']
+    if not several and next(ALGORITHMS, (next(ALGORITHMS))) then
+      return 'BADARG tollgate: expected of each limit its name and its own arguments, then id_ttl, cost, mode, now_us'
+    end
     local limits, id_ttl = 0, 0
     shape = ''
     repeat

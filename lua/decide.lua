@@ -207,7 +207,7 @@ if id_ttl then
   function recall(first, calls)
     local key, held = keys[first + count], states[first + count] or nil
     marks, answers[first + count] = nil, ''
-    if operation == 'peek' or operation == 'block' or code > 137 then return false end
+    if not writes or operation == 'block' or code > 137 then return false end
     if not (held or known) or repeated and repeated[first + count] then held = redis.pcall('GET', key) end
     if type(held) == 'table' then
       -- Another type is the call's answer; any other refusal, such as a missing right, ends the script here.
@@ -258,7 +258,7 @@ if id_ttl then
   function remember(first)
     local key = keys[first + count]
     if operation == 'cancel' or operation == 'release' then return call('DEL', key) end
-    if operation == 'peek' or operation == 'block' or operation == 'renew' then return end
+    if not writes or operation == 'block' or operation == 'renew' then return end
     local did, settled = code, 0
     if operation == 'settle' then did, settled = marks.did, 1 end
     local memory = pack('<BBI7', did, settled, live and 0 or now + 1)
@@ -309,6 +309,7 @@ for first = 1, #keys, width do
   for n = 1, done and 0 or count do
     local limit, held, why = limits[n], states[first + n - 1], nil
     if each then limit.cost = unpacked('<I7', each, listed_at + 7 * n - 4) else limit.cost = common end
+    if operation == 'cancel' then limit.cost = 0 end
     if repeated and repeated[first + n - 1] then
       -- An earlier call may have taken of it.
       held = usual and call('GET', keys[first + n - 1]) or nil
@@ -409,7 +410,7 @@ if fault then return redis.error_reply(fault) end
 
 -- The text form's reply: five integers for each limit, then what the operation or an option adds.
 local reply, granted, noted = {}, {}, {}
-local ignores_id = operation == 'peek' or operation == 'block' or operation == 'renew'
+local ignores_id = not writes or operation == 'block' or operation == 'renew'
 local grants, blocked = operation == 'at-most' or id_ttl and not ignores_id, false
 for n = 1, count do
   local remaining, reset, retry, allowed, took, denials = unpacked('<i7i7i7i3I7I4', answers[n])

@@ -28,6 +28,42 @@ local function until_left(units, count, windows, at, period, tick)
   return at - at % (period * tick) + (windows * period - (weighs - weighs % count) / count) * tick - now
 end
 
+-- The short way of plain acquires, on states that were written under their numbers, in ticks of a microsecond.
+if live and #shape == 27 and not repeated and find(shape, '^\4') and find(shape, '\1\0\0\128\0', 16, true) == 16
+  and KEYS[1] and (not each or #each == 10 * #KEYS) then
+  local _, limit, period, _, _, _, cost = unpacked('<BI7I7I3BBI7', shape)
+  local numbers, begun, calls = sub(shape, 1, 18), now - now % period, 1
+  missed = false
+  states = KEYS[2] and call('MGET', unpack(KEYS))
+    or { call('GET', KEYS[1]) }
+  for index, held in ipairs(states) do
+    if each then calls, cost = unpacked('<I3I7', each, index * 10 - 9) end
+    if held and #held == 44 and calls == 1 and cost > 0 and cost <= limit and find(held, numbers, 27, true) == 27 then
+      local time, previous, current, armed = unpacked('<I7I7I7I5', held)
+      if time < begun then previous, current = time >= begun - period and current or 0, 0 end
+      local weighted, room, wait, reset = previous * (period - now + begun), limit - cost, 0, 0
+      local used = (weighted - weighted % period) / period + current
+      if used <= room then
+        used, current = used + cost, current + cost
+      elseif room >= current then
+        wait = until_left(room - current, previous, 1, now, period, 1)
+      else
+        wait = until_left(room, current, 2, now, period, 1)
+      end
+      if current > 0 then reset = until_left(0, current, 2, now, period, 1)
+      elseif used > 0 then reset = until_left(0, previous, 1, now, period, 1) end
+      local expires = armed * 1000000
+      local writes = wait == 0 and expires >= now + reset and expires <= now + 4 * period + 1000000
+      if time <= now and used <= limit and previous * period <= 2^53 and (wait > 0 or writes) then
+        if writes then call('SETRANGE', KEYS[index], '0', pack('<I7I7I7', now, previous, current)) end
+        answers[index] = pack('<i7i7i7i3', limit - used, reset, wait, writes and 1 or 0)
+      end
+    end
+    missed = missed or not answers[index]
+  end
+  if not missed then return table.concat(answers) end
+end
+
 ALGORITHMS[4] = {
   name = 'sliding_window_counter', arguments = 'limit, period, tick',
   size = 18, format = '<BI7I7I3', width = 18, stored = '<BI7I7I3', numbers_at = 27, front = '<I7I7I7',

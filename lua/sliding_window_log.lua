@@ -57,6 +57,47 @@ end
 -- A time that was read of an entry: that of a log that was harmed may be any.
 local function bounded(log, time) return math.max(math.min(time, log.newest), log.oldest) end
 
+-- The short way of plain acquires of one limit: on logs that have room for an entry, and no notes.
+if live and #shape == 22 and byte(shape) == 5 and find(shape, '\128\0', 14, true) == 14 and not repeated
+  and (not each or #each == 10 * #KEYS) then
+  local _, limit, period, _, _, cost = unpacked('<BI5I7BBI7', shape)
+  local numbers, calls, cutoff, left = sub(shape, 1, 13), 1, now - period, false
+  for index, key in ipairs(KEYS) do
+    local near = redis.pcall('GETRANGE', key, '0', '263')
+    if each then calls, cost = unpacked('<I3I7', each, index * 10 - 9) end
+    if calls == 1 and cost > 0 and cost <= limit and type(near) == 'string' and find(near, numbers, 42, true) == 42 then
+      local newest, total, head, count, base, oldest, armed, slots = unpacked('<I7I5I4I4I5I7I5I4', near)
+      local room, expires, first, leaves = 0, armed * 1000000, 0, oldest
+      local whole = (#near < NEAR and #near or call('STRLEN', key)) == HEADER + slots * ENTRY and head < slots
+        and count > 0 and count <= slots and oldest <= newest and newest < now and (total - base) % MODULUS <= 2^39
+      local log = whole and (oldest <= cutoff or limit - (total - base) % MODULUS < cost) and { key = key, text = near,
+        offset = 0, head = head, count = count, slots = slots, base = base, newest = newest, first = 0 }
+      if whole and newest <= cutoff then
+        first, base, total, oldest = count, 0, 0, now
+      elseif whole and oldest <= cutoff then
+        first, oldest, base = search(log, cutoff, 0)
+        log.first, log.base, leaves = first, base, oldest
+      end
+      room = limit - (total - base) % MODULUS
+      local live, covered = count - first, expires >= now + period and expires <= now + 2 * period + 1000000
+      if whole and room < cost and room >= 0 then
+        if cost - room > 1 then _, leaves = search(log, -1, cost - room) end
+        answers[index] = pack('<i7i7i7i3', room, newest + period - now, leaves + period - now, 0)
+      elseif whole and room >= cost and covered and live < slots then
+        total = (total + cost) % MODULUS
+        local place, entry = HEADER + head * ENTRY, pack('<I7I5', now, total)
+        local header = pack('<I7I5I4I4I5I7', now, total, (head + 1) % slots, live + 1, base, oldest)
+        if #near < NEAR then header = header .. sub(near, 33, place) .. entry end
+        if #near < NEAR or call('SETRANGE', key, string.format('%d', place), entry) then
+          answers[index] = call('SETRANGE', key, '0', header) and pack('<i7i7i7i3', room - cost, period, 0, 1) or nil
+        end
+      end
+    end
+    left = left or not answers[index]
+  end
+  if KEYS[1] and not left then return table.concat(answers) end
+end
+
 ALGORITHMS[5] = {
   name = 'sliding_window_log', arguments = 'limit, period', most_of = { limit = 2^39 },
   size = 13, format = '<BI5I7', width = 13, stored = '<BI5I7', numbers_at = 42,
