@@ -12,8 +12,9 @@ use crate::found;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
-    /// An algorithm, such as token_bucket, or as a rule names it. Of several, the script that decides their limits
-    /// together.
+    /// An algorithm, such as token_bucket, or as a rule names it; of several, their common script.
+    ///
+    /// Limits of several algorithms are decided together by the script of all of them.
     #[arg(value_name = "NAME", required_unless_present_any = ["out", "contract"])]
     names: Vec<String>,
     /// Print the script's SHA-1, for EVALSHA, instead of its text.
@@ -24,10 +25,10 @@ pub(crate) struct ScriptCommand {
     /// The scripts name it in their first lines.
     #[arg(long, conflicts_with_all = ["names", "digest", "out"])]
     contract: bool,
-    /// Write the script of each algorithm, or the named one, to a directory: token_bucket.lua and so on.
+    /// Write each algorithm's script, or the named one, to a directory, as NAME.lua.
     ///
-    /// It is created if it is missing. Of several names, the file's are joined by a plus. With the scripts of all
-    /// algorithms, SHA1SUMS lists their SHA-1s, as sha1sum does.
+    /// The directory is created if it is missing. Several names are joined by a plus in the file's. With the scripts of
+    /// all algorithms, SHA1SUMS lists their SHA-1s, as sha1sum does.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
     out: Option<PathBuf>,
 }
