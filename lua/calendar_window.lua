@@ -69,8 +69,10 @@ ALGORITHMS[3] = {
       at, ahead = now, time - now
     end
     local _, was_limit, began = unpacked('<BI7i7', numbers)
+    -- Brought back to now, it is of another window, though of no other numbers.
+    if ahead then start = time < stop and ends or began end
     if was_limit ~= limit.most or began ~= start then
-      if as_is and used > 0 then used = math.max(limit.most - math.max(was_limit - used, 0), 0) end
+      if as_is and used > 0 then used = math.min(math.max(limit.most - was_limit + used, 0), 2^53) end
       if afresh then used = 0 end
     end
     return limit, used, used, nil, at, armed, time, ahead
