@@ -51,7 +51,7 @@ ALGORITHMS[3] = {
   -- which window it belongs to.
   other = function(limit, held, numbers, as_is, afresh)
     local start, ends, stop = limit.a, limit.b, limit.c
-    local longest, own = limit.longest, ALGORITHMS[3]
+    local given, longest, own = limit, limit.longest, ALGORITHMS[3]
     local used, _, _, at, armed, time = own.level(held, now, longest, start)
     local ahead
     if not used then return nil end
@@ -74,6 +74,7 @@ ALGORITHMS[3] = {
     if was_limit ~= limit.most or began ~= start then
       if as_is and used > 0 then used = math.min(math.max(limit.most - was_limit + used, 0), 2^53) end
       if afresh then used = 0 end
+      if used == 0 then limit, at = given, now end
     end
     return limit, used, used, nil, at, armed, time, ahead
   end,

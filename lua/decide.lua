@@ -139,6 +139,8 @@ if not usual then
       local state = limit
       limit = rewritten(limit)
       if forced then units = math.min(units, complete(algorithm).most(limit.x, limit.y, limit.a, limit.b, limit.c)) end
+      -- Where there is no room for more, the state stays as it is.
+      if units == 0 then return state, 0, changed end
       if limit ~= state or limit.changed then
         notes_of(limit).altered, limit.notes.last = now, now
       end
@@ -229,6 +231,10 @@ if id_ttl then
       local took, units, net, given, born, before = unpacked('<I7I7i7I7I7I7', held, at + 24)
       marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
       local record = sub(held, at, at + 23)
+      local left, reset, retry, allowed = unpacked('<i7i7i7i3', record)
+      -- Remembered of a larger limit, by another version.
+      local most = limits[n].most
+      if allowed >= 0 and left > most then record = pack('<i7i7i7i3', most, reset, retry, allowed) end
       answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
     end
     if ends and (operation == 'cancel' or settled == 0) then return false end

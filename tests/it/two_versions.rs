@@ -1,6 +1,6 @@
 //! Versions of a rule in force at once, as in a rollout: what all admit together stays within the largest capacity and
-//! the fastest rate among them, nobody waits longer than the longest reset among them, and what a call took is given back
-//! as far as it is still owed, by whichever version.
+//! the fastest rate among them, nobody waits longer than the longest reset among them, and what a call took is given
+//! back as far as it is still owed, by whichever version.
 
 use std::time::{Duration, SystemTime};
 
@@ -131,18 +131,27 @@ fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer
             let said = format!("{operation:?} of {cost} at {now} by {}", subject.limit());
             let answer = match operation {
                 Operation::Settle | Operation::Cancel if !open.is_empty() => {
-                    let (id, since, taken, took): (String, _, _, u64) = open.swap_remove(by.index(open.len()));
+                    let (id, since, taken, took, settled): (String, _, _, u64, bool) =
+                        open.swap_remove(by.index(open.len()));
                     // Remembered for a day of the caller's time.
                     if now - since >= 86_400_000_000 {
                         continue;
                     }
-                    if operation == Operation::Settle && cost > took {
-                        deep = true;
-                        let (_, taken) = together.penalty_of(taken, cost - took, now);
-                        open.push((id.clone(), since, taken, cost));
+                    if settled && operation == Operation::Settle {
+                        // Answered as before.
+                        call(&engine, subject, operation, request.id(&id));
+                        open.push((id, since, taken, took, settled));
+                        continue;
+                    }
+                    if operation == Operation::Cancel {
+                        together.refund_of(taken, took, now);
                     } else {
-                        let kept = if operation == Operation::Settle { cost } else { 0 };
-                        together.refund_of(taken, took - kept, now);
+                        deep |= cost > took;
+                        let (_, taken) = match cost.checked_sub(took) {
+                            Some(more) if more > 0 => together.penalty_of(taken, more, now),
+                            _ => together.refund_of(taken, took - cost, now),
+                        };
+                        open.push((id.clone(), since, taken, cost, true));
                     }
                     call(&engine, subject, operation, request.id(&id))
                 }
@@ -177,7 +186,7 @@ fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer
                         };
                         prop_assert!(within.allowed, "{}, {} admitted", said, cost);
                         if by_id {
-                            open.push((id.clone(), now, together.taken(), cost));
+                            open.push((id.clone(), now, together.taken(), cost, false));
                         }
                     }
                     answer

@@ -307,6 +307,8 @@ impl Oracle {
         let until = if far { until - (time - now) } else { until };
         let altered = far && (used || written.until > 0 || written.life.is_some() || rule.kind == Kind::Permits);
         let on_tick = floor_to(now, under.tick);
+        // What has passed by now is as if never used, even if a count is there that weighs nothing.
+        let used = used && (far || under.used(&found.state, on_tick.max(time)) > 0);
         let mut found = match (used, far) {
             // Its time binds nobody.
             (false, _) => Found { spec: self.spec, state: unused.state, at, ..found },

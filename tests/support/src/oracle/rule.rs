@@ -287,17 +287,22 @@ impl Rule {
         (left < parts).then_some((state, parts - left))
     }
 
-    /// The most parts that can be in use, and the most that one count can hold: numbers stay exact, and so do waits.
-    pub(super) fn most(&self) -> i128 {
+    /// The most parts that can be in use, or of a counter that one count can hold: numbers stay exact, and so do waits.
+    fn bound(&self) -> i128 {
         let (exact, longest) = (1 << 53, 1 << 51);
         match self.kind {
-            Kind::Bucket => floor_to((exact - self.parts()).min(longest * self.rate / self.tick), self.parts()),
+            Kind::Bucket => (exact - self.parts()).min(longest * self.rate / self.tick),
             Kind::Window => (exact - self.rate).min(longest / self.period * self.rate),
             Kind::Calendar => exact,
             Kind::Counter => exact / (self.period / self.tick) - 1,
             Kind::Log => 1 << 39,
             Kind::Permits => 20_000,
         }
+    }
+
+    /// The same in whole units.
+    pub(super) fn most(&self) -> i128 {
+        floor_to(self.bound(), self.parts())
     }
 
     /// Units that a penalty can still take.
@@ -307,7 +312,7 @@ impl Rule {
             State::Counter { current, .. } => current,
             _ => self.used(state, at),
         };
-        (self.most() - taken).max(0) / self.parts()
+        (self.bound() - taken).max(0) / self.parts()
     }
 
     /// A state with all of `used` (parts) taken at `at`.

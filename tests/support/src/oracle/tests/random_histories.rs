@@ -178,7 +178,9 @@ fn answers_keep_their_word() {
                     if matches!(rule.kind, Kind::Bucket | Kind::Window) {
                         let parts = found.rule().parts();
                         let level_then = (level(&before, now) + i128::from(cost) * parts).min(rule.capacity * parts);
-                        assert_eq!(level(&o, now), level_then, "{context}");
+                        // What is unused, in parts of the call's numbers.
+                        let after = o.find(now).rule().parts();
+                        assert_eq!(level(&o, now) * parts, level_then * after, "{context}");
                     }
                 }
                 Penalty | PenaltyBy(_) => {
@@ -212,6 +214,8 @@ fn answers_keep_their_word() {
                     assert_eq!(back.give_back(id, taken, now).remaining, untouched.remaining, "{context}");
                 }
                 Refund | Block => {}
+                // A window's count may weigh more by the clock of the call's numbers, which taking wrote.
+                _ if algorithm == 2 && found.spec != o.spec => {}
                 _ if algorithm < 4 => {
                     assert_eq!(back.refund(taken, now).remaining, untouched.remaining, "{context}");
                 }
