@@ -80,7 +80,7 @@ ALGORITHMS[3] = {
   -- which window it belongs to.
   other = function(limit, held, numbers, as_is, afresh)
     local start, ends, stop = limit.a, limit.b, limit.c
-    local longest, own = limit.longest, ALGORITHMS[3]
+    local given, longest, own = limit, limit.longest, ALGORITHMS[3]
     local used, _, _, at, armed, time = own.level(held, now, longest, start)
     local ahead
     if not used then return nil end
@@ -98,9 +98,12 @@ ALGORITHMS[3] = {
       at, ahead = now, time - now
     end
     local _, was_limit, began = unpacked('<BI7i7', numbers)
+    -- Brought back to now, it is of another window, though of no other numbers.
+    if ahead then start = time < stop and ends or began end
     if was_limit ~= limit.most or began ~= start then
-      if as_is and used > 0 then used = math.max(limit.most - math.max(was_limit - used, 0), 0) end
+      if as_is and used > 0 then used = math.min(math.max(limit.most - was_limit + used, 0), 2^53) end
       if afresh then used = 0 end
+      if used == 0 then limit, at = given, now end
     end
     return limit, used, used, nil, at, armed, time, ahead
   end,

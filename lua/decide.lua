@@ -140,6 +140,8 @@ if not usual then
       local state = limit
       limit = rewritten(limit)
       if forced then units = math.min(units, complete(algorithm).most(limit.x, limit.y, limit.a, limit.b, limit.c)) end
+      -- Where there is no room for more, the state stays as it is.
+      if units == 0 then return state, 0, changed end
       if limit ~= state or limit.changed then
         notes_of(limit).altered, limit.notes.last = now, now
       end

@@ -93,8 +93,8 @@ local function save(limit, key, x, y, at, used, reset)
   local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
   if notes and (notes.blocked > now or notes.denials > 0 or notes.last == now
     or limit.used > 0 and now < notes.last + limit.longest) then
-    tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.last, notes.blocked, notes.denied,
-      notes.denials)
+    tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.last,
+      notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
     if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
   end
   if used == 0 and tail == '' then return held and call('DEL', key) or nil end
@@ -201,6 +201,11 @@ if not usual then
       rule.a, rule.b, rule.c)
     rule.used, rule.cost, rule.armed, rule.time, rule.fits, rule.held, rule.notes = limit.used, limit.cost, limit.armed,
       limit.time, limit.fits, limit.held, limit.notes
+    -- By this limit's clock, which may have ticked since.
+    if rule.algorithm.front then
+      local state = pack(rule.algorithm.front, rule.at, rule.x, rule.y) .. pack('<I5', rule.armed)
+      rule.used, rule.x, rule.y, rule.at = rule.algorithm.level(state, now, limit.longest, rule.a, rule.b, rule.c)
+    end
     return rule
   end
 
@@ -213,7 +218,7 @@ if not usual then
     local longest, _, was_rate = algorithm.spans(was_most, 0, was_a, was_b, was_c)
     if not longest then return nil end
     local _, _, rate = algorithm.spans(most, 0, a, b, c)
-    local used, x, y, at, armed, time = algorithm.level(held, unpacked('<I7', held), longest, was_a, was_b, was_c)
+    local used, x, y, at, armed = algorithm.level(held, unpacked('<I7', held), longest, was_a, was_b, was_c)
     if not used then return nil end
     longest = math.max(longest, limit.longest)
     if not (option.as_is or option.afresh) and (was_rate >= rate or algorithm.bounded and used > most) then
@@ -223,21 +228,23 @@ if not usual then
         algorithm.level(held, now, longest, was_a, was_b, was_c)
       return version, 0, longest
     end
-    local target = option.as_is and used > 0 and math.max(most - math.max(was_most - used, 0), 0) or used
+    -- Also what is owed stays owed.
+    local target = option.as_is and used > 0 and math.max(most - was_most + used, 0) or used
     if option.afresh then target = 0 end
     local more = target - used
-    -- Counts by their weight: all are taken back, and what is to be used is put in the current window.
-    if more ~= 0 and (target == 0 or algorithm.counted) then
-      x, y = algorithm.give(2^53, 0, x, y, at, was_a, was_b, was_c)
-      more, used = target, 0
-    end
-    if more > 0 then x, y, at = algorithm.take(more, x, y, at, was_a, was_b, was_c) end
-    if more < 0 then x, y = algorithm.give(-more, 0, x, y, at, was_a, was_b, was_c) end
-    more = target - used
     x, y, at = algorithm.convert(x, y, at, was_a, was_b, was_c, a, b, c)
+    if more ~= 0 and algorithm.counted then
+      -- Counts by their weight: all are taken back, and what is to be used is put in the current window.
+      x, y = algorithm.give(2^53, 0, x, y, at, a, b, c)
+      more = math.min(target, algorithm.most(x, y, a, b, c))
+      x, y, at = algorithm.take(more, x, y, at, a, b, c)
+    elseif more ~= 0 then
+      more = math.min(more, algorithm.most(x, y, a, b, c))
+      x, y = algorithm.give(-more, 0, x, y, at, a, b, c)
+    end
     local state = pack(algorithm.front, at, x, y) .. pack('<I5', armed)
-    limit.used, limit.x, limit.y, limit.at, limit.armed = algorithm.level(state, now, longest, a, b, c)
-    limit.time, limit.changed = time, true
+    limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time = algorithm.level(state, now, longest, a, b, c)
+    limit.changed = true
     return limit, math.max(more, 0), longest
   end
 

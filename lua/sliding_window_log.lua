@@ -165,7 +165,7 @@ ALGORITHMS[5] = {
     local used = (log.total - log.base) % MODULUS
     local changed = was_most ~= most or was_period ~= period
     if changed and as_is and used > 0 then
-      own.lump(log, math.max(most - math.max(was_most - used, 0), 0), log.newest)
+      own.lump(log, math.min(math.max(most - was_most + used, 0), 2^39), log.newest)
     end
     if changed and afresh then own.lump(log, 0, log.newest) end
     if was_period ~= period and not (as_is or afresh) then
@@ -181,9 +181,11 @@ ALGORITHMS[5] = {
     limit.changed = changed and not limit.rule
     return limit, own.level(log, now, limit.longest, limit.a)
   end,
-  -- The same under other numbers.
-  convert = function(log, _, at)
-    if not log.lumped then ALGORITHMS[5].lump(log, log.used, log.newest) end
+  -- The same under other numbers: at the time of the newest, if that still counts there. No charge forgives units.
+  convert = function(log, _, at, _, _, _, period)
+    if not log.lumped or log.newest <= at - period then
+      ALGORITHMS[5].lump(log, log.used, log.newest > at - period and log.newest or at)
+    end
     return log, nil, at
   end,
   -- How long until at most so many units are in use.

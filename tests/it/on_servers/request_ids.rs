@@ -6,22 +6,26 @@ use proptest::prelude::*;
 use tollgate::{Charged, Decision, Error, Operation, Request};
 use tollgate_testing::engines::{Engine, Subject, answer, on_both_engines, time};
 use tollgate_testing::histories::{Step, beginning, call_of, steps_with};
-use tollgate_testing::limits::any_limit;
+use tollgate_testing::limits::two_limits;
 use tollgate_testing::oracle::{Answer, Taken};
-use tollgate_testing::oracle_spec::oracle;
+use tollgate_testing::oracle_spec::{oracle, spec};
 use tollgate_testing::rules::limit;
 
 fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Result<Decision, Error> {
     engine.runtime.block_on(call_of(operation, &engine.limiter, &subject.rule, request))
 }
 
-fn calls() -> impl Strategy<Value = Vec<(usize, (Operation, Step))>> {
+/// A call by an id, or none, where the rule's numbers change.
+type Call = (usize, (Option<Operation>, Step));
+
+fn calls() -> impl Strategy<Value = Vec<Call>> {
     let operations = [
-        (6, Operation::Acquire),
-        (3, Operation::AtMost),
-        (3, Operation::Reserve),
-        (4, Operation::Settle),
-        (3, Operation::Cancel),
+        (6, Some(Operation::Acquire)),
+        (3, Some(Operation::AtMost)),
+        (3, Some(Operation::Reserve)),
+        (4, Some(Operation::Settle)),
+        (3, Some(Operation::Cancel)),
+        (1, None),
     ];
     let ids = proptest::collection::vec(0_usize..20, 60);
     (ids, steps_with(&operations, 1..=60)).prop_map(|(ids, steps)| ids.into_iter().zip(steps).collect())
@@ -29,15 +33,23 @@ fn calls() -> impl Strategy<Value = Vec<(usize, (Operation, Step))>> {
 
 #[test]
 fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
-    let limits = any_limit().prop_filter("permits are given back by their own ids", |limit| !limit.algorithm().holds());
-    on_both_engines((limits, beginning(), calls()), |engine, (limit, begin, calls)| {
-        let subject = engine.subject(limit.clone());
-        let mut oracle = oracle(&limit);
+    let limits =
+        two_limits().prop_filter("permits are given back by their own ids", |(limit, _)| !limit.algorithm().holds());
+    on_both_engines((limits, beginning(), calls()), |engine, ((limit, other), begin, calls)| {
+        let mut subject = engine.subject(limit.clone());
+        let (mut oracle, mut other) = (oracle(&limit), other);
+        oracle.by_id(true);
         // What is remembered of an id: the operation, the answer, the units, whether they are settled, and how the key
         // was left.
         let mut remembered: HashMap<usize, (Operation, Answer, u64, bool, Taken)> = HashMap::new();
         let mut now = begin;
         for (id, (operation, step)) in calls {
+            let Some(operation) = operation else {
+                let next = std::mem::replace(&mut other, subject.limit().clone());
+                subject = subject.changed(next.clone().named("limit").expect("a good name"));
+                oracle.change(spec(&next));
+                continue;
+            };
             if operation == Operation::Reserve && !limit.algorithm().reserves() {
                 continue;
             }
@@ -48,6 +60,9 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
             let name = format!("id {id}");
             let request = Request::new(subject.key.as_str()).cost(cost).at(time(now)).id(&name);
             let told = call(engine, &subject, operation, request);
+            // Remembered under a larger limit, there remains no more than this one has.
+            let limit = subject.limit().capacity();
+            let again = |answer: Answer| Answer { limit, remaining: answer.remaining.min(limit), ..answer };
             let expected = match (operation, remembered.get(&id).copied()) {
                 (Operation::Settle | Operation::Cancel, None) => {
                     let error = told.expect_err("nothing is remembered");
@@ -56,23 +71,23 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                 }
                 (Operation::Cancel, Some((_, _, took, _, taken))) => {
                     remembered.remove(&id);
-                    (oracle.refund_of(taken, took, now), 0)
+                    (oracle.refund_of(taken, took, now).0, 0)
                 }
                 (Operation::Settle, Some((was, _, took, false, taken))) => {
                     let (answer, taken) = match cost.checked_sub(took) {
-                        Some(more) if more > 0 => (oracle.penalty(more, now), taken.and(more)),
-                        _ => (oracle.refund_of(taken, took - cost, now), taken.less(took - cost)),
+                        Some(more) if more > 0 => oracle.penalty_of(taken, more, now),
+                        _ => oracle.refund_of(taken, took - cost, now),
                     };
                     remembered.insert(id, (was, answer, cost, true, taken));
                     (answer, cost)
                 }
-                (Operation::Settle, Some((_, answer, took, true, _))) => (answer, took),
+                (Operation::Settle, Some((_, answer, took, true, _))) => (again(answer), took),
                 (_, Some((was, ..))) if was != operation => {
                     let error = told.expect_err("an id of another operation");
                     prop_assert!(error.is_input() && error.charged() == Charged::No, "{}", error);
                     continue;
                 }
-                (_, Some((_, answer, took, ..))) => (answer, took),
+                (_, Some((_, answer, took, ..))) => (again(answer), took),
                 (_, None) => {
                     let (answer, took) = match operation {
                         Operation::AtMost => oracle.at_most(cost, now),
@@ -81,7 +96,7 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                     };
                     let took = if answer.allowed { took } else { 0 };
                     if answer.allowed {
-                        remembered.insert(id, (operation, answer, took, false, oracle.taken(took, now)));
+                        remembered.insert(id, (operation, answer, took, false, oracle.taken()));
                     }
                     (answer, took)
                 }

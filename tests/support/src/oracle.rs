@@ -21,15 +21,13 @@ mod rule;
 #[rustfmt::skip]
 #[cfg(test)]
 mod tests;
-mod versions;
 
 pub use change::Change;
 pub use owed::Taken;
 
 use calendar::Window;
-use owed::Refunds;
-use rule::{Kind, Rule, State, floor_to, u64_of};
-use versions::Other;
+use owed::Life;
+use rule::{Kind, Rule, State, ceil_div, floor_to, u64_of};
 
 /// Where a fixed window begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +84,10 @@ pub struct Oracle {
     block_for: Option<u64>,
     /// When calls were denied, as far as that is counted: forgotten all at once (`denials`).
     denied: Vec<u64>,
+    /// Whether the next calls have an id.
+    by_id: bool,
+    /// What the last call took, and of what.
+    last: Option<Taken>,
 }
 
 /// What a call wrote last.
@@ -96,20 +98,21 @@ struct Written {
     state: State,
     /// The block's end, in microseconds whatever the tick. Without a block it is past: 0.
     until: i128,
-    /// The same key under other numbers in force.
-    other: Option<Other>,
-    refunds: Refunds,
+    life: Option<Life>,
 }
 
 #[cfg(test)]
 impl Written {
     fn of(spec: Spec, state: State) -> Self {
-        Self { spec, state, until: 0, other: None, refunds: Refunds::default() }
+        Self { spec, state, until: 0, life: None }
     }
 }
 
-/// The key as one call finds it: the rule's change applied, the clock settled.
+/// The key as one call finds it: the numbers that apply chosen, the clock settled.
 struct Found {
+    /// The numbers that what is used passes under: the call's own or those that the state was written under. The
+    /// capacity and the debt are the call's in either case.
+    spec: Spec,
     state: State,
     /// The instant that counts as now for usage, on a tick.
     at: i128,
@@ -117,19 +120,22 @@ struct Found {
     until: i128,
     /// Not what is written: the state lay too far ahead and was moved to now, or the call altered it.
     altered: bool,
-    /// Units taken by the call or, below 0, given back.
-    moved: i128,
-    other: Option<Other>,
-    /// Whether another version wrote after this one.
-    returns: bool,
-    refunds: Refunds,
+    /// Whether the state is written under other numbers than the call's.
+    changed: bool,
+    /// The longest reset of both, and for how long denials count.
+    longest: i128,
+    memory: i128,
+    /// Units in use before the call; of counters, whatever they weigh.
+    before: i128,
+    life: Option<Life>,
 }
 
 #[rustfmt::skip]
 impl Oracle {
     pub fn new(spec: Spec) -> Self {
         let _checked = Rule::of(spec);
-        Oracle { spec, on_change: Change::KeepUsed, written: None, counts_denials: false, block_for: None, denied: Vec::new() }
+        let (on_change, denied) = (Change::KeepUsed, Vec::new());
+        Oracle { spec, on_change, written: None, counts_denials: false, block_for: None, denied, by_id: false, last: None }
     }
 
     /// From now on denials are counted.
@@ -143,11 +149,8 @@ impl Oracle {
         let mut found = self.find(now_us);
         let retry = rule.retry(&found, cost, rule.capacity, now_us);
         let retry = self.wait_or_block(&mut found, retry, now_us);
-        if retry == Retry::Now {
-            rule.charge(&mut found, rule.in_parts(cost), now_us);
-            found.moved = cost.into();
-        }
-        self.close(&found, retry == Retry::Now, retry, now_us)
+        if retry == Retry::Now { self.charge(&mut found, cost.into(), now_us) }
+        self.close(found, retry == Retry::Now, retry, now_us)
     }
 
     /// Allowed and retry as `acquire` would answer, the rest about the untouched key.
@@ -171,22 +174,28 @@ impl Oracle {
         assert!(rule.kind.owes(), "counts and permits know no debt");
         let mut found = self.find(now_us);
         let mut own = rule.retry(&found, cost, rule.capacity + rule.debt, now_us);
-        let mut wait = Retry::Now;
-        if own == Retry::Now && (cost > 0 || within.is_some()) {
-            // As taken at `at` itself, so that a wait is that of an acquire of the same cost.
-            let owed = rule.take(&found.state, rule.in_parts(cost), found.at, found.at);
-            wait = rule.wait(&found, now_us, |t| rule.used(&owed, t) <= rule.capacity * rule.parts());
-        }
+        let wait = match (own, cost, within) {
+            // Until nothing is owed.
+            (Retry::Now, 0, Some(_)) => found.wait(now_us, |under, used| used <= rule.capacity * under.parts()),
+            (Retry::Now, 1.., _) => {
+                // Under its own numbers, as taken at `at` itself, so that a wait is that of an acquire of the same cost.
+                let mut taken = self.find(now_us);
+                self.rewrite(&mut taken, now_us);
+                taken.state = rule.take(&taken.state, i128::from(cost) * rule.parts(), taken.at, taken.at);
+                taken.wait(now_us, |under, used| used <= rule.capacity * under.parts())
+            }
+            _ => Retry::Now,
+        };
         if cost > 0 && matches!((within, wait), (Some(within), Retry::AfterUs(us)) if us > within) { own = wait }
         let denied = self.wait_or_block(&mut found, own, now_us);
-        if denied != Retry::Now { return self.close(&found, false, denied, now_us) }
-        rule.charge(&mut found, rule.in_parts(cost), now_us);
-        found.moved = cost.into();
-        let mut answer = self.close(&found, true, wait, now_us);
-        if let (0, Kind::Window, Retry::AfterUs(us)) = (cost, rule.kind, wait) {
-            answer.remaining = u64_of(rule.free(&found.state, i128::from(now_us) + i128::from(us)));
-        }
-        answer
+        if denied != Retry::Now { return self.close(found, false, denied, now_us) }
+        let free = match (cost, rule.kind, wait) {
+            (0, Kind::Window, Retry::AfterUs(us)) => Some(found.free(&rule, i128::from(now_us) + i128::from(us))),
+            _ => None,
+        };
+        self.charge(&mut found, cost.into(), now_us);
+        let answer = self.close(found, true, wait, now_us);
+        Answer { remaining: free.map_or(answer.remaining, u64_of), ..answer }
     }
 
     /// Takes what there is of `cost`, and says how much. If there is nothing, one unit is denied.
@@ -200,26 +209,17 @@ impl Oracle {
         let rule = Rule::of(self.spec);
         assert!(rule.kind != Kind::Permits, "permits are given back by an id");
         let mut found = self.find(now_us);
-        if let Some(state) = rule.give(&found.state, rule.in_parts(cost), found.at) {
-            (found.state, found.altered) = (state, true);
-            found.moved = -i128::from(cost);
-            found.refunds.add(cost, now_us, false);
-            if found.is_blocked(now_us) {
-                found.touch(&rule);
-            }
-        }
-        self.close(&found, true, Retry::Now, now_us)
+        found.give(cost.into(), 0);
+        if found.altered && found.is_blocked(now_us) { found.touch() }
+        self.close(found, true, Retry::Now, now_us)
     }
 
     /// Takes `cost` whether it is there or not, as far as it can be counted (`Rule::room`).
     pub fn penalty(&mut self, cost: u64, now_us: u64) -> Answer {
-        let rule = Rule::of(self.spec);
         let mut found = self.find(now_us);
-        let parts = rule.in_parts(cost).min(rule.room(&found));
-        rule.charge(&mut found, parts, now_us);
-        // Where nothing fits, neither version is charged.
-        found.moved = if parts > 0 { cost.into() } else { 0 };
-        self.close(&found, true, Retry::Now, now_us)
+        let units = self.room(now_us).min(cost.into());
+        self.charge(&mut found, units, now_us);
+        self.close(found, true, Retry::Now, now_us)
     }
 
     /// Forgets the key.
@@ -238,100 +238,169 @@ impl Oracle {
     }
 
     /// Writes what the call altered and counts its denial, and answers.
-    fn close(&mut self, found: &Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
+    fn close(&mut self, mut found: Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
+        if self.counts_denials && !allowed {
+            if self.denials(&found, now_us) == 0 { self.denied.clear() }
+            self.denied.push(now_us);
+            found.touch();
+        }
         if found.altered {
-            if self.denials(now_us) == 0 { self.denied.clear() }
+            if !self.counts_denials || allowed {
+                if self.denials(&found, now_us) == 0 { self.denied.clear() }
+            }
             // A block that is over isn't written again.
             let until = if found.is_blocked(now_us) { found.until } else { 0 };
-            let rule = Rule::of(self.spec);
-            let owes = rule.used(&found.state, found.at) > rule.capacity * rule.parts();
-            let other = found.other.as_ref().map(|other| other.also_charged(&rule, found.moved, owes, now_us));
+            let longest = if found.spec == self.spec { Rule::of(self.spec).longest() } else { found.longest };
+            found.end_life(longest, now_us);
             // A key as if never used is forgotten.
-            let forgotten = rule.used(&found.state, found.at) == 0
-                && until == 0
-                && self.denials(now_us) == 0
-                && !found.refunds.are_kept()
-                && other.as_ref().is_none_or(Other::is_unused);
-            let refunds = found.refunds;
-            self.written =
-                (!forgotten).then(|| Written { spec: self.spec, state: found.state.clone(), until, other, refunds });
+            let forgotten = found.used() == 0 && until == 0 && self.denied.is_empty() && found.life.is_none();
+            let (spec, state, life) = (found.spec, found.state.clone(), found.life);
+            self.written = (!forgotten).then_some(Written { spec, state, until, life });
         }
-        if !allowed && !found.altered && found.returns {
-            let reset = i128::from(now_us) + i128::from(self.answer(found, allowed, retry, now_us).reset_after_us);
-            let other = self.written.as_mut().and_then(|written| written.other.as_mut());
-            other.into_iter().for_each(|other| other.keep(reset));
-        }
-        if self.counts_denials && !allowed {
-            if self.denials(now_us) == 0 { self.denied.clear() }
-            self.denied.push(now_us);
-            if self.written.is_none() {
-                // Counted in a state in which nothing is used.
-                let (spec, state, refunds) = (self.spec, found.state.clone(), Refunds::default());
-                self.written = Some(Written { spec, state, until: 0, other: None, refunds });
-            }
-            // Counting writes beside the state, where a block that is over is left out too.
-            if let (false, Some(written)) = (found.is_blocked(now_us), &mut self.written) {
-                written.until = 0;
-            }
-            // Even where so short a memory has forgotten it by the next call.
-            return Answer { overage: self.denied.len() as u64, ..self.answer(found, allowed, retry, now_us) };
-        }
-        self.answer(found, allowed, retry, now_us)
+        let answer = self.answer(&found, allowed, retry, now_us);
+        // Even where so short a memory has forgotten it by the next call.
+        if self.counts_denials && !allowed { Answer { overage: self.denied.len() as u64, ..answer } } else { answer }
     }
 
     fn answer(&self, found: &Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
-        let (rule, Found { state, at, .. }) = (Rule::of(self.spec), found);
-        let own_reset = if rule.used(state, *at) == 0 {
-            0
-        } else {
-            rule.first(*at, |t| rule.used(state, t) == 0) - i128::from(now_us)
+        let (rule, under) = (Rule::of(self.spec), found.rule());
+        let own_reset = match found.used() {
+            0 => 0,
+            _ => under.first(found.at, |t| under.used(&found.state, t) == 0) - i128::from(now_us),
         };
         let blocked = found.is_blocked(now_us);
         Answer {
             allowed,
             limit: u64_of(rule.capacity),
-            remaining: if blocked { 0 } else { u64_of(rule.free(state, *at)) },
+            remaining: if blocked { 0 } else { u64_of(found.free(&rule, found.at)) },
             retry,
             reset_after_us: u64_of(own_reset).max(found.blocked_for(now_us)),
             blocked,
-            overage: self.denials(now_us),
+            overage: self.denials(found, now_us),
         }
     }
 
     /// Denials counted so far: since the first of them, and for as long as usage could last.
-    fn denials(&self, now_us: u64) -> u64 {
-        let rule = Rule::of(self.spec);
-        let longest = rule.longest();
-        match self.denied.first() {
+    fn denials(&self, found: &Found, now_us: u64) -> u64 {
+        let (rule, now) = (Rule::of(self.spec), i128::from(now_us));
+        let counts = self.denied.first().is_some_and(|first| match i128::from(*first) {
             // In the window of now alone.
-            Some(&first) if rule.kind == Kind::Calendar => {
-                let counts = first <= now_us && i128::from(first) >= rule.window_at(now_us.into());
-                if counts { self.denied.len() as u64 } else { 0 }
-            }
-            Some(&first) if now_us >= first && i128::from(now_us - first) < longest => self.denied.len() as u64,
-            _ => 0,
-        }
+            first if rule.kind == Kind::Calendar => first <= now && first >= rule.window_at(found.at),
+            first => first <= now && now - first < found.memory,
+        });
+        if counts { self.denied.len() as u64 } else { 0 }
     }
 
     /// First the change of numbers, at the state's own time; then the clock.
     fn find(&self, now_us: u64) -> Found {
-        let rule = Rule::of(self.spec);
-        let at = floor_to(now_us.into(), rule.tick);
-        let (other, refunds) = (None, Refunds::default());
-        let unused = Found { state: rule.place(0, at), at, until: 0, altered: false, moved: 0, other, returns: false, refunds };
+        let (rule, now) = (Rule::of(self.spec), i128::from(now_us));
+        let at = floor_to(now, rule.tick);
+        let unused = Found {
+            spec: self.spec, state: rule.place(0, at), at, until: 0, altered: false, changed: false,
+            longest: rule.longest(), memory: rule.longest(), before: 0, life: None,
+        };
         let Some(written) = &self.written else { return unused };
-        let (state, other, returns) = self.version(&rule, written, at, now_us);
-        let refunds = written.refunds.of_late(&rule, now_us);
-        let (time, until) = (state.time(), written.until);
-        if rule.used(&state, time) == 0 && until <= now_us.into() {
-            // The same as no state: its time must not bind anybody.
-            Found { other, returns, refunds, ..unused }
-        } else if rule.is_far_ahead(time, at) {
-            let gap = time - at;
-            let state = rule.rebased(&state, at);
-            Found { state, at, until: until - gap, altered: true, moved: 0, other, returns, refunds }
-        } else {
-            Found { state, at: at.max(time), until, altered: false, moved: 0, other, returns, refunds }
+        let found = self.version(written, now);
+        let (under, time, until) = (found.rule(), found.state.time(), written.until);
+        let (used, far) = (under.used(&found.state, time) > 0, under.is_far_ahead(time, now, found.longest));
+        // A block goes back with the rest.
+        let until = if far { until - (time - now) } else { until };
+        let altered = far && (used || written.until > 0 || written.life.is_some() || rule.kind == Kind::Permits);
+        let on_tick = floor_to(now, under.tick);
+        // What has passed by now is as if never used, even if a count is there that weighs nothing.
+        let used = used && (far || under.used(&found.state, on_tick.max(time)) > 0);
+        let mut found = match (used, far) {
+            // Its time binds nobody.
+            (false, _) => Found { spec: self.spec, state: unused.state, at, ..found },
+            (true, true) => Found { state: under.rebased(&found.state, on_tick), at: on_tick, ..found },
+            (true, false) => Found { at: on_tick.max(time), ..found },
+        };
+        (found.until, found.altered) = (until, altered);
+        found.before = found.units();
+        found
+    }
+
+    /// The state under the call's own numbers, as it is once the call takes units.
+    fn rewrite(&self, found: &mut Found, now_us: u64) {
+        let (rule, old) = (Rule::of(self.spec), found.rule());
+        if found.spec != self.spec {
+            let (used, state) = (found.used(), old.settled(&found.state, found.at));
+            let at = if rule.kind == Kind::Bucket { ceil_div(found.at, rule.tick) * rule.tick } else { floor_to(found.at, rule.tick) };
+            found.at = at.max(floor_to(now_us.into(), rule.tick));
+            found.state = match used {
+                0 => rule.place(0, found.at),
+                // Where entries so old don't count any more, it is one of now: the charge forgives nothing.
+                _ if rule.kind == Kind::Log && found.at - state.time() >= rule.period => rule.place(used, found.at),
+                _ => rule.convert(&old, &state, Change::KeepUsed),
+            };
+            found.spec = self.spec;
         }
+    }
+
+    /// Takes units, for good. The call then counts as made when the taking is dated.
+    fn charge(&mut self, found: &mut Found, units: i128, now_us: u64) {
+        if units > 0 {
+            let rule = Rule::of(self.spec);
+            self.rewrite(found, now_us);
+            found.count(units, self.by_id, now_us);
+            found.state = rule.take(&found.state, units * rule.parts(), found.at, now_us.into());
+            found.at = found.state.time();
+            found.altered = true;
+        }
+        self.last = Some(found.mark(units));
+    }
+
+    /// Units that a penalty can still take.
+    fn room(&self, now_us: u64) -> i128 {
+        let mut found = self.find(now_us);
+        self.rewrite(&mut found, now_us);
+        Rule::of(self.spec).room(&found.state, found.at)
+    }
+}
+
+impl Found {
+    /// The numbers that what is used passes under.
+    fn rule(&self) -> Rule {
+        Rule::of(self.spec)
+    }
+
+    /// What is used, in parts.
+    fn used(&self) -> i128 {
+        self.rule().used(&self.state, self.at)
+    }
+
+    /// Whole units in use; of counters, whatever they weigh.
+    fn units(&self) -> i128 {
+        match self.rule().settled(&self.state, self.at) {
+            State::Counter { previous, current, .. } if self.used() > 0 => previous + current,
+            _ => ceil_div(self.used(), self.rule().parts()),
+        }
+    }
+
+    /// Whole units that can be taken at `t` of this rule's capacity.
+    fn free(&self, own: &Rule, t: i128) -> i128 {
+        let under = self.rule();
+        (own.capacity * under.parts() - under.used(&self.state, t)).max(0) / under.parts()
+    }
+
+    /// How long until what is used then, in parts of these numbers, is little enough.
+    fn wait(&self, now_us: u64, little: impl Fn(&Rule, i128) -> bool) -> Retry {
+        let under = self.rule();
+        match under.first(self.at, |t| little(&under, under.used(&self.state, t))) {
+            when if when == self.at => Retry::Now,
+            when => Retry::AfterUs(u64_of(when - i128::from(now_us))),
+        }
+    }
+
+    /// Gives back up to so many units that so many newer ones follow. Returns how many whole ones it gave.
+    fn give(&mut self, units: i128, newer: i128) -> i128 {
+        let under = self.rule();
+        let Some((state, given)) = under.give(&self.state, units * under.parts(), newer * under.parts(), self.at) else {
+            return 0;
+        };
+        let given = given / under.parts();
+        (self.state, self.altered) = (state, true);
+        self.life.iter_mut().for_each(|life| life.given += given);
+        given
     }
 }

@@ -1,6 +1,6 @@
 //! A block: until it ends, every call is denied. It doesn't change what is used.
 
-use super::rule::{Rule, u64_of};
+use super::rule::u64_of;
 use super::{Answer, Found, Oracle, Retry};
 
 impl Oracle {
@@ -8,9 +8,9 @@ impl Oracle {
     /// with the usage as found: the block's end moves with the state's time.
     pub fn block(&mut self, for_us: u64, now_us: u64) -> Answer {
         let mut found = self.find(now_us);
-        found.touch(&Rule::of(self.spec));
+        found.touch();
         found.until = i128::from(now_us) + i128::from(for_us);
-        self.close(&found, true, Retry::Now, now_us)
+        self.close(found, true, Retry::Now, now_us)
     }
 }
 
@@ -24,7 +24,7 @@ impl Oracle {
     /// is from now on, where the rule says so: as by a block at this instant.
     pub(super) fn wait_or_block(&self, found: &mut Found, own: Retry, now_us: u64) -> Retry {
         if let (Some(time), Retry::AfterUs(_), false) = (self.block_for, own, found.is_blocked(now_us)) {
-            found.touch(&Rule::of(self.spec));
+            found.touch();
             found.until = i128::from(now_us) + i128::from(time);
         }
         found.unblocked(own, now_us)
@@ -49,11 +49,10 @@ impl Found {
         }
     }
 
-    /// To be written at `at` with nothing taken. A log's time is that of its last entry, so an
-    /// entry of nothing tells it.
-    pub(super) fn touch(&mut self, rule: &Rule) {
+    /// To be written at `at` with nothing taken. A log's time stays that of its last entry.
+    pub(super) fn touch(&mut self) {
         // As taken at `at` itself: no unit is taken that a later date would have to make up for.
-        self.state = rule.take(&self.state, 0, self.at, self.at);
+        self.state = self.rule().take(&self.state, 0, self.at, self.at);
         self.altered = true;
     }
 }
@@ -131,19 +130,19 @@ mod tests {
             (Acquire, 3, 100, Some(3), Now, 0, 30), (Block, 5, 80, Some(0), Now, 0, 50), (Acquire, 0, 84, None, AfterUs(1), 0, 46),
             (Acquire, 1, 69, None, AfterUs(10), 0, 30), (Acquire, 0, 50, Some(0), Now, 0, 49),
         ]);
-        // Other numbers leave its end, though not how far back is too far: 30, then 10.
+        // Other numbers leave its end; how far back is too far is the larger of both resets, 30.
         let mut o = Oracle::new(bucket(1, 10, 3, 1));
         calls(&mut o, &[(Block, 50, 100, Some(0), Now, 0, 50), (Acquire, 0, 85, None, AfterUs(65), 0, 65)]);
         o.change(bucket(1, 10, 1, 1));
-        calls(&mut o, &[(Acquire, 0, 90, None, AfterUs(60), 0, 60), (Acquire, 0, 85, None, AfterUs(50), 0, 50)]);
-        // A log remembers takings only, but when its block was written, too: at 105, then at 108.
+        calls(&mut o, &[(Acquire, 0, 70, None, AfterUs(80), 0, 80), (Acquire, 0, 69, None, AfterUs(50), 0, 50)]);
+        // A log's time is that of its newest taking, 101, whenever its block was written.
         let mut o = Oracle::new(Spec::SlidingLog { limit: 4, period_us: 10 });
         calls(&mut o, &[(Acquire, 2, 101, Some(2), Now, 2, 10), (Block, 20, 105, Some(0), Now, 0, 20)]);
-        calls(&mut o.clone(), &[(Acquire, 0, 95, None, AfterUs(30), 0, 30), (Acquire, 0, 94, None, AfterUs(20), 0, 20)]);
+        calls(&mut o.clone(), &[(Acquire, 0, 91, None, AfterUs(34), 0, 34), (Acquire, 0, 90, None, AfterUs(24), 0, 24)]);
         calls(&mut o, &[
-            (Refund, 1, 108, Some(0), Now, 0, 17), (Acquire, 0, 98, None, AfterUs(27), 0, 27), (Acquire, 0, 97, None, AfterUs(17), 0, 17),
+            (Refund, 1, 108, Some(0), Now, 0, 17), (Acquire, 0, 91, None, AfterUs(34), 0, 34), (Acquire, 0, 90, None, AfterUs(24), 0, 24),
             // Giving all back keeps the block.
-            (Refund, 1, 100, Some(0), Now, 0, 14), (Acquire, 4, 113, None, AfterUs(1), 0, 1), (Acquire, 4, 114, Some(4), Now, 0, 10),
+            (Refund, 1, 95, Some(0), Now, 0, 19), (Acquire, 4, 113, None, AfterUs(1), 0, 1), (Acquire, 4, 114, Some(4), Now, 0, 10),
         ]);
     }
 

@@ -1,7 +1,7 @@
 //! What a change of the rule's numbers makes of a state.
 
-use super::rule::{Rule, State, ceil_div, floor_to};
-use super::{Oracle, Start};
+use super::rule::{Kind, Rule, State, ceil_div, floor_to};
+use super::{Found, Oracle, Start, Written};
 
 /// What stays what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,48 +21,81 @@ impl Oracle {
     }
 }
 
-impl Rule {
-    /// A state written under `old`, at its own time, under these numbers. Unchanged numbers leave
-    /// it as it is.
-    pub(super) fn convert(&self, old: &Rule, state: &State, change: Change) -> State {
-        // A state doesn't say how much debt was allowed: what was taken under another allowance stays taken.
-        if *self == (Rule { debt: self.debt, ..*old }) {
-            return state.clone();
+impl Oracle {
+    /// What is written, at its own time: under the numbers that it was written under, or under the call's own.
+    pub(super) fn version(&self, written: &Written, now: i128) -> Found {
+        let rule = Rule::of(self.spec);
+        // A state doesn't say how much debt was allowed.
+        let old = Rule { debt: 0, ..Rule::of(written.spec) };
+        let (change, changed) = (self.on_change, old != Rule { debt: 0, ..rule });
+        let (stays, longest) = match rule.kind {
+            _ if !changed => (true, rule.longest()),
+            // No window of the calendar is another's, and permits last as long as they were given.
+            Kind::Calendar | Kind::Permits => (false, rule.longest()),
+            _ if change == Change::KeepUsed && rule.is_no_faster(&old, &written.state) => {
+                (true, rule.longest().max(old.longest()))
+            }
+            // Moved to one entry of the call's own.
+            Kind::Log => (false, rule.longest()),
+            Kind::Bucket | Kind::Window | Kind::Counter => (false, rule.longest().max(old.longest())),
+        };
+        let spec = if stays && changed { written.spec } else { self.spec };
+        let time = written.state.time();
+        // If nobody can tell whether that is another window, it is none.
+        let change = if rule.is_beyond_the_windows(&old, time, now) { Change::KeepUsed } else { change };
+        let state = if stays { written.state.clone() } else { rule.convert(&old, &written.state, change) };
+        let mut life = written.life;
+        if let (Change::AsIs, Some(life)) = (change, &mut life) {
+            let more = rule.used(&state, state.time()) / rule.parts() - old.used(&written.state, time) / old.parts();
+            life.taken += more.max(0);
         }
+        let memory = if stays { longest } else { rule.longest() };
+        let (at, until, altered, before) = (state.time(), written.until, false, 0);
+        Found { spec, state, at, until, altered, changed, longest, memory, before, life }
+    }
+}
+
+impl Rule {
+    /// Whether what is used passes no faster under these numbers than under those that it was written under. What
+    /// exceeds the limit can't pass through this rule's windows at its rate.
+    fn is_no_faster(&self, old: &Rule, state: &State) -> bool {
+        let windows = matches!(self.kind, Kind::Counter | Kind::Log);
+        let exceeds = windows && old.used(state, state.time()) > self.capacity;
+        let one_log = self.kind == Kind::Log && self.period == old.period;
+        !one_log && (old.rate * self.period >= self.rate * old.period || exceeds)
+    }
+
+    /// A state written under `old`, at its own time, under these numbers.
+    pub(super) fn convert(&self, old: &Rule, state: &State, change: Change) -> State {
         let time = state.time();
         let kept = self.kept(old, old.used(state, time), change);
         // The counters keep what they know beside the sum, if the sum is to stay.
-        let same = change == Change::KeepUsed && self.period == old.period;
+        let same = kept == old.used(state, time) && self.period == old.period;
         match state {
             State::Bucket { .. } => State::Bucket { used: kept, time: ceil_div(time, self.tick) * self.tick },
-            State::Window { start, .. } => {
-                // A window on the new grid already is the one that contains the last write.
-                let keeps = self.start == Start::FirstHit && self.period == old.period;
-                let start = if keeps { *start } else { self.window_at(time) };
-                State::Window { used: kept, start, time }
+            State::Window { .. } if kept == 0 => self.place(0, time),
+            State::Window { .. } => {
+                let State::Window { start, .. } = old.settled(state, time) else { unreachable!("a window") };
+                // Windows as long that begin elsewhere count from the later of both starts.
+                let begin = match self.start {
+                    Start::FirstHit if self.period == old.period => start,
+                    Start::At(_) if self.period == old.period => start.max(self.window_at(time)),
+                    _ => self.window_at(time),
+                };
+                State::Window { used: kept, start: begin, time }
             }
             // The same window by another name is no change.
             State::Calendar { start, used, .. } if self.capacity == old.capacity && self.window_at(time) == *start => {
                 self.place(*used, time)
             }
-            // All of it leaves with its window, so what exceeds a lowered limit makes nobody wait longer.
-            State::Calendar { .. } if change == Change::KeepUsed => {
-                let [start, end, _] = self.windows_at(time);
-                State::Calendar { used: old.used(state, time), start, end, time }
-            }
             State::Calendar { .. } => self.place(kept, time),
             State::Counter { previous, current, start, .. } => {
                 let time = floor_to(time, self.tick);
-                let fits = old.used(state, state.time()) <= self.capacity && *previous <= self.capacity;
-                if same && fits {
-                    let (previous, current, start) = (*previous, *current, *start);
-                    State::Counter { previous, current, start, time }
-                } else {
-                    self.place(kept, time)
-                }
+                let [previous, current] = [previous, current].map(|count| *count.min(&self.most()));
+                if same { State::Counter { previous, current, start: *start, time } } else { self.place(kept, time) }
             }
             // Entries expire when they would have, also those that exceed a lowered limit.
-            State::Log { .. } if same => state.clone(),
+            State::Log { .. } if same && change == Change::KeepUsed => state.clone(),
             State::Log { .. } => self.place(kept, time),
             // No permit outlives what this rule could have given by then.
             State::Permits { held, .. } => {
@@ -73,20 +106,15 @@ impl Rule {
         }
     }
 
-    /// What `used` parts of the old rule come to under this one, in its parts. Fractions of a part
-    /// count as taken.
+    /// What `used` parts of the old rule come to under this one, in its parts, as far as it can count them. Fractions
+    /// of a part count as taken.
     fn kept(&self, old: &Rule, used: i128, change: Change) -> i128 {
-        let (full, debt) = (self.capacity * self.parts(), self.debt * self.parts());
-        let level = old.capacity * old.parts() - used;
+        let parts = ceil_div(used * self.parts(), old.parts()).min(self.most());
         match change {
-            // Up to what this rule could have given; only who was in debt stays in debt.
-            Change::KeepUsed => {
-                let most = if level < 0 { full + debt } else { full };
-                ceil_div(used * self.parts(), old.parts()).min(most)
-            }
+            Change::KeepUsed => parts,
             // A key without a state is full whatever the capacity; so is one as good as that.
             Change::AsIs if used == 0 => 0,
-            Change::AsIs => full - (level * self.parts()).div_euclid(old.parts()).clamp(-debt, full),
+            Change::AsIs => (parts + (self.capacity - old.capacity) * self.parts()).clamp(0, self.most()),
             Change::Reset => 0,
         }
     }
@@ -97,7 +125,7 @@ impl Rule {
 mod tests {
     use super::super::Retry::{AfterUs, Now};
     use super::super::tests::{Call, bucket, calls, table, window};
-    use super::super::{Spec, Written};
+    use super::super::Spec;
     use super::*;
 
     fn owing(capacity: u64, max_debt: u64) -> Spec {
@@ -137,17 +165,17 @@ mod tests {
         o.change(bucket(1, 10, 6, 1));
         table(&mut o, &[(6, 100, Now, 0, 60)]);
 
-        // Two are owed, whatever the capacity, but no more than the rule lends.
+        // Two are owed, whatever the capacity and what the rule lends.
         let mut o = as_is(owing(3, 2));
         calls(&mut o, &[(Call::Reserve, 5, 100, Some(5), AfterUs(20), 0, 50)]);
-        for (spec, reset) in [(owing(2, 1), 30), (owing(6, 2), 80), (owing(6, 0), 60), (owing(3, 1), 50)] {
+        for (spec, reset) in [(owing(2, 1), 40), (owing(6, 2), 80), (owing(6, 0), 80), (owing(3, 1), 50)] {
             o.change(spec);
             table(&mut o, &[(0, 100, Now, 0, reset)]);
         }
         // Of thirds, 2.3 units left are 6, and 0.3 owed are 1.
         for (used, capacity, remaining, reset) in [(7, 4, 2, 13), (33, 4, 0, 27)] {
             let mut o = as_is(owing(3, 1));
-            o.written = Some(Written::of(o.spec, State::Bucket { used, time: 101 }));
+            o.written = Some(super::super::Written::of(o.spec, State::Bucket { used, time: 101 }));
             o.change(Spec::TokenBucket { rate: 1, period_us: 6, capacity, max_debt: 1, tick_us: 2 });
             table(&mut o, &[(0, 101, Now, remaining, reset)]);
         }

@@ -1,158 +1,117 @@
-//! What is still owed of units that a call took: not what has come back by itself since, nor what refunds gave back.
+//! What is still owed of units that a call took by an id. Units pass in the order in which they were taken, so it is
+//! enough to know how many came after the call's, and how many are in use.
 
-use super::rule::{Rule, State, ceil_div};
+use super::rule::Rule;
 use super::{Answer, Found, Oracle, Retry};
 
-/// What was given back to a key of late.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Refunds {
-    units: i128,
-    last: Option<i128>,
+/// What is counted from when nothing was used until nothing is used, once an id has taken units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Life {
+    number: u64,
+    /// Units taken, and units given back.
+    pub(super) taken: i128,
+    pub(super) given: i128,
+    /// When the last call by an id, or the last change of numbers, took units.
+    last: i128,
 }
 
-/// What a call took, and how the key was then.
+/// What a call took, and where in a key's life that was.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
-    since: i128,
-    took: i128,
-    missed: i128,
-    rule: Rule,
-    refunded: i128,
-}
-
-impl Refunds {
-    /// What counts now: until a longest reset after the last one.
-    pub(super) fn of_late(self, rule: &Rule, now_us: u64) -> Self {
-        self.last.filter(|last| i128::from(now_us) < last + rule.longest()).map_or_else(Self::default, |_| self)
-    }
-
-    /// One more; the first only where it is of units that are known.
-    pub(super) fn add(&mut self, units: u64, now_us: u64, known: bool) {
-        if known || self.last.is_some() {
-            self.units = (self.units + i128::from(units)).min(1 << 53);
-            self.last = Some(now_us.into());
-        }
-    }
-}
-
-impl Refunds {
-    pub(super) fn are_kept(&self) -> bool {
-        self.last.is_some()
-    }
+    life: Option<u64>,
+    /// Units taken and given back in the life until after the call, without what this call gave back itself.
+    taken: i128,
+    given: i128,
+    /// Units that the call took and didn't give back, and those in use before it.
+    units: i128,
+    before: i128,
 }
 
 impl Oracle {
-    /// What the call that was just allowed took.
-    pub fn taken(&self, took: u64, now_us: u64) -> Taken {
-        let (rule, found) = (Rule::of(self.spec), self.find(now_us));
-        let state = rule.settled(&found.state, found.at);
-        let (since, missed) = match state {
-            State::Bucket { used, time } => (time, used),
-            State::Window { used, start, .. } => (start, used),
-            State::Calendar { .. } | State::Counter { .. } | State::Log { .. } | State::Permits { .. } => {
-                (now_us.into(), 0)
-            }
-        };
-        Taken { since, took: took.into(), missed, rule, refunded: found.refunds.units }
+    /// Whether the next calls have an id.
+    pub fn by_id(&mut self, by_id: bool) {
+        self.by_id = by_id;
     }
 
-    /// Gives back what is still owed of these units.
-    pub fn refund_of(&mut self, taken: Taken, cost: u64, now_us: u64) -> Answer {
+    /// What the call that was just allowed took.
+    pub fn taken(&self) -> Taken {
+        self.last.expect("a call that takes")
+    }
+
+    /// Gives back what is still owed of so many of these units; and what is known of the rest.
+    pub fn refund_of(&mut self, taken: Taken, units: u64, now_us: u64) -> (Answer, Taken) {
         let rule = Rule::of(self.spec);
         let mut found = self.find(now_us);
-        let (parts, waits) = rule.owed(&found, taken, cost.into());
-        let given = if parts > 0 { rule.give_of(&found, taken.since, parts) } else { None };
-        if let Some(state) = given {
-            // Under the other version's numbers too, only what hasn't begun is surely owed still.
-            (found.state, found.altered) = (state, true);
-            found.moved = if waits { -(parts / rule.parts()) } else { 0 };
-            let units = ceil_div(parts, rule.parts());
-            found.refunds.add(u64::try_from(units).expect("above 0"), now_us, rule.kind.owes());
-            if found.is_blocked(now_us) {
-                found.touch(&rule);
+        let given = match found.life {
+            Some(life) if Some(life.number) == taken.life => {
+                let (after, given_since) = (life.taken - taken.taken, life.given - taken.given);
+                // What others gave back may be older than the call's units or newer. If it is older, the call's units
+                // came earlier, and more of them have passed: so it is, as far as there were older ones. But if
+                // even the newest of the call's units are beyond what may be used, all are still to wait.
+                let under = found.rule();
+                let waits = found.used() > (rule.capacity + after - given_since) * under.parts();
+                let older = if waits { 0 } else { given_since.min(taken.before) };
+                let newer = (after - (given_since - older)).max(0);
+                found.give(taken.units.min(units.into()), newer)
             }
+            _ => 0,
+        };
+        if found.altered && found.is_blocked(now_us) {
+            found.touch();
         }
-        self.close(&found, true, Retry::Now, now_us)
+        let taken = Taken { given: taken.given + given, units: taken.units - given, ..taken };
+        (self.close(found, true, Retry::Now, now_us), taken)
+    }
+
+    /// Takes so many more for the same call, there or not: as if they had come directly after what it took.
+    pub fn penalty_of(&mut self, taken: Taken, units: u64, now_us: u64) -> (Answer, Taken) {
+        let answer = self.penalty(units, now_us);
+        let (more, own) = (i128::from(units), self.taken());
+        let taken = match taken.life == own.life {
+            true => Taken { taken: taken.taken + more, units: taken.units + more, ..taken },
+            false => Taken { units: more, ..own },
+        };
+        (answer, taken)
     }
 }
 
-impl Taken {
-    /// After so many more units were charged for the same call.
-    #[must_use]
-    pub fn and(self, more: u64) -> Self {
-        let more = i128::from(more);
-        Self { took: self.took + more, missed: self.missed + more * self.rule.parts(), ..self }
+impl Found {
+    /// Counts units that the call takes.
+    pub(super) fn count(&mut self, units: i128, by_id: bool, now_us: u64) {
+        if self.life.is_none() && (by_id || self.changed) {
+            self.life = Some(Life::new());
+        }
+        if let Some(life) = &mut self.life {
+            if self.before == 0 {
+                *life = Life { last: life.last, ..Life::new() };
+            }
+            life.taken += units;
+            if by_id || self.changed {
+                life.last = now_us.into();
+            }
+        }
     }
 
-    /// After so many units were given back.
-    #[must_use]
-    pub fn less(self, units: u64) -> Self {
-        Self { took: self.took - i128::from(units), ..self }
+    /// A life ends when nothing is used, and is forgotten when all that an id took has had the time to pass.
+    pub(super) fn end_life(&mut self, longest: i128, now_us: u64) {
+        let (now, ended) = (i128::from(now_us), self.used() == 0);
+        self.life = self.life.filter(|life| life.last == now || self.before > 0 && now < life.last + longest);
+        if let (Some(life), true) = (&mut self.life, ended) {
+            *life = Life { last: life.last, ..Life::new() };
+        }
+    }
+
+    /// What this call took.
+    pub(super) fn mark(&self, units: i128) -> Taken {
+        let (taken, given) = self.life.map_or((0, 0), |life| (life.taken, life.given));
+        Taken { life: self.life.map(|life| life.number), taken, given, units, before: self.before }
     }
 }
 
-impl Rule {
-    /// Parts of the units that are still owed, and whether they are a reservation's that is still to wait. Nothing of
-    /// another version's call is known to be.
-    fn owed(&self, found: &Found, taken: Taken, units: i128) -> (i128, bool) {
-        let Taken { since, took, missed, rule, refunded } = taken;
-        let state = self.settled(&found.state, found.at);
-        if self.kind.has_versions() && (Rule { debt: self.debt, start: self.start, ..rule }) != *self {
-            return (0, false);
-        }
-        let left = |missed: i128| match state {
-            State::Bucket { .. } => missed - (found.at - since).max(0) / self.tick * self.rate,
-            State::Window { start, .. } => missed - (start - since).max(0) / self.period * self.rate,
-            State::Calendar { .. } | State::Counter { .. } | State::Log { .. } | State::Permits { .. } => 0,
-        };
-        let waits = left(missed) > self.capacity * self.parts();
-        // Others gave back what they took before or after this call: at most all that was missing before it. But a
-        // reservation that is still to wait has used nothing.
-        let others = if waits { 0 } else { (found.refunds.units - refunded).max(0) };
-        let missed = (missed - others * self.parts()).max(missed.min(took * self.parts()));
-        let owed = match state {
-            State::Bucket { .. } => (units * self.parts()).min(left(missed).max(0)),
-            State::Window { .. } => units.min(left(missed).max(0)),
-            State::Calendar { start, used, .. } => {
-                if since >= start {
-                    units.min(used)
-                } else {
-                    0
-                }
-            }
-            State::Counter { previous, current, start, .. } => match since {
-                since if since >= start => units.min(current),
-                since if since >= start - self.period => units.min(previous),
-                _ => 0,
-            },
-            State::Log { .. } if found.at - since >= self.period => 0,
-            State::Log { entries } => units.min(entries.iter().map(|(_, cost)| cost).sum()),
-            State::Permits { .. } => unreachable!("given back by an id"),
-        };
-        (owed, waits)
-    }
-
-    /// The state with parts given back that were taken then.
-    fn give_of(&self, found: &Found, since: i128, mut parts: i128) -> Option<State> {
-        match self.settled(&found.state, found.at) {
-            State::Counter { previous, current, start, time } if since < start => {
-                Some(State::Counter { previous: previous - parts, current, start, time })
-            }
-            State::Log { mut entries } if entries.iter().any(|(time, cost)| *time > since && *cost > 0) => {
-                for (_, cost) in &mut entries {
-                    let given = parts.min(*cost);
-                    (*cost, parts) = (*cost - given, parts - given);
-                }
-                entries.retain(|(_, cost)| *cost > 0);
-                entries.push((found.at, 0));
-                Some(State::Log { entries })
-            }
-            State::Bucket { .. }
-            | State::Window { .. }
-            | State::Calendar { .. }
-            | State::Counter { .. }
-            | State::Log { .. }
-            | State::Permits { .. } => self.give(&found.state, parts, found.at),
-        }
+impl Life {
+    fn new() -> Self {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), taken: 0, given: 0, last: 0 }
     }
 }

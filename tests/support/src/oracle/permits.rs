@@ -48,7 +48,7 @@ impl Oracle {
             found.renew(&rule, id);
             found.lend(&rule, id, (i128::from(cost) - kept).max(0));
         }
-        self.close(&found, retry == Retry::Now, retry, now_us)
+        self.close(found, retry == Retry::Now, retry, now_us)
     }
 
     /// Puts off the expiry of all that this id holds. None if it holds nothing: an error, which
@@ -59,7 +59,7 @@ impl Oracle {
             return None;
         }
         found.renew(&Rule::of(self.spec), id);
-        Some(self.close(&found, true, Retry::Now, now_us))
+        Some(self.close(found, true, Retry::Now, now_us))
     }
 
     /// Gives back all that this id holds.
@@ -71,7 +71,7 @@ impl Oracle {
     pub fn give_back(&mut self, id: &str, cost: u64, now_us: u64) -> Answer {
         let mut found = self.find(now_us);
         if cost > 0 && found.holds(id, found.at) {
-            let (held, mut left) = (found.permits(&Rule::of(self.spec)), cost);
+            let (held, mut left) = (found.permits(), cost);
             held.sort_by_key(|permit| -permit.expiry);
             held.retain(|permit| {
                 let gives = left > 0 && permit.is_of(id);
@@ -79,20 +79,20 @@ impl Oracle {
                 !gives
             });
         }
-        self.close(&found, true, Retry::Now, now_us)
+        self.close(found, true, Retry::Now, now_us)
     }
 
     /// `penalty` by an id, which can give it back.
     pub fn penalty_by(&mut self, id: &str, cost: u64, now_us: u64) -> Answer {
         let rule = Rule::of(self.spec);
         let mut found = self.find(now_us);
-        let count = i128::from(cost).min(rule.room(&found));
+        let count = i128::from(cost).min(rule.room(&found.state, found.at));
         if count > 0 {
             // All of a holder's permits expire together.
             found.renew(&rule, id);
             found.lend(&rule, id, count);
         }
-        self.close(&found, true, Retry::Now, now_us)
+        self.close(found, true, Retry::Now, now_us)
     }
 }
 
@@ -107,7 +107,7 @@ impl Found {
     fn without(&self, id: &str) -> Self {
         let State::Permits { held, time } = &self.state else { panic!("only permits have ids") };
         let held = held.iter().filter(|permit| !permit.is_of(id)).cloned().collect();
-        Self { state: State::Permits { held, time: *time }, other: None, ..*self }
+        Self { state: State::Permits { held, time: *time }, ..*self }
     }
 
     fn holds(&self, id: &str, t: i128) -> bool {
@@ -115,20 +115,20 @@ impl Found {
     }
 
     /// The live permits, to be altered and written at `at`.
-    fn permits(&mut self, rule: &Rule) -> &mut Vec<Permit> {
-        self.touch(rule);
+    fn permits(&mut self) -> &mut Vec<Permit> {
+        self.touch();
         let State::Permits { held, .. } = &mut self.state else { panic!("only permits have ids") };
         held
     }
 
     fn lend(&mut self, rule: &Rule, id: &str, count: i128) {
         let due = self.at + rule.period;
-        self.permits(rule).extend(Permit::new(Some(id), due).times(count));
+        self.permits().extend(Permit::new(Some(id), due).times(count));
     }
 
     fn renew(&mut self, rule: &Rule, id: &str) {
         let due = self.at + rule.period;
-        self.permits(rule).iter_mut().filter(|permit| permit.is_of(id)).for_each(|permit| permit.expiry = due);
+        self.permits().iter_mut().filter(|permit| permit.is_of(id)).for_each(|permit| permit.expiry = due);
     }
 }
 

@@ -16,19 +16,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Whether more may be taken than there is, to be paid back. Only of these it is kept what was given back of late.
+    /// Whether more may be taken than there is, to be paid back.
     pub(super) fn owes(self) -> bool {
         match self {
             Kind::Bucket | Kind::Window => true,
             Kind::Calendar | Kind::Counter | Kind::Log | Kind::Permits => false,
-        }
-    }
-
-    /// Whether two versions of a rule each have a state.
-    pub(super) fn has_versions(self) -> bool {
-        match self {
-            Kind::Bucket | Kind::Window | Kind::Counter => true,
-            Kind::Calendar | Kind::Log | Kind::Permits => false,
         }
     }
 }
@@ -74,8 +66,8 @@ pub(super) enum State {
         start: i128,
         time: i128,
     },
-    /// Time and cost of each taking not given back, oldest first, never empty. Where the last write took nothing, a
-    /// last entry of cost 0 holds its time.
+    /// Time and cost of each taking not given back, oldest first, never empty: without any, an entry of cost 0 holds
+    /// the time of the last write.
     Log {
         entries: Vec<(i128, i128)>,
     },
@@ -135,10 +127,6 @@ impl Rule {
         if self.kind == Kind::Bucket { self.period / self.tick } else { 1 }
     }
 
-    pub(super) fn in_parts(&self, units: u64) -> i128 {
-        i128::from(units) * self.parts()
-    }
-
     /// The longest that any usage but a penalty's can take to vanish: a whole number of ticks.
     pub(super) fn longest(&self) -> i128 {
         let most = self.capacity + self.debt;
@@ -157,13 +145,13 @@ impl Rule {
         bounds(window, zone, t.try_into().expect("within range")).map(i128::from)
     }
 
-    /// Whether a state of `time` is further ahead of `at` than the rule could ever take.
-    pub(super) fn is_far_ahead(&self, time: i128, at: i128) -> bool {
-        if self.kind == Kind::Calendar && time > at {
-            let [first, second, stop] = self.windows_at(at);
-            return time >= stop || time - at > (second - first).max(stop - second);
+    /// Whether a state of `time` is further ahead of `now` than this, the longest reset.
+    pub(super) fn is_far_ahead(&self, time: i128, now: i128, longest: i128) -> bool {
+        if self.kind == Kind::Calendar && time > now {
+            let [first, second, stop] = self.windows_at(now);
+            return time >= stop || time - now > (second - first).max(stop - second);
         }
-        time - at > self.longest()
+        time - now > longest
     }
 
     /// Whether this state's time lies in neither of the two windows that a call at `at` knows of, so that nobody can
@@ -217,11 +205,6 @@ impl Rule {
         }
     }
 
-    /// Whole units that can be taken at `t`.
-    pub(super) fn free(&self, state: &State, t: i128) -> i128 {
-        (self.capacity * self.parts() - self.used(state, t)).max(0) / self.parts()
-    }
-
     /// The same usage, as written at `at`. A log may be left empty.
     pub(super) fn settled(&self, state: &State, at: i128) -> State {
         let used = self.used(state, at);
@@ -264,74 +247,86 @@ impl Rule {
             }
             State::Window { used, .. } | State::Calendar { used, .. } => *used += parts,
             State::Counter { current, .. } => *current += parts,
-            State::Log { entries } => entries.push((at, parts)),
+            State::Log { entries } if parts > 0 || entries.is_empty() => entries.push((at, parts)),
+            State::Log { .. } => {}
             State::Permits { held, .. } => held.extend(Permit::new(None, at + self.period).times(parts)),
         }
         state
     }
 
-    /// The state with up to `parts` given back at `at`, the newest first; none if none are taken.
-    pub(super) fn give(&self, state: &State, parts: i128, at: i128) -> Option<State> {
-        let (mut state, mut left) = (self.settled(state, at), parts);
+    /// The state with up to `parts` given back at `at`, which `newer` parts follow: the newest first. Also what was
+    /// given; none if none are taken.
+    pub(super) fn give(&self, state: &State, parts: i128, newer: i128, at: i128) -> Option<(State, i128)> {
+        let mut state = self.settled(state, at);
+        let (mut skip, mut left) = (newer, parts);
         let mut less = |taken: &mut i128| {
-            let given = left.min(*taken);
+            let skipped = skip.min(*taken);
+            let given = left.min(*taken - skipped);
             *taken -= given;
+            skip -= skipped;
             left -= given;
         };
         match &mut state {
             State::Bucket { used, .. } | State::Window { used, .. } | State::Calendar { used, .. } => less(used),
             State::Counter { previous, current, .. } => [current, previous].into_iter().for_each(less),
             State::Log { entries } => {
-                entries.iter_mut().rev().for_each(|(_, cost)| less(cost));
+                // Where others took newer ones, as many of the oldest: those leave no later.
+                let mut given = entries.iter().map(|(_, cost)| cost).sum();
+                less(&mut given);
+                let mut given = parts - left;
+                let mut from = |(_, cost): &mut (i128, i128)| {
+                    let part = given.min(*cost);
+                    (*cost, given) = (*cost - part, given - part);
+                };
+                if newer > 0 { entries.iter_mut().for_each(from) } else { entries.iter_mut().rev().for_each(&mut from) }
                 entries.retain(|(_, cost)| *cost > 0);
-                entries.push((at, 0));
+                if entries.is_empty() { entries.push((at, 0)) }
             }
             State::Permits { .. } => unreachable!("given back by an id"),
         }
-        (left < parts).then_some(state)
+        (left < parts).then_some((state, parts - left))
     }
 
-    /// Takes, for good. The call then counts as made when the taking is dated.
-    pub(super) fn charge(&self, found: &mut Found, parts: i128, now_us: u64) {
-        if parts > 0 {
-            found.state = self.take(&found.state, parts, found.at, now_us.into());
-            found.at = found.state.time();
-            found.altered = true;
+    /// The most parts that can be in use, or of a counter that one count can hold: numbers stay exact, and so do waits.
+    fn bound(&self) -> i128 {
+        let (exact, longest) = (1 << 53, 1 << 51);
+        match self.kind {
+            Kind::Bucket => (exact - self.parts()).min(longest * self.rate / self.tick),
+            Kind::Window => (exact - self.rate).min(longest / self.period * self.rate),
+            Kind::Calendar => exact,
+            Kind::Counter => exact / (self.period / self.tick) - 1,
+            Kind::Log => 1 << 39,
+            Kind::Permits => 20_000,
         }
     }
 
-    /// Parts that a penalty can still take: usage stays exact, and so do the waits it makes.
-    pub(super) fn room(&self, found: &Found) -> i128 {
-        let (exact, longest) = (1 << 53, 1 << 51);
-        let used = self.used(&found.state, found.at);
-        let room = match self.settled(&found.state, found.at) {
-            State::Bucket { .. } => {
-                floor_to(exact.min(longest * self.rate / self.tick), self.parts()) - used
-            }
-            State::Window { .. } => (exact - self.rate).min(longest / self.period * self.rate) - used,
-            State::Calendar { .. } => exact - used,
-            // Only the current count: the previous one was bounded when it was current.
-            State::Counter { current, .. } => exact / (self.period / self.tick) - 1 - current,
-            State::Log { .. } => (1 << 39) - used,
-            State::Permits { .. } => 20_000 - used,
-        };
-        room.max(0)
+    /// The same in whole units.
+    pub(super) fn most(&self) -> i128 {
+        floor_to(self.bound(), self.parts())
     }
 
-    /// A state with all of `used` (parts) taken at `at`. The counters cap it to their limit, the
-    /// level-based ones may be in debt.
+    /// Units that a penalty can still take.
+    pub(super) fn room(&self, state: &State, at: i128) -> i128 {
+        let taken = match self.settled(state, at) {
+            // Only the current count: the previous one was bounded when it was current.
+            State::Counter { current, .. } => current,
+            _ => self.used(state, at),
+        };
+        (self.bound() - taken).max(0) / self.parts()
+    }
+
+    /// A state with all of `used` (parts) taken at `at`.
     pub(super) fn place(&self, used: i128, at: i128) -> State {
-        let capped = used.min(self.capacity);
         let start = if self.kind == Kind::Calendar { 0 } else { self.window_at(at) };
         match self.kind {
             Kind::Bucket => State::Bucket { used, time: at },
             Kind::Window => State::Window { used, start, time: at },
             Kind::Calendar => {
                 let [start, end, _] = self.windows_at(at);
-                State::Calendar { used: capped, start, end, time: at }
+                State::Calendar { used, start, end, time: at }
             }
-            Kind::Counter => State::Counter { previous: 0, current: capped, start, time: at },
-            Kind::Log => State::Log { entries: vec![(at, capped)] },
+            Kind::Counter => State::Counter { previous: 0, current: used, start, time: at },
+            Kind::Log => State::Log { entries: vec![(at, used)] },
             Kind::Permits => {
                 State::Permits { held: Permit::new(None, at + self.period).times(used).collect(), time: at }
             }
@@ -368,20 +363,12 @@ impl Rule {
         at + yes * self.tick
     }
 
-    pub(super) fn wait(&self, found: &Found, now_us: u64, ready: impl Fn(i128) -> bool) -> Retry {
-        match self.first(found.at, ready) {
-            when if when == found.at => Retry::Now,
-            when => Retry::AfterUs(u64_of(when - i128::from(now_us))),
-        }
-    }
-
     /// When `cost` fits beside what is used, in `most` units.
     pub(super) fn retry(&self, found: &Found, cost: u64, most: i128, now_us: u64) -> Retry {
-        let (parts, most) = (self.in_parts(cost), most * self.parts());
-        match parts {
+        match i128::from(cost) {
             0 => Retry::Now,
-            _ if parts > most => Retry::Never,
-            _ => self.wait(found, now_us, |t| self.used(&found.state, t) + parts <= most),
+            cost if cost > most => Retry::Never,
+            cost => found.wait(now_us, |under, used| used <= (most - cost) * under.parts()),
         }
     }
 }

@@ -74,10 +74,10 @@ pub(in crate::oracle) fn calls(oracle: &mut Oracle, rows: &[Row]) {
     }
 }
 
-/// Capacity minus used, in parts.
+/// Capacity minus used, in parts of the numbers that it passes under.
 pub(in crate::oracle) fn level(o: &Oracle, now: u64) -> i128 {
-    let (rule, found) = (Rule::of(o.spec), o.find(now));
-    rule.capacity * rule.parts() - rule.used(&found.state, found.at)
+    let found = o.find(now);
+    Rule::of(o.spec).capacity * found.rule().parts() - found.used()
 }
 
 pub(in crate::oracle) fn bucket(rate: u64, period_us: u64, capacity: u64, tick_us: u64) -> Spec {
