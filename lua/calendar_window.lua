@@ -29,9 +29,8 @@ if live and #shape == 38 and not repeated and find(shape, '^\3') and find(shape,
   and (not each or #each == 10 * #KEYS) then
   local _, limit, start, ends, stop, _, _, cost = unpacked('<BI7i7i7i7BBI7', shape)
   if now >= ends then start, ends = ends, stop end
-  local numbers, calls, reset = pack('<BI7i7', 3, limit, start), 1, ends - now
-  local latest = ends + math.min(ends - start, 3600000000) + 1000000
-  missed = false
+  local numbers, calls, reset, latest = pack('<BI7i7', 3, limit, start), 1, ends - now, nil
+  latest, missed = ends + math.min(ends - start, 3600000000) + 1000000, false
   states = KEYS[2] and call('MGET', unpack(KEYS))
     or { call('GET', KEYS[1]) }
   for index, held in ipairs(states) do

@@ -1,6 +1,8 @@
 use std::borrow::Cow;
 
 use super::*;
+use crate::call::Mode;
+use crate::error::Error;
 use crate::algorithm::Algorithm;
 use crate::operation::Operation;
 

@@ -92,7 +92,9 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
                     request = request.id(draws.pick(&ids));
                 }
                 let targets = concerned(rule, operation, &request).expect("limits");
-                let Ok(mut ask) = limiter.ask_for(rule, &targets, &request, Mode::Call(operation), None) else { continue };
+                let Ok(mut ask) = limiter.ask_for(rule, &targets, &request, Mode::Call(operation), None) else {
+                    continue;
+                };
                 // As a request for a model takes one call and some tokens.
                 if targets.len() > 1 && operation != Operation::Block && draws.below(3) == 0 {
                     ask.costs = targets.iter().map(|_| draws.below(4)).collect();
@@ -112,7 +114,7 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
             let positions: Vec<Position> = sent.into_iter().flatten().collect();
             let answers: Vec<_> = batch.calls().map(|(_, call)| together.records(call)).collect();
             let mut order: Vec<usize> = (0..positions.len()).collect();
-            order.sort_by_key(|at| positions[*at].order());
+            order.sort_by_key(|at| positions[*at]);
             for at in order {
                 let position = positions[at];
                 let answer = answers[position.group.call as usize].as_ref();

@@ -98,7 +98,8 @@ fn a_state_further_ahead_than_any_penalty_could_make_it_is_none() {
                 assert_eq!(error.code(), Some("BADSTATE"), "{script} {mode} {used}: {error}");
             }
         }
-        let records = packed(&mut redis, script, &[script, &format!("{script}-2")], &[&shape, T.as_bytes()]).expect("decisions");
+        let records =
+            packed(&mut redis, script, &[script, &format!("{script}-2")], &[&shape, T.as_bytes()]).expect("decisions");
         assert_eq!([records[0][0], records[1][0]], [-2, 1], "{script}");
     }
 }
