@@ -227,6 +227,13 @@ fn answers_keep_their_word() {
                 let expected = Answer { allowed: true, retry: Now, ..new.peek(0, now) };
                 assert_eq!(all.refund(u64::MAX, now), expected, "{context}");
             }
+            // What is given back, or has passed by the time of a write, may bring a count within the limit again, and so
+            // under the call's numbers.
+            let written = o.written.as_ref().map_or(o.spec, |written| written.spec);
+            let answered = if written == o.spec { o.spec } else { found.spec };
+            if (2..4).contains(&algorithm) && answered != o.find(now).spec {
+                continue;
+            }
             // One microsecond before its reset the key still answers as used, from then on as new.
             let (mut used, mut new, reset) =
                 (quiet(&o), Oracle::new(o.spec), now + a.reset_after_us);
