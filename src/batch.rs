@@ -280,9 +280,10 @@ impl Batch {
         let first = (*latest.first()?)?;
         let call = &self.calls[first.id.call as usize];
         let group = &call.groups[first.id.group as usize];
-        let are_its = latest.iter().enumerate().all(|(at, found)| {
-            found.is_some_and(|found| found.id == first.id && found.word == group.words.start + at)
-        });
+        let are_its = latest
+            .iter()
+            .enumerate()
+            .all(|(at, found)| found.is_some_and(|found| found.id == first.id && found.word == group.words.start + at));
         let takes = ask.joins() && group.costs == ask.costs && (ask.across_partitions || call.partition.is_some());
         (are_its && takes).then_some(first.id)
     }

@@ -121,12 +121,7 @@ impl Engine {
     }
 
     /// Begins to ask for this, which ends by the deadline. The waker belongs to the task that will wait for it.
-    pub(crate) fn begin<'a>(
-        &'a self,
-        ask: &Ask<'a>,
-        until: Deadline,
-        waker: &Waker,
-    ) -> Result<Acquiring<'a>, Error> {
+    pub(crate) fn begin<'a>(&'a self, ask: &Ask<'a>, until: Deadline, waker: &Waker) -> Result<Acquiring<'a>, Error> {
         let otherwise: BoxFuture<'a, _> = match self {
             Self::Redis(redis) => return redis.begin(ask, until, waker),
             Self::Cluster(cluster) => Box::pin(cluster.ask(ask.clone(), until)),

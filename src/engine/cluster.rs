@@ -271,13 +271,7 @@ impl Cluster {
     }
 
     /// Asks the node again, without asks of other slots, after one call for all of them didn't decide this one.
-    async fn ask_apart(
-        &self,
-        apart: AskApart,
-        node: &Node,
-        ask: &Ask<'_>,
-        until: Deadline,
-    ) -> Result<Reply, Error> {
+    async fn ask_apart(&self, apart: AskApart, node: &Node, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         if until.at <= Instant::now() {
             return Err(until.missed(false));
         }

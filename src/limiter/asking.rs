@@ -40,7 +40,8 @@ impl Limiter {
                 None => apart = true,
             }
             let ask = ask(server_us)?;
-            let asked = if apart { self.engine.ask_by_itself(&ask, until).await } else { self.engine.ask(&ask, until).await };
+            let asked =
+                if apart { self.engine.ask_by_itself(&ask, until).await } else { self.engine.ask(&ask, until).await };
             match asked {
                 Err(error) => refused = error,
                 answer => return answer,

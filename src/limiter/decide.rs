@@ -116,7 +116,9 @@ impl Limiter {
         let counts_denials = rule.counts_denials();
         let answered = targets.iter().zip(&reply.limits);
         let limits = answered
-            .map(|(target, reply)| LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, counts_denials))
+            .map(|(target, reply)| {
+                LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, counts_denials)
+            })
             .collect::<Option<LimitDecisions>>()
             .filter(|limits| limits.len() == targets.len())
             .ok_or_else(garbled)?;

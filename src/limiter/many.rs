@@ -139,8 +139,7 @@ impl Limiter {
                 let request = &requests[at];
                 let ask = |server_us| self.ask_to_acquire(rule, shard, request, server_us);
                 let decided = self.ask_again(ask, refused, self.until(request, began)).await;
-                let decided =
-                    decided.and_then(|reply| self.decided_together(rule, shard, request, &reply, sighting));
+                let decided = decided.and_then(|reply| self.decided_together(rule, shard, request, &reply, sighting));
                 (at, self.or_instead(rule, request, decided).await)
             });
             for (at, decided) in Box::pin(join_all(again)).await {

@@ -35,8 +35,7 @@ impl Limiter {
         }
         let mut terms = Terms { options: rule.options(), ..Terms::of(mode) };
         if let Mode::Call(operation) = mode {
-            terms.within_us =
-                request.within_us().filter(|_| matches!(operation, Operation::Reserve | Operation::Peek));
+            terms.within_us = request.within_us().filter(|_| matches!(operation, Operation::Reserve | Operation::Peek));
             if operation == Operation::Refund {
                 let now = || request.time().unwrap_or_else(|| self.now());
                 terms.taken = request.earlier().map(|earlier| earlier.taken(now()));
@@ -150,11 +149,7 @@ impl Limiter {
 }
 
 /// The limits that such a call applies to.
-pub(super) fn concerned<'r>(
-    rule: &'r Rule,
-    operation: Operation,
-    request: &Request<'_>,
-) -> Result<Targets<'r>, Error> {
+pub(super) fn concerned<'r>(rule: &'r Rule, operation: Operation, request: &Request<'_>) -> Result<Targets<'r>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match operation {
         // Lifts the blocks of all limits, since a denial may have blocked their keys too.
         Operation::Block if request.units(rule) == 0 => (|_| true, "a limit"),

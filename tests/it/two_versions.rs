@@ -328,7 +328,11 @@ fn a_call_whose_units_have_passed_is_cancelled_and_settled_by_any_version_for_no
         assert!(versions.acquire(&own, NOW, 90, Some("a")));
         let later = 300 * SECOND;
         assert!(versions.acquire(&own, later, 100, Some("b")), "{text}");
-        if settles { versions.settle(&other, later, 0, "a") } else { versions.cancel(&other, later, "a") }
+        if settles {
+            versions.settle(&other, later, 0, "a")
+        } else {
+            versions.cancel(&other, later, "a")
+        }
         assert!(!versions.acquire(&own, later, 1, None), "{text} by {by}");
     }
 }

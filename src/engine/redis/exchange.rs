@@ -214,9 +214,7 @@ fn read(call: ScriptCall<'_>, answer: Value, lacking: Option<Error>) -> Result<R
     let integers = |items: Vec<Value>| items.into_iter().map(integer).collect::<Option<Vec<_>>>();
     match answer {
         Value::BulkString(answer) => call.read(&answer, lacking),
-        Value::Array(items) if call.mode() == Mode::Inspect => {
-            call.read_state(&integers(items).unwrap_or_default())
-        }
+        Value::Array(items) if call.mode() == Mode::Inspect => call.read_state(&integers(items).unwrap_or_default()),
         _ => {
             let expected = "redis: expected a string of decisions from the script, got something else";
             Err(Error::new(Kind::Garbled, expected))

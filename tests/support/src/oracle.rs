@@ -395,7 +395,8 @@ impl Found {
     /// Gives back up to so many units that so many newer ones follow. Returns how many whole ones it gave.
     fn give(&mut self, units: i128, newer: i128) -> i128 {
         let under = self.rule();
-        let Some((state, given)) = under.give(&self.state, units * under.parts(), newer * under.parts(), self.at) else {
+        let Some((state, given)) = under.give(&self.state, units * under.parts(), newer * under.parts(), self.at)
+        else {
             return 0;
         };
         let given = given / under.parts();
