@@ -106,7 +106,9 @@ if not usual then
     if mark then
       if not notes or notes.born ~= mark.born then return 0 end
       local after = notes.net - mark.net
-      local others = limit.used - after > limit.most and 0 or math.min(notes.given - mark.given, mark.before)
+      -- Under other numbers nobody knows what was still to wait.
+      local waits = limit.used - after > limit.most and notes.altered == 0 and not (limit.rule or limit.changed)
+      local others = waits and 0 or math.min(notes.given - mark.given, mark.before)
       newer, units = math.max(after + others, 0), math.min(units, mark.units)
     elseif option.taken_ago then
       local since, most = math.max(now - option.taken_ago, 0), nil

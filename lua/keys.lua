@@ -159,15 +159,17 @@ if noted or not usual then
     if blocked > 2^53 or net > 2^53 then return nil end
     if ahead then blocked = math.max(blocked - ahead, 0) end
     if now < denied or denied < since then denials = 0 end
-    return { net = net + more, given = given, born = born, altered = altered, last = last, blocked = blocked,
+    return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, last = last, blocked = blocked,
       denied = denied, denials = denials }
   end
 
   -- Counts units that are taken, of a key of which that is noted or that an id takes them of.
   function count_units(limit, units)
     local notes = id_ttl and notes_of(limit) or limit.notes
-    -- Where nothing was used, nothing is owed any more to whoever took units before.
-    if notes and limit.used == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end
+    -- Where nothing was used, nothing is owed any more to whoever took units before; nor what can't be counted.
+    if notes and (limit.used == 0 or notes.net + notes.given + units > 2^53) then
+      notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1)
+    end
     if notes then notes.net = notes.net + units end
     if id_ttl then notes.last = now end
   end

@@ -90,7 +90,10 @@ ALGORITHMS[4] = {
     end
     local weighted = previous * (period - ((rebased and time or at) - begun) / tick)
     local used = (weighted - weighted % period) / period + current
-    if rebased then previous, current = 0, used end
+    if rebased then
+      used = math.min(used, math.floor(2^53 / period) - 1)
+      previous, current = 0, used
+    end
     if used == 0 then previous, current, at = 0, 0, now - now % tick end
     return used, previous, current, at, armed, time
   end,

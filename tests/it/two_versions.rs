@@ -24,6 +24,8 @@ struct Case {
     versions: Vec<Limit>,
     /// The largest capacity and debt, and the fastest rate of all.
     together: Limit,
+    /// Whether calls have ids. Without, a refund gives back the newest units, whosever they are.
+    ids: bool,
     calls: Vec<Call>,
 }
 
@@ -89,11 +91,8 @@ fn histories() -> impl Strategy<Value = Case> {
         retries,
         operation,
     });
-    (limits(), proptest::collection::vec(call, CALLS..=CALLS)).prop_map(|((versions, together), calls)| Case {
-        versions,
-        together,
-        calls,
-    })
+    let histories = (limits(), any::<bool>(), proptest::collection::vec(call, CALLS..=CALLS));
+    histories.prop_map(|((versions, together), ids, calls)| Case { versions, together, ids, calls })
 }
 
 fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Answer {
@@ -105,7 +104,7 @@ fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: R
 fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer_than_the_slowest() {
     let engine = Engine::embedded();
     let config = Config { cases: cases(125), failure_persistence: None, ..Config::default() };
-    let outcome = TestRunner::new(config).run(&histories(), |Case { versions, together, calls }| {
+    let outcome = TestRunner::new(config).run(&histories(), |Case { versions, together, ids, calls }| {
         let first = engine.subject(versions[0].clone());
         let subjects: Vec<_> = versions.iter().map(|version| first.changed(version.clone())).collect();
         let resets = || versions.iter().map(|version| micros(version.longest_reset()));
@@ -155,7 +154,7 @@ fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer
                     }
                     call(&engine, subject, operation, request.id(&id))
                 }
-                Operation::Refund => {
+                Operation::Refund if !ids => {
                     together.refund(cost, now);
                     subject.refund(cost, now)
                 }
@@ -171,7 +170,7 @@ fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer
                 _ => {
                     let reserves = operation == Operation::Reserve && subject.limit().max_debt() > 0;
                     let operation = if reserves { Operation::Reserve } else { Operation::Acquire };
-                    let (mut cost, by_id) = (cost, number % 3 > 0);
+                    let (mut cost, by_id) = (cost, ids && number % 3 > 0);
                     let request = if by_id { request.id(&id) } else { request };
                     let mut answer = call(&engine, subject, operation, request);
                     if !answer.allowed && retries && answer.remaining > 0 {

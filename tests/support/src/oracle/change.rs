@@ -70,7 +70,8 @@ impl Rule {
         let time = state.time();
         let kept = self.kept(old, old.used(state, time), change);
         // The counters keep what they know beside the sum, if the sum is to stay.
-        let same = kept == old.used(state, time) && self.period == old.period;
+        let used = old.used(state, time);
+        let same = kept == used && self.period == old.period;
         match state {
             State::Bucket { .. } => State::Bucket { used: kept, time: ceil_div(time, self.tick) * self.tick },
             State::Window { .. } if kept == 0 => self.place(0, time),
@@ -109,9 +110,11 @@ impl Rule {
     /// What `used` parts of the old rule come to under this one, in its parts, as far as it can count them. Fractions
     /// of a part count as taken.
     fn kept(&self, old: &Rule, used: i128, change: Change) -> i128 {
-        let parts = ceil_div(used * self.parts(), old.parts()).min(self.most());
+        let parts = ceil_div(used * self.parts(), old.parts());
+        // Of a counter, both counts are put in one.
+        let parts = if self.kind == Kind::Counter { parts } else { parts.min(self.most()) };
         match change {
-            Change::KeepUsed => parts,
+            Change::KeepUsed => parts.min(self.most()),
             // A key without a state is full whatever the capacity; so is one as good as that.
             Change::AsIs if used == 0 => 0,
             Change::AsIs => (parts + (self.capacity - old.capacity) * self.parts()).clamp(0, self.most()),

@@ -11,8 +11,9 @@ pub(super) struct Life {
     /// Units taken, and units given back.
     pub(super) taken: i128,
     pub(super) given: i128,
-    /// When the last call by an id, or the last change of numbers, took units.
+    /// When the last call by an id, or the last change of numbers, took units; and whether numbers have changed.
     last: i128,
+    altered: bool,
 }
 
 /// What a call took, and where in a key's life that was.
@@ -47,9 +48,10 @@ impl Oracle {
                 let (after, given_since) = (life.taken - taken.taken, life.given - taken.given);
                 // What others gave back may be older than the call's units or newer. If it is older, the call's units
                 // came earlier, and more of them have passed: so it is, as far as there were older ones. But if
-                // even the newest of the call's units are beyond what may be used, all are still to wait.
-                let under = found.rule();
-                let waits = found.used() > (rule.capacity + after - given_since) * under.parts();
+                // even the newest of the call's units are beyond what may be used, all are still to wait. Under
+                // other numbers nobody knows.
+                let (under, changed) = (found.rule(), found.changed || life.altered);
+                let waits = !changed && found.used() > (rule.capacity + after - given_since) * under.parts();
                 let older = if waits { 0 } else { given_since.min(taken.before) };
                 let newer = (after - (given_since - older)).max(0);
                 found.give(taken.units.min(units.into()), newer)
@@ -82,10 +84,12 @@ impl Found {
             self.life = Some(Life::new());
         }
         if let Some(life) = &mut self.life {
-            if self.before == 0 {
-                *life = Life { last: life.last, ..Life::new() };
+            // More than can be counted isn't.
+            if self.before == 0 || life.taken + units > 1 << 53 {
+                *life = life.over();
             }
             life.taken += units;
+            life.altered |= self.changed;
             if by_id || self.changed {
                 life.last = now_us.into();
             }
@@ -97,7 +101,7 @@ impl Found {
         let (now, ended) = (i128::from(now_us), self.used() == 0);
         self.life = self.life.filter(|life| life.last == now || self.before > 0 && now < life.last + longest);
         if let (Some(life), true) = (&mut self.life, ended) {
-            *life = Life { last: life.last, ..Life::new() };
+            *life = life.over();
         }
     }
 
@@ -112,6 +116,11 @@ impl Life {
     fn new() -> Self {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), taken: 0, given: 0, last: 0 }
+        Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), taken: 0, given: 0, last: 0, altered: false }
+    }
+
+    /// The one after this.
+    fn over(self) -> Self {
+        Self { last: self.last, altered: self.altered, ..Self::new() }
     }
 }

@@ -344,8 +344,9 @@ impl Rule {
             State::Bucket { .. }
             | State::Window { .. }
             | State::Calendar { .. }
-            | State::Counter { .. }
             | State::Log { .. } => self.place(self.used(state, time), at),
+            // One count can't hold as much as two.
+            State::Counter { .. } => self.place(self.used(state, time).min(self.most()), at),
         }
     }
 
