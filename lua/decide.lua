@@ -61,8 +61,8 @@
 --
 -- A deny writes
 --   nothing, except in four cases: a state's time lay too far ahead and is brought back to now; +overage counts it;
---   +block blocks the key; a calendar's key would expire before its reset, as a day's does that denies for a week. Only
---   the keys of limits that deny are written.
+--   +block blocks the key; other numbers have written it, and it would expire before its reset by these: it is kept
+--   until then. Only the keys of limits that deny are written.
 
 local weigh, alter, note, own_wait, recall, remember
 if not usual then
@@ -240,6 +240,7 @@ if id_ttl then
         unpacked('<i7i7i7i3I7I7i7I7I7I7', held, at)
       local blocked = allowed == -1 and (did > 132 or settled == 1)
       if allowed < 1 and not blocked or math.min(remaining, reset, retry) < 0
+        or retry > 0 and (did ~= 129 or settled == 1)
         or math.max(remaining, reset, retry, took, units, before, math.abs(net), given) > 2^53 then
         return refuse(first, NO_MARKER)
       end
@@ -374,9 +375,10 @@ for first = 1, #keys, width do
       end
     end
     local remaining, writes_note = used < most and most - used or 0, false
-    if denied and writes and live and algorithm.window and (usual or limit.held)
+    if denied and writes and live and (limit.changed or algorithm.window) and (usual or limit.held)
       and limit.armed * 1000000 < now + reset then
       changed = true
+      if limit.changed then notes_of(limit).altered, limit.notes.last = now, now end
     end
     if not usual then
       reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)

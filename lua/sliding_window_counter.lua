@@ -32,8 +32,8 @@ end
 if live and #shape == 27 and not repeated and find(shape, '^\4') and find(shape, '\1\0\0\128\0', 16, true) == 16
   and KEYS[1] and (not each or #each == 10 * #KEYS) then
   local _, limit, period, _, _, _, cost = unpacked('<BI7I7I3BBI7', shape)
-  local numbers, begun, calls = sub(shape, 1, 18), now - now % period, 1
   missed = false
+  local numbers, begun, calls = sub(shape, 1, 18), now - now % period, 1
   states = KEYS[2] and call('MGET', unpack(KEYS))
     or { call('GET', KEYS[1]) }
   for index, held in ipairs(states) do

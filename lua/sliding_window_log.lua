@@ -76,12 +76,14 @@ if live and #shape == 22 and byte(shape) == 5 and find(shape, '\128\0', 14, true
         first, base, total, oldest = count, 0, 0, now
       elseif whole and oldest <= cutoff then
         first, oldest, base = search(log, cutoff, 0)
-        log.first, log.base, leaves = first, base, oldest
+        log.first, log.base, leaves, whole = first, base, oldest, oldest <= newest
       end
       room = limit - (total - base) % MODULUS
       local live, covered = count - first, expires >= now + period and expires <= now + 2 * period + 1000000
       if whole and room < cost and room >= 0 then
         if cost - room > 1 then _, leaves = search(log, -1, cost - room) end
+        -- As `bounded` does.
+        leaves = math.max(math.min(leaves, newest), oldest)
         answers[index] = pack('<i7i7i7i3', room, newest + period - now, leaves + period - now, 0)
       elseif whole and room >= cost and covered and live < slots then
         total = (total + cost) % MODULUS

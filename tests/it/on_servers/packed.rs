@@ -218,7 +218,15 @@ fn play(redis: &mut Connection, form: &Form, ([mut numbers, mut other], steps): 
     let mut now = NOW;
     for (part, few, what) in steps {
         let longest = form.longest(&numbers);
-        now += longest * part / 1000 + few;
+        // Back by little or by much for both versions: what lies between is brought back by a batch's first call only
+        // once that has written it.
+        let both = [longest, form.longest(&other)];
+        let reach = match part {
+            0.. => longest,
+            -999.. => both[0].min(both[1]),
+            _ => both[0].max(both[1]),
+        };
+        now += reach * part / 1000 + few;
         match what {
             Do::Packed(groups) => {
                 let decided = decide(redis, form, &numbers, &groups, Some(now));
