@@ -360,6 +360,8 @@ for first = 1, #keys, width do
     else
       limit, units, changed = alter(n, units)
     end
+    -- Of a call that is denied, a limit that allows it writes nothing.
+    changed = changed and (denied or fits == calls)
     found[n] = limit
     local algorithm, most, cost, a, b, c = limit.algorithm, limit.most, limit.cost, limit.a, limit.b, limit.c
     local x, y, at, used, reset = algorithm.take(units, limit.x, limit.y, limit.at, a, b, c)

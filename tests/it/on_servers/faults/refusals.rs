@@ -101,7 +101,7 @@ async fn refused_connections_and_commands_are_classified_whatever_form_the_error
 async fn a_changed_password_is_an_error_under_every_policy_and_never_shown() {
     let server = Server::start();
     let url = server.user("service", "+@all ~*");
-    let (limiter, closed) = (limiter(&url), rule("gcra 5/1d", OnError::Closed));
+    let (limiter, closed) = (limiter(&url).deadline(PATIENCE), rule("gcra 5/1d", OnError::Closed));
     acquire(&limiter, &closed, "key").await.expect("a decision");
     run(&server, &["ACL", "SETUSER", "service", "resetpass", ">rotated"]);
     run(&server, &["CLIENT", "KILL", "USER", "service"]);
