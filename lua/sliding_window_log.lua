@@ -185,10 +185,12 @@ ALGORITHMS[5] = {
   end,
   -- The same under other numbers: at the time of the newest, if that still counts there. No charge forgives units.
   convert = function(log, _, at, _, _, _, period)
-    if not log.lumped or log.newest <= at - period then
-      ALGORITHMS[5].lump(log, log.used, log.newest > at - period and log.newest or at)
-    end
-    return log, nil, at
+    if log.lumped and log.newest > at - period then return log, nil, at end
+    -- A copy: a penalty that finds no room leaves the log as it is.
+    local copy = {}
+    for name, value in pairs(log) do copy[name] = value end
+    ALGORITHMS[5].lump(copy, log.used, log.newest > at - period and log.newest or at)
+    return copy, nil, at
   end,
   -- How long until at most so many units are in use.
   wait = function(units, log, _, at, period)
