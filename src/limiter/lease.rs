@@ -225,9 +225,10 @@ impl Lease {
     /// only once the limit has refilled them, they are given twice: at most a share.
     pub async fn give_back(&self) -> Result<u64, Error> {
         let runtime = runtime::current()?;
-        let shared = Arc::clone(&self.shared);
+        let at_work = self.shared.at_work();
         // A separate task waits for its turn, and keeps it until the answer, even if the caller gives up.
         let returned = runtime.spawn(async move {
+            let shared = &at_work.shared;
             let _turn = shared.turns.take().await;
             shared.return_unused().await
         });
