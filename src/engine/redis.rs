@@ -177,8 +177,9 @@ impl Redis {
     /// Costs the round trip from the primary to its replicas. Redis waits on the shared connection, so while replicas
     /// are missing each batch of calls holds up the next, denials too, and most calls end at their deadline or through
     /// the [breaker](Self::breaker), with the charge unknown. Redis may notice up to 100 ms late that the time is over,
-    /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more. Calls that
-    /// give back, and [blocks](crate::Limiter::block), wait only where they are sent with others that take.
+    /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more: of calls sent
+    /// together, of the one with the latest deadline. Calls that only look or give back, and
+    /// [blocks](crate::Limiter::block), wait only where they are sent with others that take.
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         self.confirm(Confirm::by(replicas, within));

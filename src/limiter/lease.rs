@@ -225,12 +225,8 @@ impl Lease {
     /// only once the limit has refilled them, they are given twice: at most a share.
     pub async fn give_back(&self) -> Result<u64, Error> {
         let runtime = runtime::current()?;
-        let shared = Arc::clone(&self.shared);
         // A separate task waits for its turn, and keeps it until the answer, even if the caller gives up.
-        let returned = runtime.spawn(async move {
-            let _turn = shared.turns.take().await;
-            shared.return_unused().await
-        });
+        let returned = runtime.spawn(self.shared.at_work().give_back());
         let deadline = self.shared.request().deadline_or(self.shared.limiter.deadline).min(LONGEST_WAIT);
         match runtime::timeout_at(Instant::now() + deadline, returned).await {
             // If the runtime ends, no answer arrives.
@@ -411,6 +407,11 @@ struct AtWork {
 }
 
 impl AtWork {
+    async fn give_back(self) -> Result<u64, Error> {
+        let _turn = self.shared.turns.take().await;
+        self.shared.return_unused().await
+    }
+
     async fn refill(self, cost: u64, turn: Turn) {
         let shared = &self.shared;
         shared.runtime.get_or_init(Handle::current);

@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate::{Clock, Embedded, Limiter, Redis, RetryAfter, Rule};
+use tollgate_testing::polling::{PATIENCE, wait_until};
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::rule;
 
@@ -275,7 +276,7 @@ async fn a_cost_that_no_limit_could_admit_is_denied_with_never() {
 #[tokio::test]
 async fn callers_of_a_fixed_window_move_up_in_order_of_arrival() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE);
     let rule = rule("fixed-window 2/3s start first-hit max-debt 20");
     let mut of_keys = Vec::new();
     for number in 0..30 {
@@ -284,14 +285,20 @@ async fn callers_of_a_fixed_window_move_up_in_order_of_arrival() {
             assert!(limiter.acquire(&rule, &key).await.expect("an answer").allowed);
         }
         let mut waits = Vec::new();
-        for _ in 0..4 {
-            let (limiter, rule, key) = (limiter.clone(), rule.clone(), key.clone());
+        for owed in 1..=4 {
+            let (waiting, of, user) = (limiter.clone(), rule.clone(), key.clone());
             waits.push(tokio::spawn(async move {
-                let decision = limiter.acquire_wait(&rule, &key, Duration::from_secs(60)).await;
+                let decision = waiting.acquire_wait(&of, &user, Duration::from_secs(60)).await;
                 assert!(decision.expect("an answer").allowed);
                 Instant::now()
             }));
             tokio::time::sleep(Duration::from_millis(5)).await;
+            // Only then is the next one behind it, on a busy machine too.
+            wait_until("it has reserved", async || {
+                let states = limiter.inspect(&rule, &key).await.expect("an answer");
+                states[0].fields.contains(&("level", -owed))
+            })
+            .await;
         }
         // Two of the three that stay are served by the next window.
         waits.remove(0).abort();

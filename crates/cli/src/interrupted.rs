@@ -9,27 +9,34 @@ use tokio::sync::watch;
 
 use crate::messages;
 
-/// Ends when the user or the system asks the process to end. A second time ends the process at once: the first may have
-/// come while this thread waits for a file, and what is done to end, such as removing keys, may take long.
+/// Ends when the user or the system asks the process to end, from this call on, whenever it is polled. A second time ends
+/// the process at once: the first may have come while this thread waits for a file, and what is done to end, such as
+/// removing keys, may take long.
 ///
 /// # Errors
 ///
 /// Signals can't be received.
-pub(crate) async fn interrupted() -> io::Result<()> {
-    static ASKED: OnceLock<watch::Receiver<()>> = OnceLock::new();
-    let mut asked = match ASKED.get() {
-        Some(asked) => asked.clone(),
-        None => {
-            let asked = receive()?;
-            ASKED.get_or_init(|| asked).clone()
+pub(crate) fn interrupted() -> impl Future<Output = io::Result<()>> {
+    let asked = asked();
+    async {
+        match asked?.changed().await {
+            Ok(()) => Ok(()),
+            // Its thread has ended, which it doesn't before the process.
+            Err(_) => pending().await,
         }
-    };
-    asked.mark_unchanged();
-    match asked.changed().await {
-        Ok(()) => Ok(()),
-        // Its thread has ended, which it doesn't before the process.
-        Err(_) => pending().await,
     }
+}
+
+/// What changes when the process is asked to end after this.
+fn asked() -> io::Result<watch::Receiver<()>> {
+    static ASKED: OnceLock<watch::Receiver<()>> = OnceLock::new();
+    if let Some(asked) = ASKED.get() {
+        let mut asked = asked.clone();
+        asked.mark_unchanged();
+        return Ok(asked);
+    }
+    let asked = receive()?;
+    Ok(ASKED.get_or_init(|| asked).clone())
 }
 
 /// Receives signals in a thread of its own, which nothing keeps from it.
@@ -87,5 +94,20 @@ impl Signals {
         if tokio::signal::ctrl_c().await.is_err() {
             pending().await
         }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::process::{Command, id};
+
+    use super::*;
+
+    /// As between what a command draws first and its first wait. No other test of this process asks for signals.
+    #[tokio::test]
+    async fn a_signal_before_the_first_poll_is_not_lost() {
+        let ended = interrupted();
+        assert!(Command::new("kill").args(["-TERM", &id().to_string()]).status().expect("kill runs").success());
+        tokio::time::timeout(std::time::Duration::from_secs(60), ended).await.expect("in time").expect("signals");
     }
 }

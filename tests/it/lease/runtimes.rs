@@ -137,6 +137,26 @@ fn units_on_their_way_back_are_waited_for() {
     });
 }
 
+/// Also where whoever gave them back waits no longer.
+#[test]
+fn units_that_were_given_back_are_waited_for() {
+    let server = Server::start();
+    runtime().block_on(async {
+        let proxy = Proxy::to(server.port()).await;
+        let limiter = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
+        let rule = rule("fixed-window 100000/3650d");
+        let lease = limiter.lease(&rule, "hot", processes(2)).expect("a lease");
+        limiter.acquire(&rule, Request::new("hot").cost(90_000)).await.expect("a decision");
+        hold(&lease).await;
+        limiter.finish().await;
+        proxy.swallow(true);
+        assert!(is_pending(pin!(lease.give_back())).await);
+        drop(lease);
+        assert!(is_pending(pin!(limiter.finish())).await);
+        tokio::time::timeout(PATIENCE, limiter.finish()).await.expect("the return ends by its deadline");
+    });
+}
+
 #[test]
 fn a_runtime_for_each_call_loses_no_units() {
     let server = Server::start();

@@ -19,6 +19,8 @@ pub(super) struct Timeline {
 const TRIES: usize = 50;
 /// How long an engine's clock is read, if it can't be told sooner whether it is near: on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How many readings in a row tell that a clock is far off.
+const SAME: u32 = 5;
 /// How many keys are used to find clocks: each node of a small cluster likely has one of them.
 const KEYS: usize = 24;
 
@@ -74,7 +76,7 @@ impl Timeline {
     /// Each decision bounds the engine's clock from both sides. What delays requests or replies widens one bound of one
     /// decision, so the closest of all bounds count: a busy machine needs more decisions, not a quiet moment for one.
     async fn offset_by(&self, limiter: &Limiter, rule: &Rule, key: &str, enough: Duration) -> Result<Duration, String> {
-        let (mut ahead, mut behind) = (i64::MAX, i64::MAX);
+        let (mut ahead, mut behind, mut far) = (i64::MAX, i64::MAX, 0);
         let began = Instant::now();
         loop {
             let sent = self.at(Instant::now());
@@ -84,11 +86,19 @@ impl Timeline {
             let fields = states.iter().flat_map(|state| &state.fields);
             let decided = fields.filter(|(name, _)| *name == "time_us").map(|(_, time)| *time).next();
             let decided = decided.unwrap_or_default();
-            ahead = ahead.min(decided.saturating_sub_unsigned(sent));
-            behind = behind.min(0_i64.saturating_add_unsigned(answered).saturating_sub(decided));
+            let after_sent = decided.saturating_sub_unsigned(sent);
+            let before_answer = 0_i64.saturating_add_unsigned(answered).saturating_sub(decided);
+            let is_late = began.elapsed() > PATIENCE;
+            // A clock that is far off is so each time. Once only, what was read may be the state of another decision,
+            // since a server lost its keys meanwhile, or a policy answered in its place.
+            let is_far = after_sent.min(before_answer) <= -i64::try_from(micros(enough)).unwrap_or(i64::MAX);
+            far = if is_far { far + 1 } else { 0 };
+            if is_far && far < SAME && !is_late {
+                continue;
+            }
+            (ahead, behind) = (ahead.min(after_sent), behind.min(before_answer));
             let most = ahead.unsigned_abs().max(behind.unsigned_abs());
-            let is_far = ahead.min(behind) <= -i64::try_from(micros(enough)).unwrap_or(i64::MAX);
-            if most < micros(enough) || is_far || began.elapsed() > PATIENCE {
+            if most < micros(enough) || is_far || is_late {
                 return Ok(Duration::from_micros(most));
             }
         }

@@ -22,14 +22,15 @@ const NOTICED: Duration = Duration::from_millis(100);
 
 /// Shows snapshots as they come, until the user has seen enough.
 pub(super) async fn show(first: Snapshot, mut snapshots: Snapshots) -> Result<()> {
+    // Before the terminal is taken over: a signal must not end the process with it.
+    let unwanted = interrupted();
+    tokio::pin!(unwanted);
     let mut screen = Screen::take()?;
     let mut events = Keyboard::listen();
     let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let (mut controls, mut history, theme) = (Controls::default(), History::default(), Theme { colours });
     let (mut shown, mut latest) = (first, None);
     history.add(&shown);
-    let unwanted = interrupted();
-    tokio::pin!(unwanted);
     loop {
         if !controls.paused
             && let Some(latest) = latest.take()
