@@ -292,8 +292,7 @@ async fn callers_of_a_fixed_window_move_up_in_order_of_arrival() {
                 assert!(decision.expect("an answer").allowed);
                 Instant::now()
             }));
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            // Only then is the next one behind it, on a busy machine too.
+            // Only then is the next one behind it.
             wait_until("it has reserved", async || {
                 let states = limiter.inspect(&rule, &key).await.expect("an answer");
                 states[0].fields.contains(&("level", -owed))

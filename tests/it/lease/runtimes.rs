@@ -117,18 +117,24 @@ fn units_come_back_after_the_runtime_that_took_them_has_ended() {
     }
 }
 
+/// A lease that holds units of a limit of which little is left.
+async fn held_behind_a_proxy(server: &Server) -> (Proxy, Limiter, Lease) {
+    let proxy = Proxy::to(server.port()).await;
+    let limiter = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
+    let rule = rule("fixed-window 100000/3650d");
+    let lease = limiter.lease(&rule, "hot", processes(2)).expect("a lease");
+    limiter.acquire(&rule, Request::new("hot").cost(90_000)).await.expect("a decision");
+    hold(&lease).await;
+    (proxy, limiter, lease)
+}
+
 /// Also where the task that returns them is what holds the lease's last clone.
 #[test]
 fn units_on_their_way_back_are_waited_for() {
     let server = Server::start();
     let runtime = runtime();
     runtime.block_on(async {
-        let proxy = Proxy::to(server.port()).await;
-        let limiter = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
-        let rule = rule("fixed-window 100000/3650d");
-        let lease = limiter.lease(&rule, "hot", processes(2)).expect("a lease");
-        limiter.acquire(&rule, Request::new("hot").cost(90_000)).await.expect("a decision");
-        hold(&lease).await;
+        let (proxy, limiter, lease) = held_behind_a_proxy(&server).await;
         proxy.swallow(true);
         wait_until("they are on their way", async || lease.unused() == 0).await;
         drop(lease);
@@ -142,12 +148,7 @@ fn units_on_their_way_back_are_waited_for() {
 fn units_that_were_given_back_are_waited_for() {
     let server = Server::start();
     runtime().block_on(async {
-        let proxy = Proxy::to(server.port()).await;
-        let limiter = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
-        let rule = rule("fixed-window 100000/3650d");
-        let lease = limiter.lease(&rule, "hot", processes(2)).expect("a lease");
-        limiter.acquire(&rule, Request::new("hot").cost(90_000)).await.expect("a decision");
-        hold(&lease).await;
+        let (proxy, limiter, lease) = held_behind_a_proxy(&server).await;
         limiter.finish().await;
         proxy.swallow(true);
         assert!(is_pending(pin!(lease.give_back())).await);
