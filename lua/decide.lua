@@ -107,7 +107,8 @@ if not usual then
       if not notes or notes.born ~= mark.born then return 0 end
       local after = notes.net - mark.net
       -- Under other numbers nobody knows what was still to wait.
-      local waits = limit.used - after > limit.most and notes.altered == 0 and not (limit.rule or limit.changed)
+      local waits = algorithm.lends and limit.used - after > limit.most and notes.altered == 0
+        and not (limit.rule or limit.changed)
       local others = waits and 0 or math.min(notes.given - mark.given, mark.before)
       newer, units = math.max(after + others, 0), math.min(units, mark.units)
     elseif option.taken_ago then
@@ -129,7 +130,9 @@ if not usual then
   function alter(n, units)
     local limit = found[n]
     local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
-    local changed = limit.ahead and (limit.used > 0 or limit.notes or algorithm.holds)
+    local notes = limit.notes
+    local changed = limit.ahead
+      and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.last > 0))
     if not writes then return limit, 0, false end
     if operation == 'refund' then units = -cost end
     if operation == 'settle' then units = cost - mark.took end
@@ -326,7 +329,7 @@ for first = 1, #keys, width do
       if limit.used then
         if noted then
           local size = limit.algorithm.numbers_at - 1 + #limit.numbers
-          limit.notes = #held > size and noted_in(limit, sub(held, size + 1), nil, 0)
+          limit.notes = #held > size and noted_in(limit, sub(held, size + 1), limit.longest, nil, 0)
         end
         local own, cost, room = calls, limit.cost, limit.most - limit.used
         if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
@@ -352,7 +355,7 @@ for first = 1, #keys, width do
   -- What that takes of each, and the answer.
   for n = 1, (done or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
-    local units, changed, prolonged, retry, blocked_us = fits * limit.cost, false, false, 0, 0
+    local units, changed, retry, blocked_us = fits * limit.cost, false, 0, 0
     local denied = fits < calls and limit.fits <= fits
     if usual then
       changed = limit.used > 0 and limit.time - now > limit.longest
@@ -376,12 +379,10 @@ for first = 1, #keys, width do
         retry = own > option.within and own or 0
       end
     end
-    local remaining, writes_note = used < most and most - used or 0, false
-    if denied and writes and live and (limit.changed or algorithm.window) and (usual or limit.held)
-      and limit.armed * 1000000 < now + reset then
-      prolonged, changed = limit.changed, changed or not limit.changed
-    end
+    local remaining, writes_note, expires_early = used < most and most - used or 0, false, false
     if not usual then
+      expires_early = denied and writes and live and limit.held and (limit.changed or algorithm.window)
+        and limit.armed * 1000000 < now + reset
       reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
       if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then
         retry = algorithm.wait(most, x, y, at, a, b, c)
@@ -394,9 +395,8 @@ for first = 1, #keys, width do
       written = call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
     elseif units > 0 or changed or writes_note then
       if usual then limit.held = states[index] end
-      if denied and limit.changed and limit.notes then limit.notes.altered = now end
       written = save(limit, keys[index], x, y, at, used, reset)
-    elseif prolonged then
+    elseif expires_early then
       written = prolong(limit, keys[index], reset)
     end
     lost = lost or written == false

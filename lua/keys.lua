@@ -91,8 +91,10 @@ local NOTED = '<i7I7I7I7I7I7I7I4'
 -- refused, which ends the script unless across_slots.lua precedes it.
 local function save(limit, key, x, y, at, used, reset)
   local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
-  if notes and (notes.blocked > now or notes.denials > 0 or notes.last == now
-    or limit.used > 0 and now < notes.last + limit.longest) then
+  local counts = notes and (notes.last == now or limit.used > 0 and now < notes.last + limit.longest)
+  if notes and (counts or notes.blocked > now or notes.denials > 0) then
+    -- Nothing is owed any more of what was counted.
+    if not counts then notes.net, notes.given, notes.born, notes.altered, notes.last = 0, 0, notes.born + 1, 0, 0 end
     tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.last,
       notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
     if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
@@ -119,7 +121,8 @@ end
 
 -- Keeps a state that other numbers have written until it resets by this call's.
 local function prolong(limit, key, reset)
-  local held, at, seconds = limit.held, limit.algorithm.numbers_at - 5, (now + reset + -(now + reset) % 1000000) / 1000000
+  local held, at, until_us = limit.held, limit.algorithm.numbers_at - 5, now + reset
+  local seconds = (until_us + -until_us % 1000000) / 1000000
   local armed, expires = pack('<I5', seconds), string.format('%d', seconds * 1000)
   if limit.algorithm.prolong then return limit.algorithm.prolong(key, armed, expires) end
   return call('SET', key, sub(held, 1, at - 1) .. armed .. sub(held, at + 5), 'PXAT', expires)
@@ -160,15 +163,16 @@ if noted or not usual then
   end
 
   -- What is noted of a key, from the bytes at its end, if its time lay so far ahead that it was brought back, and if
-  -- the key counts so many more units than were taken; nothing if it can't be read.
-  function noted_in(limit, tail, ahead, more)
+  -- the key counts so many more units than were taken; nothing if it can't be read. `memory`: how long denials count.
+  function noted_in(limit, tail, memory, ahead, more)
     local net, given, born, altered, last, blocked, denied, denials = unpacked(NOTED, tail)
-    local since = limit.algorithm.window and limit.a or now - limit.longest + 1
+    local since = limit.algorithm.window and limit.a or now - memory + 1
     if blocked > 2^53 or net > 2^53 then return nil end
-    if ahead then blocked = math.max(blocked - ahead, 0) end
+    -- 1: over, though it was written with the state that is brought back.
+    if ahead and blocked > 0 then blocked = math.max(blocked - ahead, 1) end
     if now < denied or denied < since then denials = 0 end
-    return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, last = last, blocked = blocked,
-      denied = denied, denials = denials }
+    return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, last = last,
+      blocked = blocked, denied = denied, denials = denials }
   end
 
   -- Counts units that are taken, of a key of which that is noted or that an id takes them of.
@@ -308,10 +312,18 @@ if not usual then
         algorithm.level(held, now, longest, limit.a, limit.b, limit.c)
     end
     if not limit or not limit.used then return nil end
+    local memory = limit.longest
+    if limit.rule and limit.used == 0 then
+      -- Nothing is left that passes under the state's numbers.
+      local rule, armed, time = limit.rule, limit.armed, limit.time
+      rule.used, rule.x, rule.y, rule.at = algorithm.level(nil, now, longest, rule.a, rule.b, rule.c)
+      rule.armed, rule.time, rule.changed = armed, time, true
+      limit = rule
+    end
     if held and limit.time and limit.time - now > longest then ahead = limit.time - now end
     limit.ahead = ahead
     if held and tail ~= '' then
-      limit.notes = noted_in(limit, tail, ahead, more)
+      limit.notes = noted_in(limit, tail, memory, ahead, more)
       if not limit.notes then return nil end
     end
     return limit

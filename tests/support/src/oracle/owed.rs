@@ -49,9 +49,11 @@ impl Oracle {
                 // What others gave back may be older than the call's units or newer. If it is older, the call's units
                 // came earlier, and more of them have passed: so it is, as far as there were older ones. But if
                 // even the newest of the call's units are beyond what may be used, all are still to wait. Under
-                // other numbers nobody knows.
+                // other numbers nobody knows, and without a debt nobody waits.
                 let (under, changed) = (found.rule(), found.changed || life.altered);
-                let waits = !changed && found.used() > (rule.capacity + after - given_since) * under.parts();
+                let waits = rule.kind.owes()
+                    && !changed
+                    && found.used() > (rule.capacity + after - given_since) * under.parts();
                 let older = if waits { 0 } else { given_since.min(taken.before) };
                 let newer = (after - (given_since - older)).max(0);
                 found.give(taken.units.min(units.into()), newer)
