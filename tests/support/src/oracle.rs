@@ -246,8 +246,8 @@ impl Oracle {
             found.touch();
         }
         if found.altered {
-            if !self.counts_denials || allowed {
-                if self.denials(&found, now_us) == 0 { self.denied.clear() }
+            if (!self.counts_denials || allowed) && self.denials(&found, now_us) == 0 {
+                self.denied.clear();
             }
             // A block that is over isn't written again.
             let until = if found.is_blocked(now_us) { found.until } else { 0 };
