@@ -42,7 +42,8 @@ pub fn shape(script: &Script, limits: &[&[i64]], asked: [u8; 2], cost: u64, valu
     shape
 }
 
-/// The algorithm's number and the width in bytes of each of a limit's, from a line such as `packed: BI7I7I7I3I7: 1, these`.
+/// The algorithm's number and the width in bytes of each of a limit's, from a line such as
+/// `packed: BI7I7I7I3I7: 1, these`.
 fn packing(script: &Script) -> Option<(u8, Vec<usize>)> {
     let (_, line) = script.text().split_once("--   packed: B")?;
     let (widths, line) = line.split_once(": ")?;

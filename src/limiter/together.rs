@@ -87,7 +87,7 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
             for _ in 0..count {
                 let (rule, operation) = (draws.pick(&rules), *draws.pick(&OPERATIONS));
                 let user = draws.pick(&["a", "b", "c"]);
-                let mut request = Request::new(user).parts(*draws.pick(&parts)).at(now).cost(draws.below(4));
+                let mut request = Request::new(user).parts(draws.pick(&parts)).at(now).cost(draws.below(4));
                 if draws.below(3) == 0 || matches!(operation, Operation::Settle | Operation::Cancel) {
                     request = request.id(draws.pick(&ids));
                 }
