@@ -61,8 +61,8 @@
 --
 -- A deny writes
 --   nothing, except in four cases: a state's time lay too far ahead and is brought back to now; +overage counts it;
---   +block blocks the key; other numbers have written it, and it would expire before its reset by these: it is kept
---   until then. Only the keys of limits that deny are written.
+--   +block blocks the key; other numbers have written it, and it would expire before its reset by these: it is kept,
+--   as it is, until then. Only the keys of limits that deny are written.
 
 local weigh, alter, note, own_wait, recall, remember
 if not usual then
@@ -352,7 +352,7 @@ for first = 1, #keys, width do
   -- What that takes of each, and the answer.
   for n = 1, (done or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
-    local units, changed, retry, blocked_us = fits * limit.cost, false, 0, 0
+    local units, changed, prolonged, retry, blocked_us = fits * limit.cost, false, false, 0, 0
     local denied = fits < calls and limit.fits <= fits
     if usual then
       changed = limit.used > 0 and limit.time - now > limit.longest
@@ -379,8 +379,7 @@ for first = 1, #keys, width do
     local remaining, writes_note = used < most and most - used or 0, false
     if denied and writes and live and (limit.changed or algorithm.window) and (usual or limit.held)
       and limit.armed * 1000000 < now + reset then
-      changed = true
-      if limit.changed then notes_of(limit).altered, limit.notes.last = now, now end
+      prolonged, changed = limit.changed, changed or not limit.changed
     end
     if not usual then
       reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
@@ -395,7 +394,10 @@ for first = 1, #keys, width do
       written = call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
     elseif units > 0 or changed or writes_note then
       if usual then limit.held = states[index] end
+      if denied and limit.changed and limit.notes then limit.notes.altered = now end
       written = save(limit, keys[index], x, y, at, used, reset)
+    elseif prolonged then
+      written = prolong(limit, keys[index], reset)
     end
     lost = lost or written == false
     local answer

@@ -117,6 +117,14 @@ local function save(limit, key, x, y, at, used, reset)
   return call('SET', key, state, option, expires)
 end
 
+-- Keeps a state that other numbers have written until it resets by this call's.
+local function prolong(limit, key, reset)
+  local held, at, seconds = limit.held, limit.algorithm.numbers_at - 5, (now + reset + -(now + reset) % 1000000) / 1000000
+  local armed, expires = pack('<I5', seconds), string.format('%d', seconds * 1000)
+  if limit.algorithm.prolong then return limit.algorithm.prolong(key, armed, expires) end
+  return call('SET', key, sub(held, 1, at - 1) .. armed .. sub(held, at + 5), 'PXAT', expires)
+end
+
 -- Whether all keys hold what most do, a state that this call's numbers wrote, neither blocked nor with counted denials,
 -- and the call is a plain acquire, maybe with an id. If so, the functions of rare cases aren't defined: that would cost
 -- as much as a decision.
@@ -241,8 +249,12 @@ if not usual then
       more = math.min(target, algorithm.most(x, y, a, b, c))
       x, y, at = algorithm.take(more, x, y, at, a, b, c)
     elseif more ~= 0 then
-      more = math.min(more, algorithm.most(x, y, a, b, c))
-      x, y = algorithm.give(-more, 0, x, y, at, a, b, c)
+      local whole, units = algorithm.most(0, y, a, b, c), more
+      if math.min(used, whole) + more > whole then
+        x, y = algorithm.give(2^53, 0, x, y, at, a, b, c)
+        units, more = whole, math.max(whole - used, 0)
+      end
+      x, y = algorithm.give(-units, 0, x, y, at, a, b, c)
     end
     local state = pack(algorithm.front, at, x, y) .. pack('<I5', armed)
     limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time = algorithm.level(state, now, longest, a, b, c)

@@ -284,6 +284,11 @@ ALGORITHMS[5] = {
     if option then return call('SET', key, state, option, expires) end
     return call('SET', key, state, 'KEEPTTL')
   end,
+  -- Has a log expire later.
+  prolong = function(key, armed, expires)
+    call('PEXPIREAT', key, expires)
+    return call('SETRANGE', key, '32', armed)
+  end,
   inspect = function(log, limit)
     if not log or not log.near then return { now, 0, 0, now, limit.most, limit.a } end
     local newest, total, _, count, base, oldest, _, _, _, most, period = unpacked('<I7I5I4I4I5I7I5I4BI5I7', log.near)

@@ -295,7 +295,7 @@ async fn callers_of_a_fixed_window_move_up_in_order_of_arrival() {
             // Only then is the next one behind it.
             wait_until("it has reserved", async || {
                 let states = limiter.inspect(&rule, &key).await.expect("an answer");
-                states[0].fields.contains(&("level", -owed))
+                states[0].fields.contains(&("used", 2 + owed))
             })
             .await;
         }

@@ -127,8 +127,9 @@ async fn processes_never_exceed_a_window_and_return_unspent_units() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn processes_never_exceed_a_rate() {
-    let server = Server::start();
     for text in ["token-bucket 100/1s burst 600", "token-bucket 400/1s burst 100"] {
+        // What the first rule admitted would still be used under the second.
+        let server = Server::start();
         let rule = rule(text);
         let (_limiters, leases): (Vec<_>, Vec<_>) = (0..2).map(|_| process(&server, &rule, 2)).unzip();
         let begun = std::time::Instant::now();

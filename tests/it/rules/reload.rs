@@ -72,8 +72,9 @@ fn followed(path: &Path, change: impl Fn(&str)) {
             if round % 3 == 0 {
                 let failures = rules.failures();
                 change(&edition(round).replace("gcra", "grca"));
-                block_until("the file is followed", || rules.failures() > failures);
-                assert!(rules.error().expect("what is wrong").to_string().contains("rules.toml:5:11: rule r0"));
+                // A part of a file that is written in place may be read before, if that takes over a second.
+                let told = || rules.error().is_some_and(|error| error.to_string().contains("rules.toml:5:11: rule r0"));
+                block_until("the file is followed", || rules.failures() > failures && told());
                 assert_eq!(number(&rules.current()), round - 1, "the last good one stays");
             }
             change(&edition(round));

@@ -67,7 +67,10 @@ impl Oracle {
 
     /// Takes so many more for the same call, there or not: as if they had come directly after what it took.
     pub fn penalty_of(&mut self, taken: Taken, units: u64, now_us: u64) -> (Answer, Taken) {
+        // A call that is settled has an id.
+        let by_id = std::mem::replace(&mut self.by_id, true);
         let answer = self.penalty(units, now_us);
+        self.by_id = by_id;
         let (more, own) = (i128::from(units), self.taken());
         let taken = match taken.life == own.life {
             true => Taken { taken: taken.taken + more, units: taken.units + more, ..taken },
