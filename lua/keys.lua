@@ -119,7 +119,8 @@ end
 
 -- Keeps a state that other numbers have written until it resets by this call's.
 local function prolong(limit, key, reset)
-  local held, at, seconds = limit.held, limit.algorithm.numbers_at - 5, (now + reset + -(now + reset) % 1000000) / 1000000
+  local held, at, ends = limit.held, limit.algorithm.numbers_at - 5, now + reset
+  local seconds = (ends + -ends % 1000000) / 1000000
   local armed, expires = pack('<I5', seconds), string.format('%d', seconds * 1000)
   if limit.algorithm.prolong then return limit.algorithm.prolong(key, armed, expires) end
   return call('SET', key, sub(held, 1, at - 1) .. armed .. sub(held, at + 5), 'PXAT', expires)
@@ -167,8 +168,8 @@ if noted or not usual then
     if blocked > 2^53 or net > 2^53 then return nil end
     if ahead then blocked = math.max(blocked - ahead, 0) end
     if now < denied or denied < since then denials = 0 end
-    return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, last = last, blocked = blocked,
-      denied = denied, denials = denials }
+    return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, last = last,
+      blocked = blocked, denied = denied, denials = denials }
   end
 
   -- Counts units that are taken, of a key of which that is noted or that an id takes them of.
