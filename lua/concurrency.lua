@@ -147,8 +147,8 @@ ALGORITHMS[6] = {
     end
     for n = 1, set.target or 0 do put(n .. ':' .. set.holder, at + limit.a) end
     local expire, gives = option == 'PX' and 'PEXPIRE' or 'PEXPIREAT', set.give > 0
-    -- Asked before anything is written: refused half-way, a call would take a permit for nobody, without an expiry. Each
-    -- is refused on a line of its own, by which clients name it.
+    -- Asked before anything is written: refused half-way, a call would take a permit for nobody, without an expiry.
+    -- Each is refused on a line of its own, by which clients name it.
     local function lacks(command)
       local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
       return redis.acl_check_cmd and not (known and may)

@@ -121,8 +121,8 @@ end
 
 -- Keeps a state that other numbers have written until it resets by this call's.
 local function prolong(limit, key, reset)
-  local held, at, until_us = limit.held, limit.algorithm.numbers_at - 5, now + reset
-  local seconds = (until_us + -until_us % 1000000) / 1000000
+  local held, at, ends = limit.held, limit.algorithm.numbers_at - 5, now + reset
+  local seconds = (ends + -ends % 1000000) / 1000000
   local armed, expires = pack('<I5', seconds), string.format('%d', seconds * 1000)
   if limit.algorithm.prolong then return limit.algorithm.prolong(key, armed, expires) end
   return call('SET', key, sub(held, 1, at - 1) .. armed .. sub(held, at + 5), 'PXAT', expires)

@@ -224,7 +224,7 @@ impl Algorithm {
         self.row().state
     }
 
-    /// Whether it supports reservations: its level may go below zero.
+    /// Whether it supports reservations: units may be owed beyond the capacity.
     #[must_use]
     pub fn reserves(self) -> bool {
         self.row().options.contains(&Setting::MaxDebt)

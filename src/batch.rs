@@ -271,7 +271,8 @@ impl Batch {
         (are_its && takes).then_some(first.id)
     }
 
-    /// The call that takes another group for this ask, mostly the last one: none before that of its keys' latest groups.
+    /// The call that takes another group for this ask, mostly the last one: none before that of its keys' latest
+    /// groups.
     fn call_for(&mut self, ask: &Ask<'_>, latest: Option<u32>) -> u32 {
         // A call of several partitions takes no key twice.
         let partition = Some(ask.partition).filter(|_| latest.is_some() || !ask.across_partitions);

@@ -229,8 +229,8 @@ impl Limiter {
         self.decide(rule, request.into(), Operation::Peek).await
     }
 
-    /// Takes the cost now for later: the call is allowed with a wait, after which the work may run. The level may go
-    /// below zero by the rule's `max-debt`; later callers see that debt.
+    /// Takes the cost now for later: the call is allowed with a wait, after which the work may run. Up to the rule's
+    /// `max-debt` may be owed beyond its capacity; later callers see that debt.
     ///
     /// # Errors
     ///

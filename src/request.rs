@@ -209,9 +209,10 @@ impl<'a> Request<'a> {
     ///
     /// A refund gives back no more than was granted, so nothing for a call that was denied; and no more than is still
     /// owed: what has refilled or left its window since then is gone. It reckons from the two calls' times on this
-    /// machine, so to within a round trip, and by as much more as its clock is set back in between; or by the clock given
-    /// to an embedded engine. It doesn't know what was given back since: two refunds after one decision give back its
-    /// units twice. [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know, in Redis, and give
+    /// machine, so to within a round trip, and by as much more as its clock is set back in between; or by the clock
+    /// given to an embedded engine. It doesn't know what was given back since: two refunds after one decision give back
+    /// its units twice; nor what is still owed once the rule's numbers have changed: it then gives less back, mostly
+    /// nothing. [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know both, in Redis, and give
     /// back once.
     ///
     /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:

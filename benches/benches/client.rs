@@ -11,15 +11,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate::redis::{self, Client, Value};
 use tollgate::{Algorithm, Limiter, Redis, Rule};
+use tollgate_benches::pipeline::RECORD;
 use tollgate_benches::{arguments, peers, rule};
 
 const KEYS: usize = 1024;
 /// Most keys in one call of a script.
 const MOST_KEYS: usize = 80;
-/// A packed decision on an allowed call: what remains, and the reset.
-const ALLOWED: [i64; 2] = [999_999, 1];
-/// Bytes of such a reply.
-const ANSWER: usize = 7 * ALLOWED.len();
+/// A packed decision on an allowed call: what remains, the reset, the wait, and how many are allowed, with their bytes.
+const ALLOWED: [(i64, usize); 4] = [(999_999, 7), (1, 7), (0, 7), (1, 3)];
 
 fn decisions(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -110,7 +109,7 @@ fn spelled(keys: &[String]) -> (Vec<u8>, usize) {
         let command = pipeline.cmd("EVALSHA").arg(script.digest()).arg(keys.len());
         keys.iter().for_each(|key| _ = command.arg(format!("tollgate:{{{key}}}:bench/token-bucket-1s")));
         command.arg(arguments::acquire(script, &[1_000_000, 1, 1, 1, 0], 1));
-        let bytes = keys.len() * ANSWER;
+        let bytes = keys.len() * RECORD;
         answered += format!("${bytes}\r\n").len() + bytes + 2;
     }
     (pipeline.get_packed_pipeline(), answered)
@@ -130,7 +129,7 @@ async fn stand_in() -> String {
 
 async fn serve(mut stream: TcpStream) {
     stream.set_nodelay(true).expect("a socket");
-    let record: Vec<u8> = ALLOWED.into_iter().flat_map(|number| number.to_le_bytes()[..7].to_vec()).collect();
+    let record: Vec<u8> = ALLOWED.iter().flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec()).collect();
     let (mut asked, mut answers) = (Vec::with_capacity(1 << 17), Vec::with_capacity(1 << 17));
     while stream.read_buf(&mut asked).await.is_ok_and(|bytes| bytes > 0) {
         let mut taken = 0;

@@ -1,34 +1,53 @@
-//! The arguments of an acquire, according to a script's header.
+//! ARGV of scripts, packed as tollgate sends them.
 
 use tollgate::Script;
 
-/// ARGV of an acquire in server time: packed if the script's header has a packed form, else as text.
+/// Operations and options, by their numbers in `lua/decide.lua`.
+pub const ACQUIRE: u8 = 128;
+pub const AT_MOST: u8 = 130;
+pub const PEEK: u8 = 131;
+pub const REFUND: u8 = 133;
+pub const PENALTY: u8 = 134;
+pub const WITH_ID: u8 = 32;
+pub const LONG: u8 = 128;
+
+/// An acquire in server time.
+#[must_use]
 pub fn acquire(script: &Script, numbers: &[i64], cost: u64) -> Vec<Vec<u8>> {
-    match packing(script) {
-        Some((layout, widths)) => {
-            let bytes = |(number, width): (&i64, usize)| number.to_le_bytes().into_iter().take(width);
-            let cost = [cost as i64];
-            let numbers = numbers.iter().chain(&cost);
-            vec![std::iter::once(layout).chain(numbers.zip(widths).flat_map(bytes)).collect()]
-        }
-        None => {
-            let numbers = numbers.iter().map(i64::to_string);
-            numbers.chain([cost.to_string(), "acquire".into(), "-1".into()]).map(String::into_bytes).collect()
-        }
+    vec![shape(script, &[numbers], [ACQUIRE, 0], cost, &[])]
+}
+
+/// An acquire of one permit.
+#[must_use]
+pub fn acquire_permit(script: &Script, numbers: &[i64], holder: String) -> Vec<Vec<u8>> {
+    let once_at_one_unit = [1, 0, 0, 1, 0, 0, 0, 0, 0, 0].to_vec();
+    vec![shape(script, &[numbers], [ACQUIRE, 0], 1, &[]), b"-1".to_vec(), once_at_one_unit, holder.into_bytes()]
+}
+
+/// The shape of calls: the numbers of each limit, the operation and its options, and the values of those that have one.
+///
+/// # Panics
+/// If the script's header doesn't say how numbers are packed.
+#[must_use]
+pub fn shape(script: &Script, limits: &[&[i64]], asked: [u8; 2], cost: u64, values: &[u64]) -> Vec<u8> {
+    let (algorithm, widths) = packing(script).expect("a header that says how numbers are packed");
+    let mut shape = Vec::new();
+    for numbers in limits {
+        shape.push(algorithm);
+        let bytes = |(number, width): (&i64, &usize)| number.to_le_bytes().into_iter().take(*width);
+        shape.extend(numbers.iter().zip(&widths).flat_map(bytes));
     }
+    shape.extend(asked);
+    shape.extend([cost].iter().chain(values).flat_map(|value| value.to_le_bytes().into_iter().take(7)));
+    shape
 }
 
-/// Whether the script decides several keys in one call.
-pub fn is_packed(script: &Script) -> bool {
-    packing(script).is_some()
-}
-
-/// The layout and the width in bytes of each number, from a line such as `packed: BI7I7I7I3I7I7: the layout (2), these,
-/// cost`.
+/// The algorithm's number and the width in bytes of each of a limit's, from a line such as
+/// `packed: BI7I7I7I3I7: 1, these`.
 fn packing(script: &Script) -> Option<(u8, Vec<usize>)> {
     let (_, line) = script.text().split_once("--   packed: B")?;
-    let (widths, line) = line.split_once(": the layout (")?;
-    let (layout, _) = line.split_once(')')?;
+    let (widths, line) = line.split_once(": ")?;
+    let (algorithm, _) = line.split_once(',')?;
     let widths = widths.split(['I', 'i']).skip(1).map(|width| width.parse().ok());
-    Some((layout.parse().ok()?, widths.collect::<Option<_>>()?))
+    Some((algorithm.parse().ok()?, widths.collect::<Option<_>>()?))
 }

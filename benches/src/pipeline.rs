@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 /// Decisions in flight.
 const IN_FLIGHT: usize = 64;
-/// Bytes of a number in a packed reply.
-const NUMBER: usize = 7;
+/// Bytes of a record in a packed reply, the last three of which say how many calls are allowed; and of a long one.
+pub const RECORD: usize = 24;
+pub const LONG_RECORD: usize = 35;
 
 #[derive(Debug)]
 pub struct Connection(BufReader<UnixStream>);
@@ -20,6 +21,8 @@ pub struct Calls {
     bytes: Vec<u8>,
     /// Where each pipeline ends in the bytes, and its number of calls.
     pipelines: Vec<(usize, usize)>,
+    /// Bytes of a decision in a packed reply.
+    answer: usize,
 }
 
 /// The results of some calls.
@@ -41,9 +44,18 @@ enum Reply {
 }
 
 impl Calls {
-    /// Calls of this script, each with the numbers of its keys and its arguments.
+    /// Calls of this script, each with the numbers of its keys and its arguments. It decides by each key.
     pub fn of<K: AsRef<[u64]>>(digest: &str, calls: impl IntoIterator<Item = (K, Vec<Vec<u8>>)>) -> Self {
-        let mut spelled = Self::default();
+        Self::answered_in(RECORD, digest, calls)
+    }
+
+    /// The same of calls whose decisions have so many bytes in a packed reply.
+    pub fn answered_in<K: AsRef<[u64]>>(
+        answer: usize,
+        digest: &str,
+        calls: impl IntoIterator<Item = (K, Vec<Vec<u8>>)>,
+    ) -> Self {
+        let mut spelled = Self { answer, ..Self::default() };
         let (mut decisions, mut count) = (0, 0);
         for (keys, arguments) in calls {
             let keys = keys.as_ref();
@@ -138,7 +150,7 @@ impl Connection {
             self.0.get_mut().write_all(&calls.bytes[begin..*end]).expect("redis-server takes requests");
             begin = *end;
             for _ in 0..*count {
-                let (decisions, allowed) = self.reply().decided();
+                let (decisions, allowed) = self.reply().decided(calls.answer);
                 replayed.decisions += decisions;
                 replayed.allowed += allowed;
             }
@@ -176,30 +188,22 @@ impl Connection {
 }
 
 impl Reply {
-    /// How many decisions a reply contains, and how many of them allow.
-    fn decided(&self) -> (u64, u64) {
+    /// How many decisions a reply contains, each in so many bytes if it is packed, and how many of them allow.
+    fn decided(&self, answer: usize) -> (u64, u64) {
         match self {
             Self::Array(integers) => (1, u64::from(matches!(integers.first(), Some(Self::Integer(1))))),
             Self::Text(records) => {
-                // Two numbers for an allowed call, otherwise four; the first of these is negative.
-                let mut numbers = records.chunks(NUMBER);
-                let (mut decisions, mut allowed) = (0, 0);
-                while let Some(first) = numbers.next() {
-                    let is_allowed = is_allowed(first);
-                    numbers.nth(if is_allowed { 0 } else { 2 });
-                    decisions += 1;
-                    allowed += u64::from(is_allowed);
-                }
-                (decisions, allowed)
+                let allowed = records.chunks(answer).filter(|record| is_allowed(record)).count();
+                (records.len().div_ceil(answer) as u64, allowed as u64)
             }
             Self::Integer(_) => panic!("expected decisions, got {self:?}"),
         }
     }
 }
 
-/// Whether the first number of a packed reply isn't negative.
-pub fn is_allowed(answer: &[u8]) -> bool {
-    answer.get(NUMBER - 1).is_some_and(|highest| highest & 0x80 == 0)
+/// Whether this record, or the first of several limits', says that a call is allowed.
+pub fn is_allowed(record: &[u8]) -> bool {
+    record.get(RECORD - 3..RECORD).is_some_and(|count| count[2] < 0x80 && count != [0, 0, 0])
 }
 
 fn spell(bytes: &mut Vec<u8>, words: &[impl AsRef<[u8]>]) {

@@ -144,8 +144,8 @@ impl Limiter {
     }
 }
 
-/// Units that a call took: what the reply says, otherwise the whole cost or nothing. None if no call can have taken that
-/// many.
+/// Units that a call took: what the reply says, otherwise the whole cost or nothing. None if no call can have taken
+/// that many.
 fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) -> Option<u64> {
     match (operation, took) {
         (

@@ -86,8 +86,8 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
             let mut asks: Vec<Ask<'_>> = Vec::new();
             for _ in 0..count {
                 let (rule, operation) = (draws.pick(&rules), *draws.pick(&OPERATIONS));
-                let user = draws.pick(&["a", "b", "c"]);
-                let mut request = Request::new(user).parts(*draws.pick(&parts)).at(now).cost(draws.below(4));
+                let (user, parts) = (draws.pick(&["a", "b", "c"]), *draws.pick(&parts));
+                let mut request = Request::new(user).parts(parts).at(now).cost(draws.below(4));
                 if draws.below(3) == 0 || matches!(operation, Operation::Settle | Operation::Cancel) {
                     request = request.id(draws.pick(&ids));
                 }

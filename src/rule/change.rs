@@ -9,8 +9,8 @@ use crate::error::RuleError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Change {
-    /// Units that were taken stay taken, also above a smaller capacity. While several versions are in force at once, each
-    /// counts what all of them admit.
+    /// Units that were taken stay taken, also above a smaller capacity. While several versions are in force at once,
+    /// each counts what all of them admit.
     #[default]
     KeepUsed,
     /// Units that were left stay, capped to the new capacity.

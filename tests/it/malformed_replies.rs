@@ -79,8 +79,8 @@ enum Call {
     Inspect,
 }
 
-/// What remains, the reset, the wait, how many are allowed; of a long record what was granted, and denials. So many bytes
-/// each, again and again.
+/// What remains, the reset, the wait, how many are allowed; of a long record what was granted, and denials. So many
+/// bytes each, again and again.
 const WIDTHS: [usize; 4] = [7, 7, 7, 3];
 const LONG_WIDTHS: [usize; 6] = [7, 7, 7, 3, 7, 4];
 
@@ -134,8 +134,8 @@ fn a_well_formed_reply_without_sense_is_an_error_that_leaves_the_charge_unknown(
     let decision = impostor.told(&packed(&denied_both), 2, Call::Several).expect("a decision");
     assert_eq!(decision.denied_by.as_deref(), Some("fixed-window 9/1d"));
     let of_allowed = [(0, 6), (0, -1), (0, MUCH), (1, -1), (1, MUCH), (1, -MUCH), (2, -1), (2, -2), (2, MUCH)];
-    // Of no call of these are windows stale, ids unknown, or keys refused; and what of several calls is unreadable, or of
-    // another operation, is an error of one that is alone.
+    // Of no call of these are windows stale, ids unknown, or keys refused; and what of several calls is unreadable, or
+    // of another operation, is an error of one that is alone.
     let of_all = [(3, 2), (3, -3), (3, -4), (3, -5), (3, -6), (3, -7), (3, 1 << 22), (3, -(1 << 23))];
     let of_denied = [(0, 6), (0, -1), (0, -MUCH), (1, -1), (1, MUCH), (2, 0), (2, -2), (2, MUCH), (2, -MUCH)];
     let with = |numbers: &[i64], (at, value): (usize, i64)| {

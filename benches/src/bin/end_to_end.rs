@@ -243,7 +243,7 @@ impl Script {
         Self { digest, keys: (0..KEYS).map(|key| format!("{prefix}{key}")).collect(), arguments }
     }
 
-    /// Whether the call is allowed: an array begins with 1, a packed reply with what remains.
+    /// Whether the call is allowed: an array begins with 1, and a packed reply has a record.
     async fn call(&self, connection: &mut impl ConnectionLike, random: u64) -> bool {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.digest).arg(1).arg(&self.keys[random as usize % KEYS]).arg(&self.arguments);

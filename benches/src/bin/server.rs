@@ -1,12 +1,13 @@
 //! The cost of decisions to Redis, from `INFO commandstats`, compared with an EVALSHA that does nothing; and the size
 //! of keys.
 
+use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::Duration;
 
 use tollgate::{Algorithm, Script};
 use tollgate_benches::options::Options;
-use tollgate_benches::pipeline::{Calls, Connection};
+use tollgate_benches::pipeline::{Calls, Connection, LONG_RECORD, RECORD};
 use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::server::Server;
 use tollgate_benches::{NO_OP, Random, arguments, peers};
@@ -23,64 +24,47 @@ const HOUR_US: i64 = 3_600_000_000;
 /// The scripts whose state has a fixed size.
 const AIMED_AT: [&str; 3] = ["token_bucket", "fixed_window", "sliding_window_counter"];
 
-/// Calls other than a plain acquire.
+/// Calls other than a plain acquire, by `token_bucket`.
 const OTHERS: [Other; 6] = [
-    Other::alone("peek", 3.5, &["1000000", "1", "3600", "1", "0", "1", "peek", "-1"]),
-    Other::alone("at-most", 4.3, &["1000000", "1", "3600", "1", "0", "1", "at-most", "-1"]),
-    Other::alone("refund", 3.6, &["1000000", "1", "3600", "1", "0", "1", "refund", "-1"]),
-    Other::alone("penalty", 4.1, &["1000000", "1", "3600", "1", "0", "1", "penalty", "-1"]),
-    Other {
-        name: "two limits",
-        script: "token_bucket",
-        limits: 2,
-        keys: 2,
-        most: 14.0,
-        before: 12.0,
-        arguments: &[
-            "token_bucket",
-            "1000000",
-            "1",
-            "3600",
-            "1",
-            "0",
-            "token_bucket",
-            "1000000",
-            "1",
-            "7200",
-            "1",
-            "0",
-            "0",
-            "1",
-            "acquire",
-            "-1",
-        ],
-    },
-    Other {
-        name: "an acquire with an id",
-        script: "token_bucket",
-        limits: 1,
-        keys: 2,
-        most: 13.0,
-        before: 10.7,
-        arguments: &["token_bucket", "1000000", "1", "3600", "1", "0", "600000", "1", "acquire", "-1"],
-    },
+    Other::alone("peek", 3.5, arguments::PEEK),
+    Other::alone("at-most", 4.3, arguments::AT_MOST),
+    Other::alone("refund", 3.6, arguments::REFUND),
+    Other::alone("penalty", 4.1, arguments::PENALTY),
+    Other { name: "two limits", most: 14.0, wanted: 5.0, limits: &[&MILLION_AN_HOUR, &TWICE_AS_LONG], ..ACQUIRE },
+    Other { name: "an acquire with an id", most: 13.0, wanted: 5.5, has_id: true, ..ACQUIRE },
 ];
 
-/// A call other than an acquire: its script, the limits and all keys that it takes, and what it may cost.
+/// The numbers of limits that allow each call.
+const MILLION_AN_HOUR: [i64; 5] = [1_000_000, 1, 3_600, 1, 0];
+const TWICE_AS_LONG: [i64; 5] = [1_000_000, 1, 7_200, 1, 0];
+
+const ACQUIRE: Other = Other::alone("acquire", 0.0, arguments::ACQUIRE);
+
+/// A call other than an acquire: the limits that it is decided by, and what it may cost and should.
 struct Other {
     name: &'static str,
-    script: &'static str,
-    limits: u64,
-    keys: u64,
     most: f64,
-    /// What it cost before all algorithms shared one frame.
-    before: f64,
-    arguments: &'static [&'static str],
+    wanted: f64,
+    operation: u8,
+    limits: &'static [&'static [i64]],
+    has_id: bool,
 }
 
 impl Other {
-    const fn alone(name: &'static str, before: f64, arguments: &'static [&'static str]) -> Self {
-        Self { name, script: "token_bucket", limits: 1, keys: 1, most: 1.1 * before, before, arguments }
+    const fn alone(name: &'static str, wanted: f64, operation: u8) -> Self {
+        Self { name, most: 1.1 * wanted, wanted, operation, limits: &[&MILLION_AN_HOUR], has_id: false }
+    }
+
+    /// Whether its records are long.
+    fn is_long(&self) -> bool {
+        self.has_id || self.operation == arguments::AT_MOST
+    }
+
+    fn shape(&self, script: &Script) -> Vec<u8> {
+        let options = [(self.has_id, arguments::WITH_ID), (self.is_long(), arguments::LONG)];
+        let options = options.iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option).sum();
+        let ten_minutes_ms: &[u64] = if self.has_id { &[600_000] } else { &[] };
+        arguments::shape(script, self.limits, [self.operation, options], 1, ten_minutes_ms)
     }
 }
 
@@ -179,7 +163,7 @@ impl Bench {
     /// Calls that are no plain acquire, all allowed.
     fn others(&mut self, rounds: usize, targets: &mut Targets) {
         println!("Other calls by `token_bucket`, as multiples of the no-op.\n");
-        println!("{}", header(&["call", "x no-op", "before there was one frame"]));
+        println!("{}", header(&["call", "x no-op"]));
         let mut ratios: Vec<Vec<f64>> = OTHERS.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
             for (other, ratios) in OTHERS.iter().zip(&mut ratios) {
@@ -187,33 +171,34 @@ impl Bench {
                 ratios.push(self.other(other) / floor);
             }
         }
-        for (Other { name, most, before, .. }, ratios) in OTHERS.iter().zip(ratios) {
+        for (Other { name, most, wanted, .. }, ratios) in OTHERS.iter().zip(ratios) {
             let measured = median(ratios);
-            println!("{}", row([(*name).to_owned(), short(measured), short(*before)]));
-            targets.at_most(format!("`token_bucket`, {name}, x no-op"), *most, measured).wanted(*before);
+            println!("{}", row([(*name).to_owned(), short(measured)]));
+            targets.at_most(format!("`token_bucket`, {name}, x no-op"), *most, measured).wanted(*wanted);
         }
         println!();
     }
 
     /// Microseconds of such a call.
     fn other(&mut self, other: &Other) -> f64 {
-        let script = Script::all().find(|script| script.name() == other.script).expect("a script of this name");
+        let script = Algorithm::TokenBucket.script();
         let digest = self.redis.load(script.text());
+        let (limits, argv) = (other.limits.len(), vec![other.shape(script)]);
+        let record = if other.is_long() { LONG_RECORD } else { RECORD };
         self.redis.text(&["FLUSHALL"]);
         // The states of the limits, and then, if there is one more key, a fresh id for each call.
         let calls = |ids: u64| {
             let mut random = Random::seeded(1);
-            let calls = (0..SPELLED as u64).map(move |number| {
+            let calls = (0..SPELLED as u64).map(|number| {
                 let key = random.next().unwrap_or_default() % KEYS;
-                let states = (0..other.limits).map(|limit| KEYS * limit + key);
-                (states.chain((other.keys > other.limits).then_some(ids + number)).collect::<Vec<_>>(), other.arguments)
+                let states = (0..limits as u64).map(|limit| KEYS * limit + key);
+                (states.chain(other.has_id.then_some(ids + number)).collect::<Vec<_>>(), argv.clone())
             });
-            Calls::of(&digest, calls.map(|(keys, arguments)| (keys, words(arguments))))
+            Calls::answered_in(record * limits, &digest, calls)
         };
-        if other.limits == other.keys && other.limits == 1 {
+        if !other.has_id && limits == 1 {
             // Something to give back.
-            let take = words(&["1000000", "1", "3600", "1", "0", "50", "acquire", "-1"]);
-            self.redis.play(&each_key_once(&digest, KEYS, |_| take.clone()));
+            self.redis.play(&each_key_once(&digest, KEYS, |_| arguments::acquire(script, &MILLION_AN_HOUR, 50)));
         } else {
             self.redis.play(&calls(10 * KEYS));
         }
@@ -363,13 +348,10 @@ fn scripts() -> Vec<Measurement> {
             other => panic!("{other}: which numbers allow, and which deny?"),
         };
         let call = move |numbers: &'static [i64]| -> Box<dyn Fn(u64) -> Vec<Vec<u8>>> {
-            Box::new(move |number| {
-                let mut arguments = arguments::acquire(script, numbers, 1);
-                if algorithm.holds() {
-                    // Each permit has its own holder.
-                    arguments.insert(numbers.len(), format!("holder:{number}").into());
-                }
-                arguments
+            Box::new(move |number| match algorithm.holds() {
+                // Each permit has its own holder.
+                true => arguments::acquire_permit(script, numbers, format!("holder:{number}")),
+                false => arguments::acquire(script, numbers, 1),
             })
         };
         Measurement {
@@ -377,7 +359,7 @@ fn scripts() -> Vec<Measurement> {
             text: script.text(),
             allow: call(allow),
             deny: call(deny),
-            takes_many_keys: arguments::is_packed(script),
+            takes_many_keys: !algorithm.holds(),
         }
     });
     let published = Measurement {
@@ -394,9 +376,10 @@ fn scripts() -> Vec<Measurement> {
 fn at_random(digest: &str, keys: u64, each: usize, arguments: impl Fn(u64) -> Vec<Vec<u8>>) -> Calls {
     let mut random = Random::seeded(1);
     let calls = (0..(SPELLED / each) as u64).map(|number| {
-        let keys: Vec<_> = random.by_ref().take(each).map(|random| random % keys).collect();
+        // No key twice in one call: it would have to list its costs.
+        let keys: BTreeSet<_> = random.by_ref().take(each).map(|random| random % keys).collect();
         // The holders of the keys' first permits keep these.
-        (keys, arguments(KEYS + number))
+        (Vec::from_iter(keys), arguments(KEYS + number))
     });
     Calls::of(digest, calls)
 }

@@ -183,7 +183,7 @@ enum Command {
     ///
     /// Exit code: 0; 2 on an error, with --once also if a node or an endpoint can't be read.
     Watch(watch::Watch),
-    /// Print the Lua script of an algorithm, for other languages.
+    /// Print the Lua script of an algorithm, or of several, for other languages.
     ///
     /// Also for `redis-cli --eval`. Exit code: 0; 2 on an error.
     Script(script::ScriptCommand),

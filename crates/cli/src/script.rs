@@ -12,9 +12,9 @@ use crate::found;
 
 #[derive(Debug, Args)]
 pub(crate) struct ScriptCommand {
-    /// An algorithm, such as token_bucket, or as a rule names it; of several, their common script.
+    /// An algorithm, such as token_bucket; of several, the script of all of them.
     ///
-    /// Limits of several algorithms are decided together by the script of all of them.
+    /// Its name in rules will do, too. Limits of several algorithms are decided together by the script of all of them.
     #[arg(value_name = "NAME", required_unless_present_any = ["out", "contract"])]
     names: Vec<String>,
     /// Print the script's SHA-1, for EVALSHA, instead of its text.

@@ -80,7 +80,7 @@ pub(crate) async fn write_totals(totals: Weak<Totals>, connected: Arc<AtomicBool
     loop {
         let Some(totals) = totals.upgrade() else { return };
         telemetry::totals(totals.lag(), totals.lost(), connected.load(Ordering::Relaxed));
-        let written = totals.write(false).await;
+        let written = totals.write().await;
         match &written {
             Err(error) if error.is_data() => telemetry::totals_refused(error),
             Err(error) if !failed => telemetry::totals_unwritten(error),
@@ -177,10 +177,12 @@ impl Totals {
     /// Writes all that was counted, and tells the database that nothing is missing.
     pub(crate) async fn finish(&self) -> Result<(), PostgresError> {
         runtime_with_timers()?;
-        self.write(true).await?;
+        // To the end, so that nobody takes counts meanwhile whose writing this wouldn't wait for.
+        let mut spool = locked(&self.spool, &self.postgres).await?;
+        self.write_batch(&mut spool, true).await?;
         // Counts that came in behind a batch in flight.
         if self.counts.iter().any(|counts| counts.lock().since.is_some()) {
-            self.write(true).await?;
+            self.write_batch(&mut spool, true).await?;
         }
         Ok(())
     }
@@ -192,10 +194,14 @@ impl Totals {
         }
     }
 
-    /// Writes what was counted so far, if there is anything; what can't be written is kept for the next time. At the
-    /// end, the database knows that nothing is missing.
-    pub(crate) async fn write(&self, is_end: bool) -> Result<(), PostgresError> {
+    /// Writes what was counted so far, if there is anything; what can't be written is kept for the next time.
+    pub(crate) async fn write(&self) -> Result<(), PostgresError> {
         let mut spool = locked(&self.spool, &self.postgres).await?;
+        self.write_batch(&mut spool, false).await
+    }
+
+    /// The same under the lock. At the end, the database knows that nothing is missing.
+    async fn write_batch(&self, spool: &mut Spool<TotalsBatch>, is_end: bool) -> Result<(), PostgresError> {
         if spool.batch.is_none() {
             spool.batch = self.taken();
         }

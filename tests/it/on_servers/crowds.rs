@@ -1,5 +1,5 @@
-//! Crowds of calls that take Redis longer, such as those of several limits: few are in flight, and nobody else waits for
-//! them.
+//! Crowds of calls that take Redis longer, such as those of several limits: few are in flight, and nobody else waits
+//! for them.
 
 use std::future::poll_fn;
 use std::pin::pin;

@@ -398,8 +398,8 @@ fn a_log_that_was_given_back_to_counts_from_its_newest_entry_where_the_clock_ste
         // The first has left: one more is taken and given back.
         assert_eq!(at(10_000_000, 1, "acquire")[2], 0);
         assert_eq!(at(10_000_000, 1, "refund")[2], 1);
-        // Half a second earlier the first would count, but it has been forgotten. What is taken now comes after the newest
-        // that is left.
+        // Half a second earlier the first would count, but it has been forgotten. What is taken now comes after the
+        // newest that is left.
         let again = at(9_500_000, 1, "acquire");
         assert_eq!(again, [1, limit, 0, 0, 10_000_000]);
         assert_eq!(at(9_500_000, 1, "acquire")[..4], [0, limit, 0, 9_500_001]);

@@ -178,7 +178,8 @@ impl Oracle {
             // Until nothing is owed.
             (Retry::Now, 0, Some(_)) => found.wait(now_us, |under, used| used <= rule.capacity * under.parts()),
             (Retry::Now, 1.., _) => {
-                // Under its own numbers, as taken at `at` itself, so that a wait is that of an acquire of the same cost.
+                // Under its own numbers, as taken at `at` itself, so that a wait is that of an acquire of the same
+                // cost.
                 let mut taken = self.find(now_us);
                 self.rewrite(&mut taken, now_us);
                 taken.state = rule.take(&taken.state, i128::from(cost) * rule.parts(), taken.at, taken.at);
@@ -245,8 +246,8 @@ impl Oracle {
             found.touch();
         }
         if found.altered {
-            if !self.counts_denials || allowed {
-                if self.denials(&found, now_us) == 0 { self.denied.clear() }
+            if (!self.counts_denials || allowed) && self.denials(&found, now_us) == 0 {
+                self.denied.clear();
             }
             // A block that is over isn't written again.
             let until = if found.is_blocked(now_us) { found.until } else { 0 };

@@ -98,7 +98,7 @@ fn steady(screen: &[String]) -> Screen {
             command = typed.split(' ').next().unwrap_or_default();
         }
         let begins = |labels: &[&str]| labels.iter().any(|label| row.starts_with(label));
-        let of_time = ["full again ", "next ", "expires ", "time_us ", "oldest_us "];
+        let of_time = ["full again ", "next ", "expires ", "newest_us ", "oldest_us "];
         let is_histogram = steady.last().is_some_and(|row| row == "took up to");
         match command {
             _ if row.starts_with('$') => steady.push(row.clone()),

@@ -59,6 +59,10 @@ async fn what_cannot_be_read_for_a_lock_names_its_holder() {
     assert!(error.contains(&named), "{error}: {named}");
 }
 
+async fn newest(server: &PostgresServer) -> i64 {
+    server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number")
+}
+
 #[test]
 fn a_lock_on_one_table_holds_up_no_change_of_another() {
     let test = "locks::a_lock_on_one_table_holds_up_no_change_of_another";
@@ -77,9 +81,7 @@ fn a_lock_on_one_table_holds_up_no_change_of_another() {
         let (key, stored) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
         let service = database(&server).follow(&limiter()).await.expect("a configuration");
         assert!(service.account_of_key(key.secret()).await.is_ok());
-        let newest = async || -> i64 {
-            server.run("SELECT version FROM tollgate.configuration").await[0].parse().expect("a number")
-        };
+        let newest = async || newest(&server).await;
         let (holder_of_keys, named) = holder(&server, "LOCK TABLE tollgate.api_keys").await;
         println!("expected: {named}");
         tool.push_rules(&rules("gcra 2/1s"), "").await.expect("pushed");
@@ -132,6 +134,8 @@ fn a_lock_on_the_version_is_reported_with_its_holder() {
             let limit = format!("gcra {}/1s", table.len());
             tool.push_rules(&rules(&limit), "").await.expect("pushed");
             wait_until("it is in force", async || service.rules().definitions()[0].limits[0].limit == limit).await;
+            // A lock that begins before everything is read is the same to the service.
+            wait_until("everything is read", async || service.status().version == newest(&server).await).await;
         }
     });
 }

@@ -118,8 +118,8 @@ fn answers_keep_their_word() {
             }
             let counted = if remembered || !a.allowed { denied.len() as u64 } else { 0 };
             assert_eq!(a.overage, counted, "{context}");
-            // What is given back, or has passed by the time of a write, may bring a count within the limit again, and so
-            // under the call's numbers.
+            // What is given back, or has passed by the time of a write, may bring a count within the limit again, and
+            // so under the call's numbers.
             let written = o.written.as_ref().map_or(o.spec, |written| written.spec);
             let answered = if written == o.spec { o.spec } else { found.spec };
             // And what was ahead of both versions by little may be too far ahead for the call's numbers alone.
