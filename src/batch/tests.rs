@@ -1,9 +1,9 @@
 use std::borrow::Cow;
 
 use super::*;
+use crate::algorithm::Algorithm;
 use crate::call::Mode;
 use crate::error::Error;
-use crate::algorithm::Algorithm;
 use crate::operation::Operation;
 
 const KEYS_IN_CALL: usize = 80;

@@ -268,7 +268,11 @@ fn no_five_lines_stand_in_two_files() {
         let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !["", "end"].contains(line)).collect();
         for five in lines.windows(5) {
             let before = seen.insert(five.join("\n"), name.clone());
-            assert!(before.as_ref().is_none_or(|before| *before == name), "{before:?} and {name}:\n{}", five.join("\n"));
+            assert!(
+                before.as_ref().is_none_or(|before| *before == name),
+                "{before:?} and {name}:\n{}",
+                five.join("\n")
+            );
         }
     }
 }
