@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use futures_util::future::join_all;
+
 use super::Redis;
 use super::breaker::Admission;
 use super::connection::Connection;
@@ -223,11 +225,12 @@ impl Dispatch {
             };
             let next = queue.next(generation);
             self.is_responsible = false;
-            if let Some((batch, more)) = next {
+            if let Some((batches, more)) = next {
                 if let Some(generation) = more {
                     Self::new(&self.redis, &self.per_runtime, generation, true).spawn();
                 }
-                self.redis.send(&self.per_runtime, connection, batch).await;
+                let send = |batch| self.redis.send(&self.per_runtime, connection.clone(), batch);
+                join_all(batches.into_iter().map(send)).await;
             }
             self.is_responsible = queue.resume_dispatch(generation);
         }
