@@ -88,9 +88,11 @@ impl Limiter {
                 ways.push(way);
                 Some((ask?, until))
             });
-            steps.push(self.engine.acquire_all(asks));
+            let mut asked = self.engine.acquire_all(asks);
+            asked.begin().await;
+            steps.push(asked);
         }
-        join_all(steps.iter_mut().map(AcquiringAll::begin)).await;
+        join_all(steps.iter_mut().map(AcquiringAll::ended)).await;
         let mut steps = steps.into_iter();
         let mut together = steps.next();
         let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());
@@ -165,8 +167,10 @@ impl Limiter {
         decided: Result<Decision, Error>,
     ) -> Result<Decision, Error> {
         let decided = match decided {
-            Ok(decision) => Ok(decision),
-            Err(error) => Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await,
+            Err(error) if self.may_answer_instead(&error, rule) => {
+                Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await
+            }
+            decided => decided,
         };
         counted(rule, decided.as_ref());
         decided.map(|decision| decision.jittered(request.wait_jitter()))
@@ -196,7 +200,7 @@ impl Limiter {
             unsent.push(ask.as_ref().err().cloned());
             ask.ok()
         }));
-        again.begin().await;
+        again.ended().await;
         for ((at, shard, sighting), unsent) in stale.into_iter().zip(unsent) {
             let request = &requests[at];
             let reply = match unsent {
