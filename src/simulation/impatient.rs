@@ -150,7 +150,9 @@ pub(super) fn crowd(seed: u64) -> Run {
         network.medium.set_delay((ROUND_TRIP / 2, ROUND_TRIP / 2 + 1));
         let impatient = (0..CALLERS).map(|caller| {
             let (limiter, rule, key) = (limiter.clone(), rule.clone(), format!("impatient {caller}"));
+            let begins = Chance::new(seed, 100 + caller as u64).ms(0, 20);
             tokio::spawn(async move {
+                sleep(begins).await;
                 loop {
                     let request = Request::new(&key).deadline(Duration::from_millis(20));
                     let _ = limiter.acquire(&rule, request).await;
@@ -160,9 +162,11 @@ pub(super) fn crowd(seed: u64) -> Run {
         let impatient: Vec<_> = impatient.collect();
         let patient = (0..PATIENT).map(|caller| {
             let (limiter, rule, key) = (limiter.clone(), rule.clone(), format!("patient {caller}"));
+            let mut chance = Chance::new(seed, 10_000 + caller as u64);
             async move {
                 let mut longest = Duration::ZERO;
                 for _ in 0..5 {
+                    sleep(chance.ms(0, 100)).await;
                     let began = Instant::now();
                     limiter.acquire(&rule, &key).await.expect("a decision");
                     longest = longest.max(began.elapsed());
