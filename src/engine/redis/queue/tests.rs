@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use super::super::Redis;
 use super::*;
-use crate::algorithm::Algorithm;
 use crate::call::{Mode, Terms};
 use crate::operation::Operation;
+use crate::script::Script;
 
 fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, id: Option<&str>) -> Ask<'a> {
     let mode = Mode::Call(Operation::Acquire);
     Ask {
-        script: Algorithm::TokenBucket.script(),
+        script: Script::all().next().unwrap(),
         numbers: Cow::Borrowed(numbers),
         keys: [key].into_iter().chain(id).map(|key| key.as_bytes().into()).collect(),
         holder: None,
