@@ -59,8 +59,12 @@ impl Redis {
             let admission = per_runtime.breaker.enter()?;
             Ok(match per_runtime.queue.enter(ask, until, waker) {
                 Entered::Alone(generation) => {
-                    let dispatch = Dispatch::new(self, per_runtime, generation, false);
-                    Acquiring::Otherwise(Box::pin(self.ask_alone(admission, dispatch, ask.clone(), until)), until)
+                    let (dispatch, ask) = (Dispatch::new(self, per_runtime, generation, false), ask.clone());
+                    let asked = async move {
+                        let (_admission, dispatch) = (admission, dispatch);
+                        self.by_itself(&dispatch.per_runtime, Asking::No, &ask, until).await
+                    };
+                    Acquiring::Otherwise(Box::pin(asked), until)
                 }
                 Entered::Queued(waiting, to_begin) => {
                     self.start(per_runtime, &to_begin);
@@ -68,16 +72,6 @@ impl Redis {
                 }
             })
         })?
-    }
-
-    async fn ask_alone(
-        &self,
-        _admission: Admission,
-        dispatch: Dispatch,
-        ask: Ask<'_>,
-        until: Deadline,
-    ) -> Result<Reply, Error> {
-        self.by_itself(&dispatch.per_runtime, Asking::No, &ask, until).await
     }
 
     /// Asks for this in a call of its own.
