@@ -379,10 +379,10 @@ for first = 1, #keys, width do
         retry = own > option.within and own or 0
       end
     end
-    local remaining, writes_note, expires_early = used < most and most - used or 0, false, false
+    local remaining, writes_note = used < most and most - used or 0, false
+    local expires_early = denied and writes and live and (usual or limit.held) and (limit.changed or algorithm.window)
+      and limit.armed * 1000000 < now + reset
     if not usual then
-      expires_early = denied and writes and live and limit.held and (limit.changed or algorithm.window)
-        and limit.armed * 1000000 < now + reset
       reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
       if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then
         retry = algorithm.wait(most, x, y, at, a, b, c)
@@ -391,10 +391,10 @@ for first = 1, #keys, width do
     end
     local armed = limit.armed * 1000000
     local written
+    if usual then limit.held = states[index] end
     if usual and units > 0 and not limit.notes and armed >= now + reset and armed <= now + limit.kept + 1000000 then
       written = call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
     elseif units > 0 or changed or writes_note then
-      if usual then limit.held = states[index] end
       written = save(limit, keys[index], x, y, at, used, reset)
     elseif expires_early then
       written = prolong(limit, keys[index], reset)

@@ -94,7 +94,9 @@ local function save(limit, key, x, y, at, used, reset)
   local counts = notes and (notes.last == now or limit.used > 0 and now < notes.last + limit.longest)
   if notes and (counts or notes.blocked > now or notes.denials > 0) then
     -- Nothing is owed any more of what was counted.
-    if not counts then notes.net, notes.given, notes.born, notes.altered, notes.last = 0, 0, notes.born + 1, 0, 0 end
+    if not counts and notes.last > 0 then
+      notes.net, notes.given, notes.born, notes.altered, notes.last = 0, 0, notes.born + 1, 0, 0
+    end
     tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.last,
       notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
     if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end

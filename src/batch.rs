@@ -18,9 +18,9 @@ use crate::script::Script;
 pub(crate) use records::{AskApart, Records};
 pub(crate) use script_call::ScriptCall;
 
-/// What the groups of a batch weigh together, over all its calls; bounded so that it doesn't hold up Redis for long. A
-/// plain acquire weighs 1.
-const MOST_WEIGHT: usize = 1024;
+/// What groups that are sent together weigh, over all calls; bounded so that they don't hold up Redis for long. A plain
+/// acquire weighs 1.
+pub(crate) const MOST_WEIGHT: usize = 1024;
 
 /// Calls whose memory a batch keeps: more than most batches have.
 const MOST_SPARE: usize = 16;
@@ -37,6 +37,7 @@ pub(crate) struct Batch {
     words: Words,
     /// The hash of each word.
     hashes: Vec<u64>,
+    /// What the groups weigh that somebody asks for.
     weight: usize,
     /// The latest group of each key, for each script, numbers, terms and time.
     by_key: HashTable<Found>,
@@ -61,6 +62,8 @@ struct BatchCall {
     terms: Terms,
     /// How many limits it has.
     limits: usize,
+    /// What each of its groups weighs.
+    weight: usize,
     now_us: Option<u64>,
     /// None if it takes asks of every partition. Then no two of its groups have a key in common.
     partition: Option<u16>,
@@ -77,7 +80,7 @@ struct Group {
     partition: u16,
     costs: Costs,
     has_holder: bool,
-    /// How many asks of this group are sent.
+    /// How many asks of this group are to be sent.
     asks: u32,
 }
 
@@ -122,7 +125,7 @@ impl Ask<'_> {
     pub(crate) fn alone(&self) -> Alone<'_> {
         let mut words = Words::default();
         let group = words.add(self);
-        Alone { ask: self, words, group: Group { asks: 1, ..group } }
+        Alone { ask: self, words, group }
     }
 
     /// How many plain acquires take Redis as long.
@@ -156,7 +159,7 @@ impl Words {
         self.ends.push(self.bytes.len());
     }
 
-    /// Adds an ask's keys and holder. Returns its group, of which nothing is sent yet.
+    /// Adds an ask's keys and holder. Returns its group.
     fn add(&mut self, ask: &Ask<'_>) -> Group {
         let from = self.ends.len();
         ask.keys.iter().for_each(|key| self.push(key));
@@ -164,21 +167,33 @@ impl Words {
             self.push(holder);
         }
         let (words, has_holder) = (from..self.ends.len(), ask.holder.is_some());
-        Group { words, partition: ask.partition, costs: ask.costs.clone(), has_holder, asks: 0 }
+        Group { words, partition: ask.partition, costs: ask.costs.clone(), has_holder, asks: 1 }
     }
 }
 
 impl Batch {
-    /// Whether this ask, whose hashes these are, joins a group or there is room for another one.
+    /// Whether this ask, whose hashes these are, joins others or there is room for another group.
     pub(crate) fn has_room(&self, ask: &Ask<'_>, hashes: &Hashes) -> bool {
-        self.weight == 0
-            || self.weight + ask.weight() <= MOST_WEIGHT
-            || self.joined(ask, &self.latest(ask, hashes)).is_some()
+        let joins = || self.joined(ask, &self.latest(ask, hashes)).is_some_and(|id| self.group(id).asks > 0);
+        self.weight == 0 || self.weight + ask.weight() <= MOST_WEIGHT || joins()
+    }
+
+    fn group(&self, id: GroupId) -> &Group {
+        &self.calls[id.call as usize].groups[id.group as usize]
+    }
+
+    fn group_mut(&mut self, id: GroupId) -> &mut Group {
+        &mut self.calls[id.call as usize].groups[id.group as usize]
     }
 
     pub(crate) fn add(&mut self, ask: &Ask<'_>, hashes: &Hashes) -> GroupId {
         let latest = self.latest(ask, hashes);
         if let Some(id) = self.joined(ask, &latest) {
+            let group = self.group_mut(id);
+            group.asks += 1;
+            if group.asks == 1 {
+                self.weight += ask.weight();
+            }
             return id;
         }
         let call = self.call_for(ask, latest.iter().flatten().map(|found| found.id.call).max());
@@ -206,12 +221,25 @@ impl Batch {
         id
     }
 
+    /// Takes out one that was added to this group. What it weighs is free for others once nobody else asks for the group.
+    pub(crate) fn give_up(&mut self, id: GroupId) {
+        let group = self.group_mut(id);
+        group.asks -= 1;
+        if group.asks == 0 {
+            self.weight -= self.calls[id.call as usize].weight;
+        }
+    }
+
+    pub(crate) fn weight(&self) -> usize {
+        self.weight
+    }
+
     /// Marks the asks that are to be sent, and returns their positions. Takes the groups of all asks, in the order in
     /// which they were added; none for an ask that isn't sent. No ask is added after this.
     pub(crate) fn mark_sent(&mut self, ids: impl Iterator<Item = Option<GroupId>>) -> Vec<Option<Position>> {
         self.calls.iter_mut().flat_map(|call| &mut call.groups).for_each(|group| group.asks = 0);
         let mut position = |id: GroupId| {
-            let group = &mut self.calls[id.call as usize].groups[id.group as usize];
+            let group = self.group_mut(id);
             group.asks += 1;
             Position { group: id, before: group.asks - 1 }
         };
@@ -261,8 +289,7 @@ impl Batch {
     /// overtake another.
     fn joined(&self, ask: &Ask<'_>, latest: &[Option<Found>]) -> Option<GroupId> {
         let first = (*latest.first()?)?;
-        let call = &self.calls[first.id.call as usize];
-        let group = &call.groups[first.id.group as usize];
+        let (call, group) = (&self.calls[first.id.call as usize], self.group(first.id));
         let are_its = latest
             .iter()
             .enumerate()
@@ -296,9 +323,19 @@ impl Batch {
             None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
         }
         let Ask { script, ref numbers, terms, now_us, .. } = *ask;
-        let (numbers, limits) = (Arc::clone(numbers), ask.limit_count());
+        let (numbers, limits, weight) = (Arc::clone(numbers), ask.limit_count(), ask.weight());
         let groups = self.spare.pop().unwrap_or_default();
-        self.calls.push(BatchCall { script, numbers, terms, limits, now_us, partition, groups, repeats: false });
+        self.calls.push(BatchCall {
+            script,
+            numbers,
+            terms,
+            limits,
+            weight,
+            now_us,
+            partition,
+            groups,
+            repeats: false,
+        });
         new
     }
 }

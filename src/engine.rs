@@ -7,7 +7,7 @@ pub(crate) mod embedded;
 pub(crate) mod redis;
 
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
@@ -242,8 +242,14 @@ impl Future for Acquiring<'_> {
 }
 
 impl AcquiringAll<'_> {
-    /// Waits until all are answered, on a cluster, where nothing else drives them.
+    /// On a cluster, where nothing else drives them, sends them.
     pub(crate) async fn begin(&mut self) {
+        let mut ended = pin!(self.ended());
+        poll_fn(|context| Poll::Ready(_ = ended.as_mut().poll(context))).await;
+    }
+
+    /// On a cluster, waits until all are answered.
+    pub(crate) async fn ended(&mut self) {
         if let Self::Asked(asked) = self {
             *self = Self::Answered(asked.await.into_iter());
         }
@@ -251,7 +257,7 @@ impl AcquiringAll<'_> {
 
     /// The next answer, in the order of the asks.
     pub(crate) async fn next(&mut self) -> Option<Result<Reply, Error>> {
-        self.begin().await;
+        self.ended().await;
         match self {
             Self::Queued(many) => many.next().await,
             Self::Answered(answers) => {

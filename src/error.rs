@@ -13,7 +13,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 /// A rule that can't be built. The message is one line that names the value and what was expected.
@@ -221,8 +221,12 @@ impl Error {
     }
 
     pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
-        let missing = if sent { "no answer from redis" } else { "redis could not be asked" };
-        Self { time: Some(after), ..Self::new(Kind::Deadline { sent }, format!("{missing} within the deadline")) }
+        // Made once each: a crowd's deadlines pass together.
+        static MISSED: LazyLock<[Error; 2]> = LazyLock::new(|| {
+            let missed = |sent, what| Error::new(Kind::Deadline { sent }, format!("{what} within the deadline"));
+            [missed(false, "redis could not be asked"), missed(true, "no answer from redis")]
+        });
+        Self { time: Some(after), ..MISSED[usize::from(sent)].clone() }
     }
 
     /// The same, before there was a connection: whoever connects meets it too.

@@ -340,7 +340,7 @@ impl Limiter {
         request: Request<'_>,
         operation: Operation,
     ) -> Result<Decision, Error> {
-        if request.id.is_none() {
+        if !request.has_id() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
         }
         // Unless the request says where they were taken, look in this process first.
@@ -381,7 +381,7 @@ impl Limiter {
         request: Request<'_>,
         operation: Operation,
     ) -> Result<Decision, Error> {
-        if request.id.is_none() {
+        if !request.has_id() {
             return Err(Error::new(Kind::Input, format!("{what}: expected the id of the call to {what}, got none")));
         }
         if rule.limits().all(|limit| limit.algorithm().holds()) {

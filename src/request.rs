@@ -26,15 +26,15 @@ const ID_TTL: Duration = Duration::from_secs(600);
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     plain: PlainRequest<'a>,
-    pub(crate) id: Option<&'a [u8]>,
     rare: Rare,
 }
 
-/// What any request has, without what few have: all that an acquire without an id depends on. There may be thousands of
-/// those, so it is kept small.
+/// What any request has, without what few have: all that an acquire depends on, unless its id has a time of its own. There
+/// may be thousands of those, so it is kept small.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainRequest<'a> {
     key: &'a [u8],
+    pub(crate) id: Option<&'a [u8]>,
     parts: Parts<'a>,
     terms: Terms,
 }
@@ -122,13 +122,13 @@ impl<'a> Request<'a> {
     /// A request for this key, at the rule's cost. Any bytes except an empty key.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        let plain = PlainRequest { key: key.as_ref(), parts: Parts::Borrowed(&[]), terms: Terms::default() };
+        let plain = PlainRequest { key: key.as_ref(), id: None, parts: Parts::Borrowed(&[]), terms: Terms::default() };
         Self::of_plain(plain)
     }
 
-    /// The request with nothing else: no id, and none of what few have.
+    /// The request with nothing else: none of what few have.
     pub(crate) fn of_plain(plain: PlainRequest<'a>) -> Self {
-        Self { plain, id: None, rare: Rare::NONE }
+        Self { plain, rare: Rare::NONE }
     }
 
     /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a block.
@@ -163,7 +163,7 @@ impl<'a> Request<'a> {
     /// penalty adds permits to it and each refund takes some back, also one that is sent again.
     #[must_use]
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        self.id = Some(id.as_ref());
+        self.plain.id = Some(id.as_ref());
         self
     }
 
@@ -241,12 +241,12 @@ impl<'a> Request<'a> {
     /// The same, with copies of what it borrows.
     #[must_use]
     pub fn into_owned(self) -> OwnedRequest {
-        let PlainRequest { key, parts, terms } = self.plain;
+        let PlainRequest { key, id, parts, terms } = self.plain;
         let parts = match parts {
             Parts::Borrowed(parts) => parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
             Parts::Owned(parts) => parts.to_vec(),
         };
-        OwnedRequest { key: key.to_vec(), parts, id: self.id.map(<[u8]>::to_vec), terms, rare: self.rare }
+        OwnedRequest { key: key.to_vec(), parts, id: id.map(<[u8]>::to_vec), terms, rare: self.rare }
     }
 }
 
@@ -270,7 +270,7 @@ impl OwnedRequest {
 }
 
 impl<'a> Request<'a> {
-    /// The same without its id, and without what only other operations than an acquire look at.
+    /// The same without what only other operations than an acquire look at, and its id's own time.
     pub(crate) fn plain(&self) -> &PlainRequest<'a> {
         &self.plain
     }
@@ -338,7 +338,12 @@ impl<'a> Request<'a> {
     }
 
     pub(crate) fn has_id(&self) -> bool {
-        self.id.is_some()
+        self.plain.id.is_some()
+    }
+
+    /// Whether its id is remembered for a time of its own.
+    pub(crate) fn has_id_ttl(&self) -> bool {
+        self.rare.id_ttl != ID_TTL
     }
 
     /// Keeps the id at least as long as the wait.
@@ -402,8 +407,8 @@ impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
 impl<'a> From<&'a OwnedRequest> for Request<'a> {
     fn from(owned: &'a OwnedRequest) -> Self {
         let OwnedRequest { key, parts, id, terms, rare } = owned;
-        let plain = PlainRequest { key, parts: Parts::Owned(parts), terms: *terms };
-        Self { plain, id: id.as_deref(), rare: *rare }
+        let plain = PlainRequest { key, id: id.as_deref(), parts: Parts::Owned(parts), terms: *terms };
+        Self { plain, rare: *rare }
     }
 }
 

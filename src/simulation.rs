@@ -119,6 +119,12 @@ fn seeds_impatient() {
     seeds(1, 20, impatient::run);
 }
 
+#[test]
+fn callers_with_enough_time_wait_for_none_of_those_without() {
+    let verdict = impatient::crowd(1).verdict;
+    assert!(verdict.broken.is_empty(), "{:?}", verdict.broken);
+}
+
 /// Otherwise a failed seed could not be investigated.
 #[test]
 fn a_seed_repeats_its_run_to_the_byte() {

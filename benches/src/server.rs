@@ -1,8 +1,10 @@
 //! The run's own Redis servers.
 
+use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -54,6 +56,45 @@ impl Cluster {
 
     pub fn url(&self) -> String {
         format!("redis-cluster://127.0.0.1:{}", self.nodes[0].port)
+    }
+
+    /// Moves the slots of the first of two nodes to the second, with their keys, one after the other until it is over.
+    /// 64 of them are moving at any time, so that keys which they lack are looked for at the other node.
+    ///
+    /// # Panics
+    /// If a node refuses.
+    pub fn move_slots(&self, over: &AtomicBool) {
+        const AT_ONCE: usize = 64;
+        let [first, second] = &self.nodes[..] else { panic!("expected two nodes") };
+        let (port, mut from, mut to) = (second.port, first.connection(), second.connection());
+        let [from_id, to_id]: [String; 2] =
+            [&mut from, &mut to].map(|node| cmd("CLUSTER").arg("MYID").query(node).expect("an id"));
+        let set = |node: &mut Connection, slot: u16, state: &str, id: &str| {
+            cmd("CLUSTER").arg(&["SETSLOT", &slot.to_string(), state, id]).exec(node).expect("a slot's state");
+        };
+        let mut moving = VecDeque::new();
+        let mut next = 0..16_384 / 2;
+        loop {
+            while moving.len() < AT_ONCE && !over.load(Ordering::Relaxed) {
+                let Some(slot) = next.next() else { break };
+                set(&mut to, slot, "IMPORTING", &from_id);
+                set(&mut from, slot, "MIGRATING", &to_id);
+                moving.push_back(slot);
+            }
+            let Some(slot) = moving.pop_front() else { break };
+            loop {
+                let keys = cmd("CLUSTER").arg("GETKEYSINSLOT").arg(slot).arg(100).query(&mut from);
+                let keys: Vec<Vec<u8>> = keys.expect("keys");
+                if keys.is_empty() {
+                    break;
+                }
+                let mut migrate = cmd("MIGRATE");
+                migrate.arg("127.0.0.1").arg(port).arg("").arg(0).arg(5000).arg("KEYS").arg(keys);
+                migrate.exec(&mut from).expect("keys that were moved");
+            }
+            set(&mut to, slot, "NODE", &to_id);
+            set(&mut from, slot, "NODE", &to_id);
+        }
     }
 }
 

@@ -63,11 +63,9 @@ pub struct Cluster {
     topology: Arc<Topology>,
 }
 
-/// How it is sent.
+/// How it is sent elsewhere, or once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
-    /// With others of its node, if possible.
-    WithNode,
     /// With others of its slot, if possible.
     WithSlot,
     /// In a call of its own: of keys that share a slot, some may have moved and some not.
@@ -162,9 +160,26 @@ impl Cluster {
     }
 
     /// Asks the node that has the keys' slot, alone or with others of that node.
-    pub(crate) async fn ask(&self, ask: Ask<'_>, until: Deadline) -> Result<Reply, Error> {
-        let partition = slot_of_all(&ask.keys)?;
-        self.ask_owner(&Ask { partition, ..ask }, until).await
+    pub(crate) fn ask<'a>(
+        &'a self,
+        mut ask: Ask<'a>,
+        until: Deadline,
+    ) -> impl Future<Output = Result<Reply, Error>> + use<'a> {
+        let slot = slot_of_all(&ask.keys);
+        // There may be thousands of these: what few of them need is boxed, and a block has no second copy of the ask, as
+        // an async function would.
+        async move {
+            ask.partition = slot?;
+            let node = match self.topology.owner(ask.partition) {
+                Some(node) => node,
+                None => Box::pin(self.owner(ask.partition, until)).await?,
+            };
+            ask.across_partitions = node.across_slots.are_allowed();
+            match put_to(&node, &ask, until).await {
+                Err(error) if !self.is_over(&error, until) => Box::pin(self.after(error, node, &ask, until)).await,
+                answer => answer,
+            }
+        }
     }
 
     /// Decides all of these at the same time, each independently and by its own deadline.
@@ -208,9 +223,9 @@ impl Cluster {
                 let mut answered = Vec::with_capacity(most);
                 for at in of_node {
                     match many.next().await {
-                        Some(Ok(reply)) => answered.push((at, Ok(reply))),
                         // Whoever receives it ends after this.
-                        Some(Err(error)) => _ = tell.send((at, error)),
+                        Some(Err(error)) if !self.is_over(&error, asks[at].1) => _ = tell.send((at, error)),
+                        Some(answer) => answered.push((at, answer)),
                         None => break,
                     }
                 }
@@ -227,7 +242,7 @@ impl Cluster {
         };
         let at_last = of_nobody.iter().map(async |at| {
             let (ask, until) = &asks[*at];
-            (*at, self.ask_owner(ask, *until).await)
+            (*at, self.ask(ask.clone(), *until).await)
         });
         let (answered, at_last) = join(join_all(of_nodes.into_iter().map(at_node)), join_all(at_last)).await;
         let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).chain(refused).collect();
@@ -252,15 +267,6 @@ impl Cluster {
         answers
     }
 
-    /// Asks the node that has the slot.
-    async fn ask_owner(&self, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
-        let node = self.owner(ask.partition, until).await?;
-        match put_to(&node, ask, Routing::WithNode, until).await {
-            Err(error) => self.after(error, node, ask, until).await,
-            answer => answer,
-        }
-    }
-
     async fn owner(&self, slot: u16, until: Deadline) -> Result<Arc<Node>, Error> {
         if let Some(node) = self.topology.owner(slot) {
             return Ok(node);
@@ -278,10 +284,10 @@ impl Cluster {
         match apart {
             AskApart::Call => {
                 node.across_slots.refused();
-                put_to(node, ask, Routing::WithSlot, until).await
+                put_again(node, ask, Routing::WithSlot, until).await
             }
             AskApart::Key => {
-                let answer = put_to(node, ask, Routing::Alone, until).await;
+                let answer = put_again(node, ask, Routing::Alone, until).await;
                 // The node has the key after all. Rarely has that just changed; more likely calls without declared keys
                 // don't reach the node, as through some proxies.
                 if answer.is_ok() {
@@ -289,8 +295,17 @@ impl Cluster {
                 }
                 answer
             }
-            AskApart::Others => put_to(node, ask, Routing::Alone, until).await,
+            AskApart::Others => put_again(node, ask, Routing::Alone, until).await,
         }
+    }
+
+    /// Whether no time is left to do anything about a call that has ended with this error.
+    fn is_over(&self, error: &Error, until: Deadline) -> bool {
+        let is_over = error.is_deadline() && until.left().is_zero();
+        if is_over && error.is_outage() {
+            self.topology.refresh_soon();
+        }
+        is_over
     }
 
     /// What to do with a call that this node answered with this error: send it elsewhere, if it certainly didn't run
@@ -351,7 +366,7 @@ impl Cluster {
                 }
             }
             was_moving = moving;
-            match put_to(&next, ask, routing, until).await {
+            match put_again(&next, ask, routing, until).await {
                 Err(another) => (error, node) = (another, next),
                 answer => return answer,
             }
@@ -359,17 +374,16 @@ impl Cluster {
     }
 }
 
-async fn put_to(node: &Node, ask: &Ask<'_>, routing: Routing, until: Deadline) -> Result<Reply, Error> {
-    let asking = match routing {
-        Routing::WithNode | Routing::WithSlot => {
-            let across_partitions = routing == Routing::WithNode && node.across_slots.are_allowed();
-            let ask = Ask { across_partitions, ..ask.clone() };
-            return poll_fn(|context| Poll::Ready(node.redis.begin(&ask, until, context.waker()))).await?.await;
-        }
-        Routing::Alone => Asking::No,
-        Routing::Asking => Asking::Yes,
-    };
-    node.redis.ask_by_itself(asking, ask, until).await
+async fn put_to(node: &Node, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
+    poll_fn(|context| Poll::Ready(node.redis.begin(ask, until, context.waker()))).await?.await
+}
+
+async fn put_again(node: &Node, ask: &Ask<'_>, routing: Routing, until: Deadline) -> Result<Reply, Error> {
+    match routing {
+        Routing::WithSlot => put_to(node, &Ask { across_partitions: false, ..ask.clone() }, until).await,
+        Routing::Alone => node.redis.ask_by_itself(Asking::No, ask, until).await,
+        Routing::Asking => node.redis.ask_by_itself(Asking::Yes, ask, until).await,
+    }
 }
 
 /// The slot that all of these keys are in.

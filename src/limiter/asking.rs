@@ -15,7 +15,8 @@ impl Limiter {
         until: Deadline,
     ) -> Result<Reply, Error> {
         match self.engine.ask(&ask(None)?, until).await {
-            Err(refused) => self.ask_again(ask, refused, until).await,
+            // Boxed, as all that few calls need: there may be thousands of calls.
+            Err(refused) if Self::is_asked_again_after(&refused) => Box::pin(self.ask_again(ask, refused, until)).await,
             answer => answer,
         }
     }

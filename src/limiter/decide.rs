@@ -46,7 +46,7 @@ impl Limiter {
                 }
                 Recalled::Nothing(sighting) => {
                     let decided = match self.sharded(rule) {
-                        Some(scoped) => self.decide_by_shards(rule, scoped, &request, operation).await,
+                        Some(scoped) => Box::pin(self.decide_by_shards(rule, scoped, &request, operation)).await,
                         None => match concerned(rule, operation, &request) {
                             Ok(targets) => self.decide_by_limits(rule, &targets, &request, operation).await,
                             Err(error) => Err(error),
@@ -61,7 +61,7 @@ impl Limiter {
             }
             let decided = match decided {
                 Ok(decision) => Ok(decision),
-                Err(error) => self.answer_instead(error, rule, &request, operation).await,
+                Err(error) => Box::pin(self.answer_instead(error, rule, &request, operation)).await,
             };
             decided.map(|decision| decision.jittered(request.wait_jitter()))
         })

@@ -1,6 +1,6 @@
-//! A call for a decision, from the request to the answer. An acquire without an id is asked for by this future itself.
-//! Whatever fewer calls need is behind one boxed call: another operation, an id, an answer that must be asked for again
-//! or that the rule's policy gives.
+//! A call for a decision, from the request to the answer. An acquire is asked for by this future itself. Whatever fewer
+//! calls need is behind one boxed call: another operation, an id with a time of its own, an answer that must be asked for
+//! again or that the rule's policy gives.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -73,7 +73,7 @@ impl Limiter {
     /// Decides by Redis or, while it is unreachable, by the rule's policy.
     pub(crate) fn decide<'a>(&'a self, rule: &'a Rule, request: Request<'a>, operation: Operation) -> Deciding<'a> {
         let (shard, state) = match operation {
-            Operation::Acquire if !request.has_id() => (self.shard_of_acquire(rule, &request), State::New),
+            Operation::Acquire if !request.has_id_ttl() => (self.shard_of_acquire(rule, &request), State::New),
             _ => (None, State::Elsewhere(self.decide_in_full(rule, request, operation))),
         };
         Deciding {
@@ -117,6 +117,14 @@ impl<'a> Deciding<'a> {
                 Ok(decision) => {
                     self.limiter.remember(self.sighting.take(), self.request.units(self.rule), &decision);
                     return Poll::Ready(Ok(decision.jittered(self.request.wait_jitter())));
+                }
+                // It has waited, and there are thousands of these when a crowd's time is over.
+                Err(error)
+                    if matches!(self.state, State::Asked(_))
+                        && !Limiter::is_asked_again_after(&error)
+                        && !self.limiter.may_answer_instead(&error, self.rule) =>
+                {
+                    return Poll::Ready(Err(error));
                 }
                 Err(error) => self.state = self.after(error),
             }

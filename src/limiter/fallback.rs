@@ -14,6 +14,11 @@ use crate::rule::{OnError, Rule};
 use crate::telemetry;
 
 impl Limiter {
+    /// Whether the rule's policy may answer in place of this error.
+    pub(super) fn may_answer_instead(&self, error: &Error, rule: &Rule) -> bool {
+        error.goes_to_policy() && self.policy(rule) != OnError::Closed
+    }
+
     /// What the rule's policy answers in place of this error, or the error.
     pub(super) async fn answer_instead(
         &self,

@@ -1,6 +1,7 @@
 //! Many decisions at hand.
 
 use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use super::cached_denials::Recalled;
@@ -89,13 +90,15 @@ impl Limiter {
                 ways.push(way);
                 Some((ask?, until))
             });
-            steps.push(self.engine.acquire_all(asks));
+            let mut asked = self.engine.acquire_all(asks);
+            asked.begin().await;
+            steps.push(asked);
         }
-        join_all(steps.iter_mut().map(AcquiringAll::begin)).await;
+        join_all(steps.iter_mut().map(AcquiringAll::ended)).await;
         let mut steps = steps.into_iter();
         let mut together = steps.next();
         let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());
-        let (mut stale, mut apart) = (Vec::new(), Vec::new());
+        let mut again = Vec::new();
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
                 Plan::Asked(shard, sighting) => {
@@ -107,13 +110,8 @@ impl Limiter {
                         }
                     };
                     match reply {
-                        Err(refused) if refused.stale_at().is_some() => {
-                            stale.push((decisions.len(), shard, sighting));
-                            decisions.push(Err(refused));
-                            continue;
-                        }
                         Err(refused) if Self::is_asked_again_after(&refused) => {
-                            apart.push((decisions.len(), shard, sighting, refused.clone()));
+                            again.push((decisions.len(), shard, sighting, refused.clone()));
                             decisions.push(Err(refused));
                             continue;
                         }
@@ -133,22 +131,24 @@ impl Limiter {
                     continue;
                 }
             };
+            if decided.is_err() {
+                // Who is refused at once lets others have their turn.
+                tokio::task::consume_budget().await;
+            }
             decisions.push(self.or_instead(rule, request, decided).await);
         }
-        if !apart.is_empty() {
-            let again = apart.into_iter().map(async |(at, shard, sighting, refused)| {
+        if !again.is_empty() {
+            let again = again.into_iter().map(async |(at, shard, sighting, refused)| {
                 let request = &requests[at];
                 let ask = |server_us| self.ask_to_acquire(rule, shard, request, server_us);
                 let decided = self.ask_again(ask, refused, self.until(request, began)).await;
                 let decided = decided.and_then(|reply| self.decided_together(rule, shard, request, &reply, sighting));
                 (at, self.or_instead(rule, request, decided).await)
             });
-            for (at, decided) in Box::pin(join_all(again)).await {
+            let mut again = Box::pin(stream::iter(again).buffer_unordered(STEP));
+            while let Some((at, decided)) = again.next().await {
                 decisions[at] = decided;
             }
-        }
-        if !stale.is_empty() {
-            Box::pin(self.acquire_stale_again(rule, &requests, stale, &mut decisions, began)).await;
         }
         decisions
     }
@@ -166,47 +166,13 @@ impl Limiter {
         decided: Result<Decision, Error>,
     ) -> Result<Decision, Error> {
         let decided = match decided {
-            Ok(decision) => Ok(decision),
-            Err(error) => Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await,
+            Err(error) if self.may_answer_instead(&error, rule) => {
+                Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await
+            }
+            decided => decided,
         };
         counted(rule, decided.as_ref());
         decided.map(|decision| decision.jittered(request.wait_jitter()))
-    }
-
-    /// Asks once more, together, for the requests whose windows were refused: their numbers, and what is remembered of
-    /// a denial.
-    async fn acquire_stale_again(
-        &self,
-        rule: &Rule,
-        requests: &[Request<'_>],
-        stale: Vec<(usize, Option<u32>, Option<Box<Sighting>>)>,
-        decisions: &mut [Result<Decision, Error>],
-        began: Instant,
-    ) {
-        let ask = |at: usize, shard| {
-            let request = &requests[at];
-            let until = self.until(request, began);
-            until.check()?;
-            let server_us = decisions[at].as_ref().err().and_then(Error::stale_at).ok_or_else(garbled)?;
-            self.server_clock.heard(server_us);
-            Ok((self.ask_to_acquire(rule, shard, request, Some(server_us))?, until))
-        };
-        let mut unsent = Vec::with_capacity(stale.len());
-        let mut again = self.engine.acquire_all(stale.iter().filter_map(|(at, shard, _)| {
-            let ask = ask(*at, *shard);
-            unsent.push(ask.as_ref().err().cloned());
-            ask.ok()
-        }));
-        again.begin().await;
-        for ((at, shard, sighting), unsent) in stale.into_iter().zip(unsent) {
-            let request = &requests[at];
-            let reply = match unsent {
-                Some(error) => Err(error),
-                None => again.next().await.unwrap_or_else(|| Err(garbled())),
-            };
-            let decided = reply.and_then(|reply| self.decided_together(rule, shard, request, &reply, sighting));
-            decisions[at] = self.or_instead(rule, request, decided).await;
-        }
     }
 
     fn decided_together(

@@ -106,7 +106,7 @@ impl Limiter {
         operation: Operation,
     ) -> Result<Option<Key>, Error> {
         let remembers = !matches!(operation, Operation::Peek | Operation::Block | Operation::Renew);
-        let Some(id) = request.id.filter(|_| remembers) else { return Ok(None) };
+        let Some(id) = request.plain().id.filter(|_| remembers) else { return Ok(None) };
         if rule.limits().all(|limit| limit.algorithm().holds()) {
             return Ok(None);
         }
@@ -170,7 +170,7 @@ fn holder(targets: &[Target<'_>], request: &Request<'_>, operation: Operation) -
     let Some(permits) = targets.iter().find(|target| target.limit.algorithm().holds()) else {
         return Ok(None);
     };
-    match request.id {
+    match request.plain().id {
         Some(id) => key::holder(id).map(|holder| Some(holder.as_slice().into())),
         None if matches!(operation, Operation::Peek | Operation::Block | Operation::Reset) => Ok(Some(Box::default())),
         None => {

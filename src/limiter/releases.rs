@@ -98,7 +98,7 @@ impl Limiter {
     /// Identifies the permits of an id, as Redis does.
     fn permit(&self, rule: &Rule, request: &Request<'_>) -> Option<Vec<u8>> {
         let mut permit = self.state_keys(rule, request).ok()?;
-        permit.extend_from_slice(request.id?);
+        permit.extend_from_slice(request.plain().id?);
         Some(permit)
     }
 }

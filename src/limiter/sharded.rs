@@ -82,7 +82,7 @@ pub(super) fn shard_for(rule: &Rule, scoped: &ScopedLimit, request: &Request<'_>
         }
         _ => false,
     };
-    match (operation, request.id) {
+    match (operation, request.plain().id) {
         (Operation::Reset | Operation::Block, _) => None,
         // A larger shard might admit it: the answer must not depend on chance.
         _ if never => Some(shards - 1),

@@ -133,6 +133,59 @@ async fn simulate(
     Run { verdict: Verdict { broken, calls, failed, recovered }, digest, shown: String::new() }
 }
 
+/// More callers with less time than a round trip takes than can be sent, all the time, beside some with enough of it: as
+/// soon as the many have given up, the others' calls are sent.
+pub(super) fn crowd(seed: u64) -> Run {
+    const ROUND_TRIP: u64 = 30;
+    const CALLERS: usize = 1000;
+    const PATIENT: usize = 64;
+    const LONGEST: Duration = Duration::from_millis(500);
+    let mut run = alone(seed, async {
+        let network = Network::new(Chance::new(seed, 4), 262_144);
+        NETWORK.set(Some(Arc::clone(&network)));
+        let url = build(&network, Topology::OneNode);
+        let limiter = Limiter::new(crate::Engine::open(url).expect("an address")).deadline(Duration::from_secs(5));
+        let rule = rule("gcra 1000000/1s, fixed-window 1000000/1s");
+        limiter.acquire(&rule, "first").await.expect("a decision");
+        network.medium.set_delay((ROUND_TRIP / 2, ROUND_TRIP / 2 + 1));
+        let impatient = (0..CALLERS).map(|caller| {
+            let (limiter, rule, key) = (limiter.clone(), rule.clone(), format!("impatient {caller}"));
+            let begins = Chance::new(seed, 100 + caller as u64).ms(0, 20);
+            tokio::spawn(async move {
+                sleep(begins).await;
+                loop {
+                    let request = Request::new(&key).deadline(Duration::from_millis(20));
+                    let _ = limiter.acquire(&rule, request).await;
+                }
+            })
+        });
+        let impatient: Vec<_> = impatient.collect();
+        let patient = (0..PATIENT).map(|caller| {
+            let (limiter, rule, key) = (limiter.clone(), rule.clone(), format!("patient {caller}"));
+            let mut chance = Chance::new(seed, 10_000 + caller as u64);
+            async move {
+                let mut longest = Duration::ZERO;
+                for _ in 0..5 {
+                    sleep(chance.ms(0, 100)).await;
+                    let began = Instant::now();
+                    limiter.acquire(&rule, &key).await.expect("a decision");
+                    longest = longest.max(began.elapsed());
+                }
+                longest
+            }
+        });
+        let longest = join_all(patient).await.into_iter().max().unwrap_or_default();
+        impatient.iter().for_each(tokio::task::JoinHandle::abort);
+        let late = (longest > LONGEST).then(|| format!("a caller with enough time waited {longest:?}"));
+        let (digest, recovered) = (network.medium.digest(), longest.as_millis() as u64);
+        network.forget();
+        let broken = late.into_iter().collect();
+        Run { verdict: Verdict { broken, calls: 5 * PATIENT, failed: 0, recovered }, digest, shown: String::new() }
+    });
+    run.shown = format!("seed {seed} broke: {:?}\n", run.verdict.broken);
+    run
+}
+
 fn rule(text: &str) -> Rule {
     text.parse::<Rule>().expect(text).named("impatient").expect("a name")
 }

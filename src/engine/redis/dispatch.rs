@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use futures_util::future::join_all;
+
 use super::Redis;
 use super::breaker::Admission;
 use super::connection::Connection;
@@ -57,8 +59,12 @@ impl Redis {
             let admission = per_runtime.breaker.enter()?;
             Ok(match per_runtime.queue.enter(ask, until, waker) {
                 Entered::Alone(generation) => {
-                    let dispatch = Dispatch::new(self, per_runtime, generation, false);
-                    Acquiring::Otherwise(Box::pin(self.ask_alone(admission, dispatch, ask.clone(), until)), until)
+                    let (dispatch, ask) = (Dispatch::new(self, per_runtime, generation, false), ask.clone());
+                    let asked = async move {
+                        let (_admission, dispatch) = (admission, dispatch);
+                        self.by_itself(&dispatch.per_runtime, Asking::No, &ask, until).await
+                    };
+                    Acquiring::Otherwise(Box::pin(asked), until)
                 }
                 Entered::Queued(waiting, to_begin) => {
                     self.start(per_runtime, &to_begin);
@@ -66,16 +72,6 @@ impl Redis {
                 }
             })
         })?
-    }
-
-    async fn ask_alone(
-        &self,
-        _admission: Admission,
-        dispatch: Dispatch,
-        ask: Ask<'_>,
-        until: Deadline,
-    ) -> Result<Reply, Error> {
-        self.by_itself(&dispatch.per_runtime, Asking::No, &ask, until).await
     }
 
     /// Asks for this in a call of its own.
@@ -223,11 +219,12 @@ impl Dispatch {
             };
             let next = queue.next(generation);
             self.is_responsible = false;
-            if let Some((batch, more)) = next {
+            if let Some((batches, more)) = next {
                 if let Some(generation) = more {
                     Self::new(&self.redis, &self.per_runtime, generation, true).spawn();
                 }
-                self.redis.send(&self.per_runtime, connection, batch).await;
+                let send = |batch| self.redis.send(&self.per_runtime, connection.clone(), batch);
+                join_all(batches.into_iter().map(send)).await;
             }
             self.is_responsible = queue.resume_dispatch(generation);
         }

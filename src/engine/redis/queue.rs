@@ -7,6 +7,8 @@
 
 mod in_flight;
 mod machine;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::collections::VecDeque;
@@ -18,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::batch::{Batch, Hashes};
+use crate::batch::{Batch, Hashes, MOST_WEIGHT};
 use crate::call::{Ask, Reply};
 use crate::engine::deadline::Deadline;
 use crate::error::{Error, Kind};
@@ -31,6 +33,7 @@ use watch::WatchEnds;
 
 /// Callers in one batch; bounded so that a batch whose callers have all given up is soon freed.
 const MOST_WAITERS: usize = 16_384;
+
 /// The calls of one runtime to one Redis.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -64,6 +67,8 @@ struct Filling {
     waiters: Vec<Waiter>,
     /// Callers that haven't given up.
     waiting: usize,
+    /// No caller with an earlier deadline is to be woken.
+    earliest: Option<Instant>,
     shared: Arc<BatchState>,
 }
 
@@ -147,30 +152,34 @@ impl Queue {
         (waiting, ToBegin { watch: false, dispatch })
     }
 
-    /// The next batch to send; none if nothing waits, or a newer generation sends it. Also the generation in which to
-    /// send another batch at the same time, if more waits.
-    pub(super) fn next(&self, generation: u64) -> Option<(InFlight<'_>, Option<u64>)> {
+    /// What to send next: one batch, or several that count as one; none if nothing waits, or a newer generation sends
+    /// it. Also the generation in which to send another batch at the same time, if more waits.
+    pub(super) fn next(&self, generation: u64) -> Option<(Vec<InFlight<'_>>, Option<u64>)> {
         let mut state = self.state();
         let waits = state.waits();
         if state.machine.on(Event::Connected { generation, waits }) != Action::SendNext {
             return None;
         }
-        let Filling { mut batch, waiters, shared, .. } = state.take_next()?;
-        // From now on the batch is found in `in_flight`.
-        let own = Arc::clone(&shared);
-        let mut in_flight = own.waiters();
-        state.in_flight.push(Arc::clone(&shared));
+        let taken = state.take_next();
+        // From now on they are found in `in_flight`.
+        let own: Vec<_> = taken.iter().map(|filling| Arc::clone(&filling.shared)).collect();
+        let waiters: Vec<_> = own.iter().map(|shared| shared.waiters()).collect();
+        state.in_flight.extend(own.iter().cloned());
         let waits = state.waits();
         let more = state.dispatch(Event::Taken { waits });
         drop(state);
         let now = Instant::now();
-        // A caller whose deadline has just passed isn't sent.
-        let positions = batch.mark_sent(waiters.iter().map(|waiter| waiter.group.filter(|_| now < waiter.until)));
-        let last = waiters.iter().filter(|waiter| waiter.group.is_some()).map(|waiter| waiter.until).max();
-        *in_flight = waiters;
-        let _ = shared.sent.set(Sent::new(positions, &batch));
-        drop(in_flight);
-        Some((InFlight { batch, last: last.unwrap_or(now), shared, queue: self }, more))
+        let batches = taken.into_iter().zip(waiters).map(|(filling, mut in_flight)| {
+            let Filling { mut batch, waiters, shared, .. } = filling;
+            // A caller whose deadline has just passed isn't sent.
+            let positions = batch.mark_sent(waiters.iter().map(|waiter| waiter.group.filter(|_| now < waiter.until)));
+            let last = waiters.iter().filter(|waiter| waiter.group.is_some()).map(|waiter| waiter.until).max();
+            *in_flight = waiters;
+            let _ = shared.sent.set(Sent::new(positions, &batch));
+            drop(in_flight);
+            InFlight { batch, last: last.unwrap_or(now), shared, queue: self }
+        });
+        Some((batches.collect(), more))
     }
 
     /// Whether a batch of this generation waits to be sent. If none does, the caller is no longer responsible for those
@@ -267,12 +276,14 @@ impl State {
         if lane.back().is_none_or(is_full) {
             let (batch, waiters) = self.spare.pop().unwrap_or_default();
             self.begun += 1;
-            lane.push_back(Filling { batch, waiters, waiting: 0, shared: BatchState::of(queue, self.begun) });
+            let shared = BatchState::of(queue, self.begun);
+            lane.push_back(Filling { batch, waiters, waiting: 0, earliest: None, shared });
         }
         let last = lane.len() - 1;
-        let Filling { batch, waiters, waiting, shared } = &mut lane[last];
+        let Filling { batch, waiters, waiting, earliest, shared } = &mut lane[last];
         let group = batch.add(ask, hashes);
         *waiting += 1;
+        *earliest = earlier_of(*earliest, waiter.waker.is_some().then_some(waiter.until));
         waiters.push(Waiter { group: Some(group), ..waiter });
         (Arc::clone(shared), waiters.len() - 1)
     }
@@ -282,12 +293,21 @@ impl State {
         self.lanes.iter().any(|lane| !lane.is_empty())
     }
 
-    /// The batch to send next: that of the lane whose turn it is, or of the next one in which something waits.
-    fn take_next(&mut self) -> Option<Filling> {
-        let turns = (0..self.lanes.len()).map(|step| (self.turn + step) % self.lanes.len());
-        let lane = turns.into_iter().find(|lane| !self.lanes[*lane].is_empty())?;
+    /// The batch to send next: that of the lane whose turn it is, or of the next one in which something waits. And those
+    /// behind it, as far as they would fit into it: most callers in them have given up, and who waits patiently must not
+    /// wait for as many batches as the others have filled.
+    fn take_next(&mut self) -> Vec<Filling> {
+        let mut turns = (0..self.lanes.len()).map(|step| (self.turn + step) % self.lanes.len());
+        let Some(lane) = turns.find(|lane| !self.lanes[*lane].is_empty()) else { return Vec::new() };
         self.turn = (lane + 1) % self.lanes.len();
-        self.lanes[lane].pop_front()
+        let (mut weight, mut callers, lane) = (0, 0, &mut self.lanes[lane]);
+        let fit = lane.iter().take_while(|filling| {
+            weight += filling.batch.weight();
+            callers += filling.waiting;
+            weight <= MOST_WEIGHT && callers <= MOST_WAITERS
+        });
+        let count = fit.count().max(1);
+        lane.drain(..count).collect()
     }
 
     /// The generation in which to start a dispatch after this event, if one is needed.
@@ -330,7 +350,9 @@ impl Waiting {
         // Dropped once no lock is held: a waker may own its task.
         let before;
         if let Some((lane, at)) = state.filling_of(&self.shared) {
-            before = state.lanes[lane][at].waiters[self.index].waker.replace(waker);
+            let Filling { waiters, earliest, .. } = &mut state.lanes[lane][at];
+            before = waiters[self.index].waker.replace(waker);
+            *earliest = earlier_of(*earliest, Some(self.until.at));
         } else {
             drop(state);
             before = self.shared.waiters().get_mut(self.index).and_then(|waiter| waiter.waker.replace(waker));
@@ -360,10 +382,13 @@ impl Waiting {
         self.ended = true;
         let mut state = self.shared.queue.state();
         if let Some((lane, at)) = state.filling_of(&self.shared) {
-            let Filling { waiters, waiting, .. } = &mut state.lanes[lane][at];
+            let Filling { batch, waiters, waiting, .. } = &mut state.lanes[lane][at];
             let waiter = &mut waiters[self.index];
             let waker = waiter.waker.take();
-            *waiting -= usize::from(waiter.group.take().is_some());
+            if let Some(group) = waiter.group.take() {
+                *waiting -= 1;
+                batch.give_up(group);
+            }
             // Batches that nobody waits for would pile up while Redis pauses.
             let forgotten = if *waiting == 0 { state.lanes[lane].remove(at) } else { None };
             drop(state);
@@ -411,54 +436,13 @@ impl Drop for Waiting {
     }
 }
 
+/// The earlier of the two, if there are any.
+fn earlier_of(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
 impl Filling {
     fn wake(self) {
         self.waiters.into_iter().filter_map(|waiter| waiter.waker).for_each(runtime::wake);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::super::Redis;
-    use super::*;
-    use crate::call::{Mode, Terms};
-    use crate::operation::Operation;
-    use crate::script::Script;
-
-    /// The batch ends between two checks for an answer, without any of its callers having been sent.
-    #[tokio::test(start_paused = true)]
-    async fn whoever_registers_as_its_batch_ends_unsent_does_not_wait() {
-        let redis = Redis::open("redis://127.0.0.1:1/").unwrap();
-        let per_runtime = redis.per_runtime().unwrap();
-        let numbers: Arc<[u8]> = Arc::from([1]);
-        let (script, waker) = (Script::all().next().unwrap(), futures_util::task::noop_waker());
-        let ask = |key: &str| {
-            let keys = [key.as_bytes().into()].into_iter().collect();
-            Ask {
-                script,
-                numbers: std::borrow::Cow::Borrowed(&numbers),
-                keys,
-                holder: None,
-                costs: [1].into_iter().collect(),
-                terms: Terms::of(Mode::Call(Operation::Acquire)),
-                now_us: None,
-                most_keys: 80,
-                partition: 0,
-                across_partitions: false,
-            }
-        };
-        let alone = per_runtime.queue.enter(&ask("a"), Deadline::after(Duration::from_secs(9)), &waker);
-        assert!(matches!(alone, Entered::Alone(0)));
-        let asks = [(ask("b"), Deadline::after(Duration::from_millis(5)))];
-        let (mut waiting, begin) = per_runtime.queue.enter_all(asks.into_iter());
-        let waiting = waiting.pop().unwrap();
-        assert!(waiting.shared.answer(waiting.index).is_none());
-        tokio::time::advance(Duration::from_millis(5)).await;
-        let (batch, _) = per_runtime.queue.next(begin.dispatch.unwrap()).unwrap();
-        assert_eq!(batch.batch.calls().count(), 0);
-        drop(batch);
-        assert!(!waiting.register(&waker));
     }
 }

@@ -115,13 +115,15 @@ async fn decisions_of_acquire_many_are_retried_together() {
     let (limiter, proxy) = warm(&server).await;
     let rule = rule("fixed-window 5/month");
     let keys: Vec<_> = (0..800).map(|key| format!("key {key}")).collect();
-    for (calls, remaining) in [(20, 4), (10, 3)] {
+    // Of those that are retried, the first may go by itself.
+    for (calls, remaining) in [(20..=21, 4), (10..=10, 3)] {
         if remaining == 4 {
             believe(&limiter, &proxy, now() + 400 * DAY).await;
         }
         server.reset_command_counts();
         let decisions = limiter.acquire_many(&rule, &keys).await;
-        assert_eq!(counts(&server).0, calls, "80 keys in a call");
+        let asked = counts(&server).0;
+        assert!(calls.contains(&asked), "{asked}: 80 keys in a call");
         assert_eq!(decisions.len(), 800);
         for decision in decisions {
             let decision = decision.expect("a decision");

@@ -9,9 +9,9 @@ use futures_util::future::{Either, select};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::Queue;
 use super::in_flight::Waiter;
 use super::machine::{Action, Event};
+use super::{Queue, earlier_of};
 use crate::runtime;
 
 /// How late a caller may be woken after its deadline. Callers with deadlines this close are woken together: checking
@@ -40,20 +40,26 @@ impl WatchEnds {
                 continue;
             }
             let Some(queue) = self.queue.upgrade() else { return };
-            let (mut late, mut next) = (Vec::new(), None::<Instant>);
+            let (mut late, mut next) = (Vec::new(), None);
             let over = {
                 let (mut state, now) = (queue.state(), Instant::now());
+                // Returns the earliest deadline of those that it doesn't wake.
                 let mut look = |waiters: &mut Vec<Waiter>| {
-                    for waiter in waiters.iter_mut().filter(|waiter| waiter.waker.is_some()) {
-                        if waiter.until <= now {
-                            late.extend(waiter.waker.take());
-                        } else {
-                            next = Some(next.map_or(waiter.until, |next| next.min(waiter.until)));
-                        }
-                    }
+                    late.extend(
+                        waiters.iter_mut().filter(|waiter| waiter.until <= now).filter_map(|late| late.waker.take()),
+                    );
+                    waiters.iter().filter(|waiter| waiter.waker.is_some()).map(|waiter| waiter.until).min()
                 };
-                state.lanes.iter_mut().flatten().for_each(|filling| look(&mut filling.waiters));
-                state.in_flight.iter().for_each(|shared| look(&mut shared.waiters()));
+                // Of a crowd, thousands of batches wait, in most of which nobody's time is over.
+                for filling in state.lanes.iter_mut().flatten() {
+                    if filling.earliest.is_some_and(|earliest| earliest <= now) {
+                        filling.earliest = look(&mut filling.waiters);
+                    }
+                    next = earlier_of(next, filling.earliest);
+                }
+                for shared in &state.in_flight {
+                    next = earlier_of(next, look(&mut shared.waiters()));
+                }
                 // The next caller starts another watch.
                 self.over = state.machine.on(Event::Checked(next)) == Action::End;
                 self.over
