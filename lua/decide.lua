@@ -132,7 +132,7 @@ if not usual then
     local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
     local notes = limit.notes
     local changed = limit.ahead
-      and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.last > 0))
+      and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.owed > 0))
     if not writes then return limit, 0, false end
     if operation == 'refund' then units = -cost end
     if operation == 'settle' then units = cost - mark.took end
@@ -148,7 +148,7 @@ if not usual then
       -- Where there is no room for more, the state stays as it is.
       if units == 0 then return state, 0, changed end
       if limit ~= state or limit.changed then
-        notes_of(limit).altered, limit.notes.last = now, now
+        notes_of(limit).altered, limit.notes.owed = now, -1
       end
       if not algorithm.holds then count_units(limit, units) end
     elseif units < 0 then

@@ -82,8 +82,8 @@ if #keys == 0 or #keys % width > 0 or (each and #each * width ~= each_width * #k
 end
 
 -- What is noted of a key beside its level, after its numbers: the units taken less those given back, those given back,
--- when both counts began, the last change of numbers, and the last call that needs these four; until when it is
--- blocked; since when denials are counted, and how many.
+-- when both counts began, the last change of numbers, and until when units may be owed that need these four; until when
+-- it is blocked; since when denials are counted, and how many.
 local NOTED = '<i7I7I7I7I7I7I7I4'
 
 -- Writes what a key comes to: in place while its expiry covers that, else whole with a new one. Its first write is one
@@ -91,13 +91,14 @@ local NOTED = '<i7I7I7I7I7I7I7I4'
 -- refused, which ends the script unless across_slots.lua precedes it.
 local function save(limit, key, x, y, at, used, reset)
   local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
-  local counts = notes and (notes.last == now or limit.used > 0 and now < notes.last + limit.longest)
+  local counts = notes and (notes.owed < 0 or limit.used > 0 and now < notes.owed)
   if notes and (counts or notes.blocked > now or notes.denials > 0) then
     -- Nothing is owed any more of what was counted.
-    if not counts and notes.last > 0 then
-      notes.net, notes.given, notes.born, notes.altered, notes.last = 0, 0, notes.born + 1, 0, 0
+    if not counts and notes.owed > 0 then
+      notes.net, notes.given, notes.born, notes.altered, notes.owed = 0, 0, notes.born + 1, 0, 0
     end
-    tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.last,
+    if notes.owed < 0 then notes.owed = now + math.max(limit.longest, reset) end
+    tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.owed,
       notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
     if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
   end
@@ -160,20 +161,20 @@ local notes_of, noted_in, count_units
 if noted or not usual then
   function notes_of(limit)
     limit.notes = limit.notes
-      or { net = 0, given = 0, born = now, altered = 0, last = 0, blocked = 0, denied = 0, denials = 0 }
+      or { net = 0, given = 0, born = now, altered = 0, owed = 0, blocked = 0, denied = 0, denials = 0 }
     return limit.notes
   end
 
   -- What is noted of a key, from the bytes at its end, if its time lay so far ahead that it was brought back, and if
   -- the key counts so many more units than were taken; nothing if it can't be read. `memory`: how long denials count.
   function noted_in(limit, tail, memory, ahead, more)
-    local net, given, born, altered, last, blocked, denied, denials = unpacked(NOTED, tail)
+    local net, given, born, altered, owed, blocked, denied, denials = unpacked(NOTED, tail)
     local since = limit.algorithm.window and limit.a or now - memory + 1
     if blocked > 2^53 or net > 2^53 then return nil end
     -- 1: over, though it was written with the state that is brought back.
     if ahead and blocked > 0 then blocked = math.max(blocked - ahead, 1) end
     if now < denied or denied < since then denials = 0 end
-    return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, last = last,
+    return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, owed = owed,
       blocked = blocked, denied = denied, denials = denials }
   end
 
@@ -185,7 +186,7 @@ if noted or not usual then
       notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1)
     end
     if notes then notes.net = notes.net + units end
-    if id_ttl then notes.last = now end
+    if id_ttl then notes.owed = -1 end
   end
 end
 -- The limits as the call's keys have them; what the marker of its id remembers of each; why a key or an id is refused.

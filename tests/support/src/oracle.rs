@@ -264,18 +264,14 @@ impl Oracle {
     }
 
     fn answer(&self, found: &Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
-        let (rule, under) = (Rule::of(self.spec), found.rule());
-        let own_reset = match found.used() {
-            0 => 0,
-            _ => under.first(found.at, |t| under.used(&found.state, t) == 0) - i128::from(now_us),
-        };
+        let rule = Rule::of(self.spec);
         let blocked = found.is_blocked(now_us);
         Answer {
             allowed,
             limit: u64_of(rule.capacity),
             remaining: if blocked { 0 } else { u64_of(found.free(&rule, found.at)) },
             retry,
-            reset_after_us: u64_of(own_reset).max(found.blocked_for(now_us)),
+            reset_after_us: found.own_reset(now_us).max(found.blocked_for(now_us)),
             blocked,
             overage: self.denials(found, now_us),
         }
@@ -343,7 +339,7 @@ impl Oracle {
         if units > 0 {
             let rule = Rule::of(self.spec);
             self.rewrite(found, now_us);
-            found.count(units, self.by_id, now_us);
+            found.count(units, self.by_id);
             found.state = rule.take(&found.state, units * rule.parts(), found.at, now_us.into());
             found.at = found.state.time();
             found.altered = true;
@@ -375,6 +371,15 @@ impl Found {
         match self.rule().settled(&self.state, self.at) {
             State::Counter { previous, current, .. } if self.used() > 0 => previous + current,
             _ => ceil_div(self.used(), self.rule().parts()),
+        }
+    }
+
+    /// How long until nothing is used.
+    fn own_reset(&self, now_us: u64) -> u64 {
+        let under = self.rule();
+        match self.used() {
+            0 => 0,
+            _ => u64_of(under.first(self.at, |t| under.used(&self.state, t) == 0) - i128::from(now_us)),
         }
     }
 

@@ -11,8 +11,9 @@ pub(super) struct Life {
     /// Units taken, and units given back.
     pub(super) taken: i128,
     pub(super) given: i128,
-    /// When the last call by an id, or the last change of numbers, took units; and whether numbers have changed.
-    last: i128,
+    /// Until when units may be owed that a call by an id, or a change of numbers, took; none during that call. And
+    /// whether numbers have changed.
+    until: Option<i128>,
     altered: bool,
 }
 
@@ -84,7 +85,7 @@ impl Oracle {
 
 impl Found {
     /// Counts units that the call takes.
-    pub(super) fn count(&mut self, units: i128, by_id: bool, now_us: u64) {
+    pub(super) fn count(&mut self, units: i128, by_id: bool) {
         if self.life.is_none() && (by_id || self.changed) {
             self.life = Some(Life::new());
         }
@@ -96,15 +97,19 @@ impl Found {
             life.taken += units;
             life.altered |= self.changed;
             if by_id || self.changed {
-                life.last = now_us.into();
+                life.until = None;
             }
         }
     }
 
-    /// A life ends when nothing is used, and is forgotten when all that an id took has had the time to pass.
+    /// A life ends when nothing is used, and is forgotten when all that an id took has had the time to pass, also what
+    /// another version had taken before, beyond the capacity of this one.
     pub(super) fn end_life(&mut self, longest: i128, now_us: u64) {
         let (now, ended) = (i128::from(now_us), self.used() == 0);
-        self.life = self.life.filter(|life| life.last == now || self.before > 0 && now < life.last + longest);
+        let owes = |life: &Life| life.until.is_none_or(|until| self.before > 0 && now < until);
+        self.life = self.life.filter(owes);
+        let longest = longest.max(self.own_reset(now_us).max(self.blocked_for(now_us)).into());
+        self.life.iter_mut().for_each(|life| life.until = life.until.or(Some(now + longest)));
         if let (Some(life), true) = (&mut self.life, ended) {
             *life = life.over();
         }
@@ -121,11 +126,11 @@ impl Life {
     fn new() -> Self {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), taken: 0, given: 0, last: 0, altered: false }
+        Self { number: NUMBER.fetch_add(1, Ordering::Relaxed), taken: 0, given: 0, until: None, altered: false }
     }
 
     /// The one after this.
     fn over(self) -> Self {
-        Self { last: self.last, altered: self.altered, ..Self::new() }
+        Self { until: self.until, altered: self.altered, ..Self::new() }
     }
 }
