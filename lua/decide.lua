@@ -275,6 +275,8 @@ if id_ttl then
       local notes, cost = limit.notes or { net = 0, given = 0, born = 0 }, limit.cost
       local took = operation == 'refund' and 0 or cost
       local units, net, given, born, before = took, notes.net, notes.given, notes.born, limit.used
+      -- Where nothing is used, what another call takes next isn't counted from here.
+      if limit.used == 0 and took == 0 then born = 0 end
       if limit.algorithm.counted then before = limit.algorithm.counted(limit.x, limit.y) end
       if mark then
         -- What a settlement took belongs to the end of what the call had taken.

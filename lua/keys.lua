@@ -97,7 +97,7 @@ local function save(limit, key, x, y, at, used, reset)
     if not counts and notes.owed > 0 then
       notes.net, notes.given, notes.born, notes.altered, notes.owed = 0, 0, notes.born + 1, 0, 0
     end
-    if notes.owed < 0 then notes.owed = now + math.max(limit.longest, reset) end
+    if notes.owed < 0 then notes.owed = math.max(math.max(at, now) + limit.longest, now + reset) end
     tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.owed,
       notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
     if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end

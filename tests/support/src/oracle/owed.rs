@@ -108,8 +108,9 @@ impl Found {
         let (now, ended) = (i128::from(now_us), self.used() == 0);
         let owes = |life: &Life| life.until.is_none_or(|until| self.before > 0 && now < until);
         self.life = self.life.filter(owes);
-        let longest = longest.max(self.own_reset(now_us).max(self.blocked_for(now_us)).into());
-        self.life.iter_mut().for_each(|life| life.until = life.until.or(Some(now + longest)));
+        let reset = i128::from(self.own_reset(now_us).max(self.blocked_for(now_us)));
+        let until = (self.at.max(now) + longest).max(now + reset);
+        self.life.iter_mut().for_each(|life| life.until = life.until.or(Some(until)));
         if let (Some(life), true) = (&mut self.life, ended) {
             *life = life.over();
         }
