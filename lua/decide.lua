@@ -149,6 +149,8 @@ if not usual then
       if units == 0 then return state, 0, changed end
       if limit ~= state or limit.changed then
         notes_of(limit).altered, limit.notes.owed = now, -1
+        -- As the second of several calls finds it, under its own numbers.
+        if units > limit.cost and now - limit.notes.denied >= limit.longest then limit.notes.denials = 0 end
       end
       if not algorithm.holds then count_units(limit, units) end
     elseif units < 0 then

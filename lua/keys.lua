@@ -94,8 +94,9 @@ local function save(limit, key, x, y, at, used, reset)
   local counts = notes and (notes.owed < 0 or limit.used > 0 and now < notes.owed)
   if notes and (counts or notes.blocked > now or notes.denials > 0) then
     -- Nothing is owed any more of what was counted.
-    if not counts and notes.owed > 0 then
-      notes.net, notes.given, notes.born, notes.altered, notes.owed = 0, 0, notes.born + 1, 0, 0
+    if not counts then
+      notes.net, notes.given, notes.altered = 0, 0, 0
+      if notes.owed > 0 then notes.born, notes.owed = notes.born + 1, 0 end
     end
     if notes.owed < 0 then notes.owed = math.max(math.max(at, now) + limit.longest, now + reset) end
     tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.owed,
@@ -172,7 +173,7 @@ if noted or not usual then
     local since = limit.algorithm.window and limit.a or now - memory + 1
     if blocked > 2^53 or net > 2^53 then return nil end
     -- 1: over, though it was written with the state that is brought back.
-    if ahead and blocked > 0 then blocked = math.max(blocked - ahead, 1) end
+    if ahead and blocked > 0 then blocked = math.max(blocked - ahead, math.min(now, 1)) end
     if now < denied or denied < since then denials = 0 end
     return { net = math.min(net + more, 2^53), given = given, born = born, altered = altered, owed = owed,
       blocked = blocked, denied = denied, denials = denials }
@@ -210,19 +211,28 @@ if not usual then
     return algorithm
   end
 
-  -- The limit under its own numbers in place of the state's.
+  -- The limit with the state under its own numbers, as a charge writes it.
   function rewritten(limit)
     local rule = limit.rule
-    if not rule then return limit end
-    rule.x, rule.y, rule.at = complete(limit.algorithm).convert(limit.x, limit.y, limit.at, limit.a, limit.b, limit.c,
-      rule.a, rule.b, rule.c)
-    rule.used, rule.cost, rule.armed, rule.time, rule.fits, rule.held, rule.notes = limit.used, limit.cost, limit.armed,
-      limit.time, limit.fits, limit.held, limit.notes
-    -- By this limit's clock, which may have ticked since.
-    if rule.algorithm.front then
-      local state = pack(rule.algorithm.front, rule.at, rule.x, rule.y) .. pack('<I5', rule.armed)
-      rule.used, rule.x, rule.y, rule.at = rule.algorithm.level(state, now, limit.longest, rule.a, rule.b, rule.c)
+    if not (rule or limit.changed) then return limit end
+    if rule then
+      rule.x, rule.y, rule.at = complete(limit.algorithm).convert(limit.x, limit.y, limit.at, limit.a, limit.b, limit.c,
+        rule.a, rule.b, rule.c)
+      rule.used, rule.cost, rule.armed, rule.time, rule.fits, rule.held, rule.notes = limit.used, limit.cost,
+        limit.armed, limit.time, limit.fits, limit.held, limit.notes
+    else
+      -- A copy: whoever only asks for a wait goes on with the state as it is.
+      rule = {}
+      for name, value in pairs(limit) do rule[name] = value end
     end
+    -- By this limit's clock, which may have ticked since, and its longest reset, beyond which no time lies ahead.
+    local state = rule.x
+    if rule.algorithm.front then
+      state = pack(rule.algorithm.front, rule.at, rule.x, rule.y) .. pack('<I5', rule.armed)
+    elseif rule.at - now <= rule.longest then
+      return rule
+    end
+    rule.used, rule.x, rule.y, rule.at = rule.algorithm.level(state, now, rule.longest, rule.a, rule.b, rule.c)
     return rule
   end
 

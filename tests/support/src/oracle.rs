@@ -332,6 +332,11 @@ impl Oracle {
             };
             found.spec = self.spec;
         }
+        // Nor does the time of a state lie further ahead than this rule's longest reset.
+        if found.changed && rule.is_far_ahead(found.at, now_us.into(), rule.longest()) {
+            found.at = floor_to(now_us.into(), rule.tick);
+            found.state = rule.rebased(&found.state, found.at);
+        }
     }
 
     /// Takes units, for good. The call then counts as made when the taking is dated.
