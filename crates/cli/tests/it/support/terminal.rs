@@ -53,8 +53,9 @@ impl Terminal {
         self.tmux(&["resize-window", "-t", "test", "-x", &columns, "-y", &rows]);
     }
 
-    /// The first screen that this holds for.
+    /// The first screen that this holds for. If none comes, prints the last one.
     pub(crate) fn until(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
+        let _shown = Shown(self);
         let mut screen = String::new();
         block_until(what, || {
             screen = self.screen();
@@ -76,6 +77,17 @@ impl Terminal {
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments:?}: {told}");
         String::from_utf8(output.stdout).expect("UTF-8")
+    }
+}
+
+/// Prints the screen if a test ends here.
+struct Shown<'a>(&'a Terminal);
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.0.screen());
+        }
     }
 }
 
