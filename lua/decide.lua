@@ -10,7 +10,8 @@
 --               operation B, options B, cost I7, and the values of the options that have one, in their order
 --   [2] now_us  us  0 .. 2^52 in decimal, or -1 for the server's time, which it is without it
 --   [3] calls   of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit,
---               its cost. Needed if these differ, or a key occurs twice: its later calls see what earlier ones took
+--               its cost. Needed if these differ, or a key occurs twice: its later calls see what earlier ones took.
+--               A number other than 1 is for acquires without options
 --   [4] ...     with concurrency: each call's holder
 --   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
 --               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
@@ -311,7 +312,9 @@ for first = 1, operation == 'reset' and #keys or 0, width do
   end
 end
 
--- Call by call, in three steps.
+-- Call by call. First all limits are asked: `fits` becomes the fewest calls that any has room for. A single call is 1
+-- or 0: if its second limit has no room, `fits` is 0, so the first is charged 0 units as well. Then each limit answers,
+-- and is written.
 for first = 1, #keys, width do
   -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow.
   local calls, listed_at, readable, never, lost = 1, (first - 1) / width * each_width + 1, true, false, false
@@ -360,6 +363,7 @@ for first = 1, #keys, width do
   for n = 1, (done or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
     local units, changed, retry, blocked_us = fits * limit.cost, false, 0, 0
+    -- Those that have room for the fewest deny; the others answer that they would allow it.
     local denied = fits < calls and limit.fits <= fits
     if usual then
       changed = limit.used > 0 and limit.time - now > limit.longest
@@ -367,8 +371,8 @@ for first = 1, #keys, width do
     else
       limit, units, changed = alter(n, units)
     end
-    -- Of a call that is denied, a limit that allows it writes nothing.
-    changed = changed and (denied or fits == calls)
+    -- A limit with room for a call that another denies isn't written, not even to bring its time back.
+    changed = changed and (denied or fits > 0 or fits == calls)
     found[n] = limit
     local algorithm, most, cost, a, b, c = limit.algorithm, limit.most, limit.cost, limit.a, limit.b, limit.c
     local x, y, at, used, reset = algorithm.take(units, limit.x, limit.y, limit.at, a, b, c)

@@ -99,9 +99,12 @@ ALGORITHMS[2] = {
       local left = math.max(used - units, math.min(used, newer), 0)
       return left, window, at, used - left
     end
-    -- The units that were taken after a call that answered a reset at `resets`, and how many it may give back.
-    own.after = function(_, resets, used, window, _, rate, period)
-      return math.max(used - math.max((resets - window + -(resets - window) % period) / period * rate, 0), 0), 2^53
+    -- The units that were taken after a call at `since` that answered a reset at `resets`, and how many it may give
+    -- back. What it left may have passed in part with the window that it was in.
+    own.after = function(since, resets, used, window, _, rate, period)
+      local left = (resets - window - (resets - window) % period) / period * rate
+      if since < window then left = left - rate + 1 end
+      return math.max(used - math.max(left, 0), 0), 2^53
     end
     -- The most units that may be added: numbers and waits stay exact.
     own.most = function(used, _, rate, period)

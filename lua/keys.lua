@@ -67,7 +67,7 @@ elseif options % 128 > 0 then
   id_ttl = option.id_ttl
 end
 -- Reservations need limits that lend, permits are renewed and released, and an id's call is settled and cancelled.
-local unknown = not operation or (code == 136 or code == 137) and not id_ttl or id_ttl == 0
+local unknown = not operation or (code == 136 or code == 137) and not id_ttl or id_ttl == 0 or code == 132 and not wide
 for n = 1, code > 128 and count or 0 do
   local algorithm = limits[n].algorithm
   unknown = unknown or code == 129 and not algorithm.lends
@@ -79,6 +79,11 @@ end
 local width, each_width = count + (id_ttl and 1 or 0), 3 + 7 * count
 if #keys == 0 or #keys % width > 0 or (each and #each * width ~= each_width * #keys) then
   return redis.error_reply('BADARG tollgate: expected KEYS and costs for each limit of each call')
+end
+for at = 1, each and (code ~= 128 or options % 128 > 0) and #each or 0, each_width do
+  if unpacked('<I3', each, at) ~= 1 then
+    return redis.error_reply('BADARG tollgate: expected a number of 1 for each call, but for plain acquires')
+  end
 end
 
 -- What is noted of a key beside its level, after its numbers: the units taken less those given back, those given back,
