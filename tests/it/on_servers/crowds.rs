@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tollgate::Charged;
 use tollgate::redis::cmd;
+use tollgate_testing::polling::wait_for_value;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::rule;
 
@@ -32,7 +33,12 @@ async fn of_a_crowd_with_several_limits_few_are_in_flight_and_who_was_not_sent_l
     assert!((1..=513).contains(&unknown), "{unknown} were sent");
     let untouched = errors.iter().filter(|error| error.charged() == Charged::No).count();
     assert_eq!(unknown + untouched, 3000);
-    assert_eq!(limiter.acquire(&rule, "key").await.expect("a decision").remaining, 100_000 - 2);
+    // On a slow machine, its breaker has opened.
+    let decision = wait_for_value(async || match limiter.acquire(&rule, "key").await {
+        Err(error) if error.charged() == Charged::No => None,
+        answer => Some(answer.expect("a decision")),
+    });
+    assert_eq!(decision.await.remaining, 100_000 - 2);
     let charged = cmd("DBSIZE").query::<usize>(&mut server.connection()).expect("a count") / 2 - 1;
     assert!(charged <= unknown, "{charged} were charged, and {unknown} were told that they may be");
 }
