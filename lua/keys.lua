@@ -98,7 +98,7 @@ local function save(limit, key, x, y, at, used, reset)
   local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
   local counts = notes and (notes.owed < 0 or limit.used > 0 and now < notes.owed)
   if notes and (counts or notes.blocked > now or notes.denials > 0) then
-    -- Nothing is owed any more of what was counted.
+    -- None of the counted units can still be owed: the counts begin anew.
     if not counts then
       notes.net, notes.given, notes.altered = 0, 0, 0
       if notes.owed > 0 then notes.born, notes.owed = notes.born + 1, 0 end

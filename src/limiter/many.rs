@@ -132,7 +132,7 @@ impl Limiter {
                 }
             };
             if decided.is_err() {
-                // Who is refused at once lets others have their turn.
+                // A call that is refused at once yields to other tasks as one that waits for Redis does.
                 tokio::task::consume_budget().await;
             }
             decisions.push(self.or_instead(rule, request, decided).await);

@@ -46,7 +46,7 @@ enum State {
     Moving,
 }
 
-/// Who asks.
+/// How the crowd sends its calls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Who {
     Callers,

@@ -171,3 +171,19 @@ async fn a_refund_after_a_decision_goes_by_the_clock_that_the_engine_was_given()
     }
     assert!(seen >= 4, "{seen} refunds of units that had come back in part");
 }
+
+/// Of a window whose unused units roll over, what a call left may have passed in part with the window that it was in.
+#[tokio::test]
+async fn a_refund_after_a_decision_gives_back_no_units_of_a_window_that_has_ended() {
+    let clock = Clock::set_to(time(1_000_000_000_000_100));
+    let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+    let rule = rule("fixed-window 3/1s burst 5");
+    let take = async |cost: u64| limiter.acquire(&rule, Request::new("key").cost(cost)).await.expect("a decision");
+    assert!(take(2).await.allowed);
+    let attempt = take(3).await;
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(take(1).await.remaining, 2);
+    // Three of the first five have passed with their window, at most one of the attempt's is known to be owed.
+    let refund = Request::new("key").cost(3).after(&attempt);
+    assert_eq!(limiter.refund(&rule, refund).await.expect("an answer").remaining, 3);
+}
