@@ -148,8 +148,7 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
     let rule = rule("concurrency 4 ttl 1h", LOCAL);
     // On a busy machine a call may miss its short deadline.
     let elsewhere = wait_for_value(async || {
-        let taken = limiter.hold(&rule, "jobs").await.ok().filter(|taken| taken.decision.by == By::Redis);
-        taken.and_then(|taken| taken.permit)
+        limiter.hold(&rule, "jobs").await.ok().filter(|taken| taken.decision.by == By::Redis)?.permit
     })
     .await;
     server.signal("-STOP");
