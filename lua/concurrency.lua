@@ -37,13 +37,13 @@ end
 -- The short way of a plain acquire by a holder of no permit, and of a release by one of a single permit: on a set whose
 -- permits all last, no longer than they may, and of which nothing is noted. Returns the answer; nothing if it isn't so.
 local function shortly(key, holder, takes, units, limit, ttl)
-  local members, own = redis.pcall('ZRANGE', key, '0', '2'), '1:' .. holder
+  local own, members = '1:' .. holder, redis.pcall('ZRANGE', key, '-inf', '+inf', 'BYSCORE', 'LIMIT', '0', '3')
   local was, note, held, reset, latest = members[1], pack('<I7', now), 0, ttl, now + 2 * ttl
   if members.err or was and (#was ~= 7 or unpacked('<I7', was) > now) then return end
   if not takes and members[2] == own and not members[3] then
     return call('DEL', key) and pack('<i7i7i7i3', limit, 0, 0, 1)
   elseif was then
-    held = call('ZCARD', key) - 1
+    held = call('ZCOUNT', key, '1', '+inf')
     local has, due = call('ZSCORE', key, own), string.format('%d', unpacked('<I7', was) + ttl)
     if takes == (has ~= false) or not takes and call('ZSCORE', key, '2:' .. holder) or held + units > limit
       or call('ZCOUNT', key, string.format('(%d', now), due) ~= held then
@@ -58,13 +58,13 @@ local function shortly(key, holder, takes, units, limit, ttl)
     local added = { '-1', note }
     for n = 1, units do added[2 * n + 1], added[2 * n + 2] = string.format('%d', now + ttl), n .. ':' .. holder end
     if was and lacks('ZREM', key) then call('ZREM', key, '1') end
-    call('ZADD', key, unpack(added))
+    if not call('ZADD', key, unpack(added)) then return end
     if was then call('ZREM', key, was) end
   else
     if lacks('ZADD', key) then call('ZADD', key, '1', '1') end
-    call('ZREM', key, own, was or own)
+    if not call('ZREM', key, own, was or own) then return end
     call('ZADD', key, '-1', note)
-    local last = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
+    local last = call('ZRANGE', key, '+inf', '1', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
     reset = math.ceil(last[2]) - now
   end
   return call('PEXPIREAT', key, string.format('%d', (latest + 1000000 - latest % 1000000) / 1000))
@@ -213,7 +213,7 @@ ALGORITHMS[6] = {
     for n = 1, set.target or 0 do put(n .. ':' .. set.holder, at + limit.a) end
     local expire, gives = option == 'PX' and 'PEXPIRE' or 'PEXPIREAT', set.give > 0
     -- Permits that have passed.
-    local passes = set.gap == 0 and set.note ~= '' and call('ZCARD', key) - 1 > set.live
+    local passes = set.gap == 0 and set.note ~= '' and call('ZCOUNT', key, '1', '+inf') > set.live
     if expire == 'PEXPIRE' and lacks('PEXPIRE', key) then call('PEXPIRE', key, '1', '1') end
     if expire == 'PEXPIREAT' and lacks('PEXPIREAT', key) then call('PEXPIREAT', key, '1', '1') end
     if gives and lacks('ZADD', key) then call('ZADD', key, '1', '1') end
