@@ -65,127 +65,125 @@
 --   +block blocks the key; other numbers have written it, and it would expire before its reset by these: it is kept,
 --   as it is, until then. Only the keys of limits that deny are written.
 
-local weigh, alter, note, own_wait, recall, remember
-if not usual then
-  -- How long until at most so many units are in use, under the call's numbers.
-  function own_wait(state, units)
-    local limit = rewritten(state)
-    return limit.algorithm.wait(units, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
-  end
-
-  -- How many of the calls all limits allow, and whether one of them never could.
-  function weigh(calls)
-    local fits, most, never = calls, nil, false
-    for n = 1, operation == 'at-most' and count or 0 do
-      local limit = found[n]
-      local room = math.max(limit.most - limit.used, 0)
-      if room < limit.cost then most = math.max(math.min(most or room, room), 1) end
-    end
-    for n = 1, count do
-      local limit, own = found[n], calls
-      if most then limit.cost = math.min(limit.cost, most) end
-      local algorithm, cost, notes, room = limit.algorithm, limit.cost, limit.notes, limit.most - limit.used
-      if operation == 'reserve' then room = room + (limit.debt or 0) end
-      if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
-      if option.within and operation == 'reserve' and cost > 0 and own > 0 and cost <= limit.most + (limit.debt or 0)
-        and own_wait(limit, limit.most - cost) > option.within then
-        own = 0
-      end
-      if notes and notes.blocked > now then own = 0 end
-      if forced then own = calls end
-      never = never or cost > limit.most + (operation == 'reserve' and limit.debt or 0)
-      limit.fits = own
-      if own < fits then fits = own end
-    end
-    return fits, never
-  end
-
-  -- Gives units back. Of a call that is known by its id or by when it was, what is still owed of it: what came after it
-  -- is known, and what others gave back is counted as if it had come before it, unless all of it is still to wait.
-  local function give_back(limit, units, mark)
-    local algorithm, notes, newer = complete(limit.algorithm), limit.notes, 0
-    if mark then
-      if not notes or notes.born ~= mark.born then return 0 end
-      local after = notes.net - mark.net
-      -- Under other numbers nobody knows what was still to wait.
-      local waits = algorithm.lends and limit.used - after > limit.most and notes.altered == 0
-        and not (limit.rule or limit.changed)
-      local others = waits and 0 or math.min(notes.given - mark.given, mark.before)
-      newer, units = math.max(after + others, 0), math.min(units, mark.units)
-    elseif option.taken_ago then
-      local since, most = math.max(now - option.taken_ago, 0), nil
-      if limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
-      newer, most = algorithm.after(since, now - option.taken_ago + option.taken_reset, limit.x, limit.y, limit.at,
-        limit.a, limit.b, limit.c)
-      units = math.min(units, most)
-    end
-    local given
-    limit.x, limit.y, limit.at, given = algorithm.give(units, newer, limit.x, limit.y, limit.at, limit.a,
-      limit.b, limit.c)
-    if notes then notes.net, notes.given = notes.net - given, notes.given + given end
-    if mark then mark.net, mark.given, mark.units = mark.net - given, mark.given + given, mark.units - given end
-    return given
-  end
-
-  -- What the operation does to a limit's key. Returns the limit, the units to take, and whether the key changes.
-  function alter(n, units)
-    local limit = found[n]
-    local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
-    local notes = limit.notes
-    local changed = limit.ahead
-      and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.owed > 0))
-    if not writes then return limit, 0, false end
-    if operation == 'refund' then units = -cost end
-    if operation == 'settle' then units = cost - mark.took end
-    if operation == 'cancel' then units = -mark.took end
-    if code > 137 or operation == 'block' then units = 0 end
-    if algorithm.holds and forced then
-      units = algorithm.hold(limit.x, operation, cost)
-      changed = limit.x.give > 0 or changed
-    elseif units > 0 then
-      local state = limit
-      limit = rewritten(limit)
-      if forced then units = math.min(units, complete(algorithm).most(limit.x, limit.y, limit.a, limit.b, limit.c)) end
-      -- Where there is no room for more, the state stays as it is.
-      if units == 0 then return state, 0, changed end
-      if limit ~= state or limit.changed then
-        notes_of(limit).altered, limit.notes.owed = now, -1
-        -- As the second of several calls finds it, under its own numbers.
-        if units > limit.cost and now - limit.notes.denied >= limit.longest then limit.notes.denials = 0 end
-      end
-      if not algorithm.holds then count_units(limit, units) end
-    elseif units < 0 then
-      local before = limit.x
-      changed = give_back(limit, -units, mark) > 0 or limit.x ~= before or changed
-      units = 0
-    end
-    if operation == 'block' then
-      notes_of(limit).blocked, changed = cost > 0 and now + math.min(cost, 2^51) or 0, true
-    end
-    return limit, units, changed
-  end
-
-  -- What a denial leaves behind, and how a block changes the answer. Returns it, and whether the key is to be written.
-  function note(limit, denied, never, reset, retry)
-    local notes, changed = limit.notes, false
-    if not denied and reset > 0 and not (notes and notes.blocked > now) then return reset, retry, false, 0 end
-    -- Nothing is owed any more to whoever took units before.
-    if notes and reset == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end
-    if denied and writes and option.overage then
-      notes, changed = notes_of(limit), true
-      if notes.denials == 0 then notes.denied = now end
-      notes.denials = math.min(notes.denials + 1, 2^32 - 1)
-    end
-    if denied and option.block and not never and code <= 130 and not (notes and notes.blocked > now) then
-      notes, changed = notes_of(limit), true
-      notes.blocked = now + math.min(option.block, 2^51)
-    end
-    local blocked_us = notes and math.max(notes.blocked - now, 0) or 0
-    if denied and retry >= 0 then retry = math.max(retry, blocked_us) end
-    return math.max(reset, blocked_us), retry, changed, blocked_us
-  end
+-- How long until at most so many units are in use, under the call's numbers.
+local function own_wait(state, units)
+  local limit = rewritten(state)
+  return limit.algorithm.wait(units, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
 end
 
+-- How many of the calls all limits allow, and whether one of them never could.
+local function weigh(calls)
+  local fits, most, never = calls, nil, false
+  for n = 1, operation == 'at-most' and count or 0 do
+    local limit = found[n]
+    local room = math.max(limit.most - limit.used, 0)
+    if room < limit.cost then most = math.max(math.min(most or room, room), 1) end
+  end
+  for n = 1, count do
+    local limit, own = found[n], calls
+    if most then limit.cost = math.min(limit.cost, most) end
+    local algorithm, cost, notes, room = limit.algorithm, limit.cost, limit.notes, limit.most - limit.used
+    if operation == 'reserve' then room = room + (limit.debt or 0) end
+    if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
+    if option.within and operation == 'reserve' and cost > 0 and own > 0 and cost <= limit.most + (limit.debt or 0)
+      and own_wait(limit, limit.most - cost) > option.within then
+      own = 0
+    end
+    if notes and notes.blocked > now then own = 0 end
+    if forced then own = calls end
+    never = never or cost > limit.most + (operation == 'reserve' and limit.debt or 0)
+    limit.fits = own
+    if own < fits then fits = own end
+  end
+  return fits, never
+end
+
+-- Gives units back. Of a call that is known by its id or by when it was, what is still owed of it: what came after it
+-- is known, and what others gave back is counted as if it had come before it, unless all of it is still to wait.
+local function give_back(limit, units, mark)
+  local algorithm, notes, newer = complete(limit.algorithm), limit.notes, 0
+  if mark then
+    if not notes or notes.born ~= mark.born then return 0 end
+    local after = notes.net - mark.net
+    -- Under other numbers nobody knows what was still to wait.
+    local waits = algorithm.lends and limit.used - after > limit.most and notes.altered == 0
+      and not (limit.rule or limit.changed)
+    local others = waits and 0 or math.min(notes.given - mark.given, mark.before)
+    newer, units = math.max(after + others, 0), math.min(units, mark.units)
+  elseif option.taken_ago then
+    local since, most = math.max(now - option.taken_ago, 0), nil
+    if limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
+    newer, most = algorithm.after(since, now - option.taken_ago + option.taken_reset, limit.x, limit.y, limit.at,
+      limit.a, limit.b, limit.c)
+    units = math.min(units, most)
+  end
+  local given
+  limit.x, limit.y, limit.at, given = algorithm.give(units, newer, limit.x, limit.y, limit.at, limit.a,
+    limit.b, limit.c)
+  if notes then notes.net, notes.given = notes.net - given, notes.given + given end
+  if mark then mark.net, mark.given, mark.units = mark.net - given, mark.given + given, mark.units - given end
+  return given
+end
+
+-- What the operation does to a limit's key. Returns the limit, the units to take, and whether the key changes.
+local function alter(n, units)
+  local limit = found[n]
+  local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
+  local notes = limit.notes
+  local changed = limit.ahead
+    and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.owed > 0))
+  if not writes then return limit, 0, false end
+  if operation == 'refund' then units = -cost end
+  if operation == 'settle' then units = cost - mark.took end
+  if operation == 'cancel' then units = -mark.took end
+  if code > 137 or operation == 'block' then units = 0 end
+  if algorithm.holds and forced then
+    units = algorithm.hold(limit.x, operation, cost)
+    changed = limit.x.give > 0 or changed
+  elseif units > 0 then
+    local state = limit
+    limit = rewritten(limit)
+    if forced then units = math.min(units, complete(algorithm).most(limit.x, limit.y, limit.a, limit.b, limit.c)) end
+    -- Where there is no room for more, the state stays as it is.
+    if units == 0 then return state, 0, changed end
+    if limit ~= state or limit.changed then
+      notes_of(limit).altered, limit.notes.owed = now, -1
+      -- As the second of several calls finds it, under its own numbers.
+      if units > limit.cost and now - limit.notes.denied >= limit.longest then limit.notes.denials = 0 end
+    end
+    if not algorithm.holds then count_units(limit, units) end
+  elseif units < 0 then
+    local before = limit.x
+    changed = give_back(limit, -units, mark) > 0 or limit.x ~= before or changed
+    units = 0
+  end
+  if operation == 'block' then
+    notes_of(limit).blocked, changed = cost > 0 and now + math.min(cost, 2^51) or 0, true
+  end
+  return limit, units, changed
+end
+
+-- What a denial leaves behind, and how a block changes the answer. Returns it, and whether the key is to be written.
+local function note(limit, denied, never, reset, retry)
+  local notes, changed = limit.notes, false
+  if not denied and reset > 0 and not (notes and notes.blocked > now) then return reset, retry, false, 0 end
+  -- Nothing is owed any more to whoever took units before.
+  if notes and reset == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end
+  if denied and writes and option.overage then
+    notes, changed = notes_of(limit), true
+    if notes.denials == 0 then notes.denied = now end
+    notes.denials = math.min(notes.denials + 1, 2^32 - 1)
+  end
+  if denied and option.block and not never and code <= 130 and not (notes and notes.blocked > now) then
+    notes, changed = notes_of(limit), true
+    notes.blocked = now + math.min(option.block, 2^51)
+  end
+  local blocked_us = notes and math.max(notes.blocked - now, 0) or 0
+  if denied and retry >= 0 then retry = math.max(retry, blocked_us) end
+  return math.max(reset, blocked_us), retry, changed, blocked_us
+end
+
+local recall, remember
 -- What the marker of an id holds: the operation, whether it was settled, and the caller's time plus 1, or 0 if the call
 -- gave none; then for each limit the answer, what was taken, and what a later refund has to know: of how many units it
 -- is, the key's counts after they were taken, and how many units were in use before them.
@@ -325,34 +323,15 @@ for first = 1, #keys, width do
     local limit, held, why = limits[n], states[first + n - 1], nil
     if each then limit.cost = unpacked('<I7', each, listed_at + 7 * n - 4) else limit.cost = common end
     if operation == 'cancel' then limit.cost = 0 end
-    if repeated and repeated[first + n - 1] then
-      -- An earlier call may have taken of it.
-      held = usual and call('GET', keys[first + n - 1]) or nil
-      states[first + n - 1] = held
-    end
-    if usual then
-      limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time =
-        limit.algorithm.level(held, now, limit.longest, limit.a, limit.b, limit.c)
-      if limit.used then
-        if noted then
-          local size = limit.algorithm.numbers_at - 1 + #limit.numbers
-          limit.notes = #held > size and noted_in(limit, sub(held, size + 1), limit.longest, nil, 0)
-        end
-        local own, cost, room = calls, limit.cost, limit.most - limit.used
-        if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
-        limit.fits = own
-        if own < fits then fits = own end
-      end
-    else
-      found[n], why = look(limit, held, keys[first + n - 1])
-      limit = found[n]
-    end
-    if not (limit and limit.used) then
+    -- An earlier call may have taken of it.
+    if repeated and repeated[first + n - 1] then held = nil end
+    found[n], why = look(limit, held, keys[first + n - 1])
+    if not found[n] then
       local name = limits[n].algorithm.name
       readable, fault = false, why or 'BADSTATE ' .. name .. ': the key holds something else than this limit\'s state'
     end
   end
-  if not (done or usual or not readable) then fits, never = weigh(calls) end
+  if not done and readable then fits, never = weigh(calls) end
   for n = 1, readable and operation == 'renew' and count or 0 do
     if found[n].algorithm.holds and found[n].x.kept == 0 then
       done = refuse(first, 'BADID concurrency: no permit is held by this id')
@@ -362,15 +341,10 @@ for first = 1, #keys, width do
   -- What that takes of each, and the answer.
   for n = 1, (done or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
-    local units, changed, retry, blocked_us = fits * limit.cost, false, 0, 0
+    local units, changed, retry, writes_note, blocked_us = fits * limit.cost, false, 0, false, 0
     -- Those that have room for the fewest deny; the others answer that they would allow it.
     local denied = fits < calls and limit.fits <= fits
-    if usual then
-      changed = limit.used > 0 and limit.time - now > limit.longest
-      if units > 0 and (id_ttl or limit.notes) then count_units(limit, units) end
-    else
-      limit, units, changed = alter(n, units)
-    end
+    limit, units, changed = alter(n, units)
     -- A limit with room for a call that another denies isn't written, not even to bring its time back.
     changed = changed and (denied or fits > 0 or fits == calls)
     found[n] = limit
@@ -387,22 +361,15 @@ for first = 1, #keys, width do
         retry = own > option.within and own or 0
       end
     end
-    local remaining, writes_note = used < most and most - used or 0, false
-    local expires_early = denied and writes and live and (usual or limit.held) and (limit.changed or algorithm.window)
+    local remaining, written = used < most and most - used or 0, nil
+    local expires_early = denied and writes and live and limit.held and (limit.changed or algorithm.window)
       and limit.armed * 1000000 < now + reset
-    if not usual then
-      reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
-      if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then
-        retry = algorithm.wait(most, x, y, at, a, b, c)
-        if complete(algorithm).spare then remaining = math.min(algorithm.spare(used - most, a), most) end
-      end
+    reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
+    if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then
+      retry = algorithm.wait(most, x, y, at, a, b, c)
+      if complete(algorithm).spare then remaining = math.min(algorithm.spare(used - most, a), most) end
     end
-    local armed = limit.armed * 1000000
-    local written
-    if usual then limit.held = states[index] end
-    if usual and units > 0 and not limit.notes and armed >= now + reset and armed <= now + limit.kept + 1000000 then
-      written = call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
-    elseif units > 0 or changed or writes_note then
+    if units > 0 or changed or writes_note then
       written = save(limit, keys[index], x, y, at, used, reset)
     elseif expires_early then
       written = prolong(limit, keys[index], reset)
