@@ -70,14 +70,16 @@ if not packed then
     return fault and '' or pack(algorithm.format, unpack(own))
   end
 
-  -- A mode's options: their bits, and the values of those that have one, in the order of the bits.
-  local function options_of(mode)
+  -- A mode's options: their bits, and the values of those that have one, in the order of the bits. `taken` has a time,
+  -- and a reset of each limit.
+  local function options_of(mode, limits)
     local bits, values, known = 128, {}, { ['as-is'] = 1, reset = 2, overage = 4, block = 8, within = 16, taken = 64 }
     for option, given in string.gmatch(mode, '%+([^+=]*)=?([^+]*)') do
       local bit, value = known[option] or 0, ''
       for one in string.gmatch(given, '%d+') do value = value .. pack('<I7', math.min(tonumber(one), 2^53)) end
-      local pattern = bit == 64 and '^%d+,%d+$' or bit >= 8 and '^%d+$' or '^$'
-      if bit == 0 or not find(given, pattern) or values[bit] then fault = fault or 'an unknown option ' .. option end
+      local pattern = bit == 64 and '^%d+' .. string.rep(',%d+', limits) .. '$' or bit >= 8 and '^%d+$' or '^$'
+      if bit == 0 or values[bit] then fault = fault or 'an unknown option ' .. option end
+      if not find(given, pattern) then fault = fault or option .. ' has other values than it needs' end
       local most = bit == 64 and 2^52 or 2^51
       for place = 1, #value, 7 do
         if unpacked('<I7', value, place) > most then fault = fault or option .. ' is out of range' end
@@ -125,7 +127,7 @@ if not packed then
     local costs, mode = costs_of(limits), ARGV[at]
     local operation = operations[string.match(mode or '', '^[^+]*')]
     if not operation then fault = fault or mode and 'an unknown mode' or 'missing mode' end
-    local bits, values = options_of(mode or '')
+    local bits, values = options_of(mode or '', limits)
     at = at + 1
     number('now_us', -1, 2^52)
     if ARGV[at] then fault = fault or 'more than these' end

@@ -16,7 +16,7 @@
 --   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
 --               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
 --   options     the sum of 1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is
---               remembered), 64 taken (I7 us ago, I7 us: the reset that was answered), 128 long records
+--               remembered), 64 taken (I7 us ago; of each limit I7 us, the reset that it answered), 128 long records
 --
 -- ARGV, text form (the first argument begins with no byte below 32)
 --   one limit, in a script of one algorithm: its own arguments, cost, mode, now_us
@@ -100,10 +100,12 @@ if not usual then
     return fits, never
   end
 
-  -- Gives units back. Of a call that is known by its id or by when it was, what is still owed of it: what came after it
-  -- is known, and what others gave back is counted as if it had come before it, unless all of it is still to wait.
-  local function give_back(limit, units, mark)
-    local algorithm, notes, newer = complete(limit.algorithm), limit.notes, 0
+  -- Gives units back. Of a call that is known by its id, or by when it was and which reset it answered, what is still
+  -- owed of it: what came after it is known, and what others gave back is counted as if it had come before it, unless
+  -- all of it is still to wait.
+  local function give_back(n, units)
+    local limit, mark, newer = found[n], marks and marks[n], 0
+    local algorithm, notes = complete(limit.algorithm), limit.notes
     if mark then
       if not notes or notes.born ~= mark.born then return 0 end
       local after = notes.net - mark.net
@@ -114,9 +116,9 @@ if not usual then
       newer, units = math.max(after + others, 0), math.min(units, mark.units)
     elseif option.taken_ago then
       local since, most = math.max(now - option.taken_ago, 0), nil
-      if limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
-      newer, most = algorithm.after(since, now - option.taken_ago + option.taken_reset, limit.x, limit.y, limit.at,
-        limit.a, limit.b, limit.c)
+      local resets = now - option.taken_ago + option.taken_resets[n]
+      if resets <= now or limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
+      newer, most = algorithm.after(since, resets, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
       units = math.min(units, most)
     end
     local given
@@ -156,7 +158,7 @@ if not usual then
       if not algorithm.holds then count_units(limit, units) end
     elseif units < 0 then
       local before = limit.x
-      changed = give_back(limit, -units, mark) > 0 or limit.x ~= before or changed
+      changed = give_back(n, -units) > 0 or limit.x ~= before or changed
       units = 0
     end
     if operation == 'block' then

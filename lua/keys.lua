@@ -59,12 +59,15 @@ elseif options % 128 > 0 then
   local function value(bit)
     if options % (2 * bit) < bit then return nil end
     place = place + 7
-    return unpacked('<I7', shape, place + 2)
+    return place + 8 <= #shape and unpacked('<I7', shape, place + 2) or 0
   end
   option = { as_is = options % 2 >= 1, afresh = options % 4 >= 2, overage = options % 8 >= 4, block = value(8),
-    within = value(16), id_ttl = value(32), taken_ago = value(64) }
-  if option.taken_ago then option.taken_reset = unpacked('<I7', shape, place + 9) end
+    within = value(16), id_ttl = value(32), taken_ago = value(64), taken_resets = {} }
+  for n = 1, option.taken_ago and count or 0 do option.taken_resets[n] = value(64) end
   id_ttl = option.id_ttl
+  if #shape ~= place + 8 then
+    return redis.error_reply('BADARG tollgate: expected the values of these options, of taken one more for each limit')
+  end
 end
 -- Reservations need limits that lend, permits are renewed and released, and an id's call is settled and cancelled.
 local unknown = not operation or (code == 136 or code == 137) and not id_ttl or id_ttl == 0 or code == 132 and not wide
