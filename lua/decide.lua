@@ -117,7 +117,9 @@ if not usual then
     elseif option.taken_ago then
       local since, most = math.max(now - option.taken_ago, 0), nil
       local resets = now - option.taken_ago + option.taken_resets[n]
-      if resets <= now or limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
+      -- What the reset says of the units that are left goes by the numbers of then.
+      local altered = limit.rule or limit.changed or notes and notes.altered >= since and notes.altered > 0
+      if altered or resets <= now then return 0 end
       newer, most = algorithm.after(since, resets, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
       units = math.min(units, most)
     end

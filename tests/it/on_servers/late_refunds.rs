@@ -306,6 +306,20 @@ fn a_limit_that_the_decision_does_not_know_gets_nothing_back() {
     }
 }
 
+/// What the reset says of the units that are left goes by the numbers of then.
+#[test]
+fn a_refund_after_a_decision_under_slower_numbers_gives_back_no_units_that_have_passed() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let (slow, fast) = (rule("token-bucket 1/10s burst 10"), rule("token-bucket 10/10s burst 10"));
+        let at = |seconds: u64| Request::new("key").cost(5).at(time((1 << 50) + seconds * 1_000_000));
+        let first = engine.call(engine.limiter.acquire(&slow, at(0)));
+        assert!(engine.call(engine.limiter.acquire(&slow, at(0))).allowed);
+        // Six have passed at the faster rate, the first five among them.
+        let after = engine.call(engine.limiter.refund(&fast, at(6).after(&first)));
+        assert_eq!(after.remaining, 6);
+    }
+}
+
 /// As other languages call them: a second after two of five, and a unit of them has come back to the first limit.
 #[test]
 fn the_text_form_has_a_reset_for_each_limit() {
