@@ -320,6 +320,21 @@ fn a_refund_after_a_decision_under_slower_numbers_gives_back_no_units_that_have_
     }
 }
 
+/// What the guide says of turns, of which one is cancelled.
+#[test]
+fn who_reserves_after_a_cancelled_reservation_gets_the_last_turn_too() {
+    let engine = Engine::embedded();
+    let rule = rule("token-bucket 1/1s burst 0 max-debt 10");
+    let request = Request::new("key").at(time(1 << 50));
+    let turn = |id| {
+        let reserved = engine.call(engine.limiter.reserve(&rule, request.id(id)));
+        reserved.retry_after.duration().expect("a wait").as_secs()
+    };
+    assert_eq!([turn("a"), turn("b"), turn("c")], [1, 2, 3]);
+    engine.call(engine.limiter.cancel(&rule, request.id("b")));
+    assert_eq!([turn("d"), turn("e")], [3, 4]);
+}
+
 /// As other languages call them: a second after two of five, and a unit of them has come back to the first limit.
 #[test]
 fn the_text_form_has_a_reset_for_each_limit() {
