@@ -17,10 +17,11 @@
 local text_fault = to_shape and to_shape()
 if text_fault then return redis.error_reply(text_fault) end
 
--- A limit of the shape: its algorithm; the most units, the rest of its numbers, and all as a state has them; its
--- longest reset, how long a state is kept, and its debt. Then what a call asks of it, and what it finds at its key:
--- the units in use, the state as the algorithm's functions pass it on, as of when, its expiry, its own time, and how
--- many calls fit.
+-- A limit of the shape: its algorithm; the most units that it admits, the rest of its numbers (a, b, c), and all as a
+-- state has them (`numbers`); its longest reset, how long a state is kept, and its debt. Then what a call asks of it
+-- (`cost`), and what it finds at its key: the units in use, the state as the algorithm's functions pass it on (x, y),
+-- as of when that is (`at`), the second at which it expires (`armed`), its own time, and how many calls there is room
+-- for (`fits`).
 local limits, count, place, layout, reads, stale = {}, 0, 1, byte(shape), false, nil
 while layout and layout < 128 do
   local algorithm = ALGORITHMS[layout]
@@ -144,7 +145,7 @@ end
 -- and the call is a plain acquire, maybe with an id. If so, the functions of rare cases aren't defined: that would cost
 -- as much as a decision.
 local writes, forced = code ~= 131 and code ~= 132, code > 132
-local noted = id_ttl
+local counts_units = id_ttl
 local usual = operation == 'acquire' and (options % 128 == 0 or options % 128 == 32) and live and not reads
 -- A call that is alone reads by GET, which tells what is of another type. MGET answers nothing for it.
 local known = #keys == width and not reads
@@ -161,13 +162,13 @@ for index = 1, usual and #keys or 0 do
     and find(held, limit.numbers, at, true) == at) then
     usual = false
   elseif limit and #held > size then
-    noted = true
+    counts_units = true
   end
 end
 
 -- What is noted of keys: read, begun and counted.
 local notes_of, noted_in, count_units
-if noted or not usual then
+if counts_units or not usual then
   function notes_of(limit)
     limit.notes = limit.notes
       or { net = 0, given = 0, born = now, altered = 0, owed = 0, blocked = 0, denied = 0, denials = 0 }
@@ -246,7 +247,7 @@ if not usual then
 
   -- A state under other numbers. What is used passes at the faster of both rates, equal ones as the state has it,
   -- until a call takes units and writes it under its own numbers. Returns the limit, under the numbers that apply, and
-  -- how many units more are used than were; nothing if it can't be read.
+  -- how many units more are used than were; nothing if it can't be read. Until then `rule` is the call's own limit.
   local function other_version(limit, held, numbers)
     local algorithm, most, a, b, c = complete(limit.algorithm), limit.most, limit.a, limit.b, limit.c
     local _, was_most, was_a, was_b, was_c = unpacked(algorithm.stored, numbers)
@@ -271,10 +272,10 @@ if not usual then
     if more ~= 0 and algorithm.counted then
       -- Counts by their weight: all are taken back, and what is to be used is put in the current window.
       x, y = algorithm.give(2^53, 0, x, y, at, a, b, c)
-      more = math.min(target, algorithm.most(x, y, a, b, c))
+      more = math.min(target, algorithm.addable(x, y, a, b, c))
       x, y, at = algorithm.take(more, x, y, at, a, b, c)
     elseif more ~= 0 then
-      local whole, units = algorithm.most(0, y, a, b, c), more
+      local whole, units = algorithm.addable(0, y, a, b, c), more
       if math.min(used, whole) + more > whole then
         x, y = algorithm.give(2^53, 0, x, y, at, a, b, c)
         units, more = whole, math.max(whole - used, 0)
