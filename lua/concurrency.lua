@@ -102,6 +102,7 @@ local function in_parts(command, key, list)
   for from = 1, #list, 1000 do call(command, key, unpack(list, from, math.min(from + 999, #list))) end
 end
 
+-- As token_bucket.lua describes it: x is what is known of the set, y nothing.
 ALGORITHMS[6] = {
   name = 'concurrency', arguments = 'limit, ttl, holder', most_of = { limit = 10000 }, holds = true,
   size = 10, format = '<BI2I7', width = 10, numbers_at = 1,

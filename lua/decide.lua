@@ -16,7 +16,7 @@
 --   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
 --               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
 --   options     the sum of 1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is
---               remembered), 64 taken (I7 us ago, I7 us: the reset that was answered), 128 long records
+--               remembered), 64 taken (I7 us ago; of each limit I7 us, the reset that it answered), 128 long records
 --
 -- ARGV, text form (the first argument begins with no byte below 32)
 --   one limit, in a script of one algorithm: its own arguments, cost, mode, now_us
@@ -65,56 +65,62 @@
 --   +block blocks the key; other numbers have written it, and it would expire before its reset by these: it is kept,
 --   as it is, until then. Only the keys of limits that deny are written.
 
--- How long until at most so many units are in use, under the call's numbers.
-local function own_wait(state, units)
-  local limit = rewritten(state)
+-- From keys.lua: `limits`, as the shape has them, and `found`, the same as a call's keys have them; `look` reads a key,
+-- `save` and `prolong` write it, and `refuse` answers a whole call.
+
+-- How long until at most so many units are in use, under the numbers that a charge would write.
+local function wait_if_charged(found_limit, units)
+  local limit = rewritten(found_limit)
   return limit.algorithm.wait(units, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
 end
 
--- How many of the calls all limits allow, and whether one of them never could.
+-- How many of the calls each limit has room for (`fits`). Returns how many all allow, and whether one never could.
 local function weigh(calls)
-  local fits, most, never = calls, nil, false
+  local allowed, scarcest, never = calls, nil, false
   for n = 1, operation == 'at-most' and count or 0 do
-    local limit = found[n]
-    local room = math.max(limit.most - limit.used, 0)
-    if room < limit.cost then most = math.max(math.min(most or room, room), 1) end
+    local room = math.max(found[n].most - found[n].used, 0)
+    if room < found[n].cost then scarcest = math.max(math.min(scarcest or room, room), 1) end
   end
   for n = 1, count do
-    local limit, own = found[n], calls
-    if most then limit.cost = math.min(limit.cost, most) end
-    local algorithm, cost, notes, room = limit.algorithm, limit.cost, limit.notes, limit.most - limit.used
-    if operation == 'reserve' then room = room + (limit.debt or 0) end
-    if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
-    if option.within and operation == 'reserve' and cost > 0 and own > 0 and cost <= limit.most + (limit.debt or 0)
-      and own_wait(limit, limit.most - cost) > option.within then
-      own = 0
+    local limit = found[n]
+    local cost = math.min(limit.cost, scarcest or limit.cost)
+    local bound = limit.most + (operation == 'reserve' and limit.debt or 0)
+    local room = bound - limit.used
+    limit.cost, limit.fits = cost, calls
+    if cost > 0 and cost * calls > room then limit.fits = room >= cost and (room - room % cost) / cost or 0 end
+    if option.within and operation == 'reserve' and cost > 0 and limit.fits > 0
+      and wait_if_charged(limit, limit.most - cost) > option.within then
+      limit.fits = 0
     end
-    if notes and notes.blocked > now then own = 0 end
-    if forced then own = calls end
-    never = never or cost > limit.most + (operation == 'reserve' and limit.debt or 0)
-    limit.fits = own
-    if own < fits then fits = own end
+    if limit.notes and limit.notes.blocked > now then limit.fits = 0 end
+    if forced then limit.fits = calls end
+    never = never or cost > bound
+    allowed = math.min(allowed, limit.fits)
   end
-  return fits, never
+  return allowed, never
 end
 
--- Gives units back. Of a call that is known by its id or by when it was, what is still owed of it: what came after it
--- is known, and what others gave back is counted as if it had come before it, unless all of it is still to wait.
-local function give_back(limit, units, mark)
-  local algorithm, notes, newer = complete(limit.algorithm), limit.notes, 0
+-- Gives units back. Of a call that is known by its id, or by when it was and which reset it answered, what is still
+-- owed of it: what came after it is known, and what others gave back is counted as if it had come before it, unless
+-- all of it is still to wait.
+local function give_back(n, units)
+  local limit, mark, newer = found[n], marks and marks[n], 0
+  local algorithm, notes = complete(limit.algorithm), limit.notes
   if mark then
     if not notes or notes.born ~= mark.born then return 0 end
-    local after = notes.net - mark.net
+    local taken_since = notes.net - mark.net
     -- Under other numbers nobody knows what was still to wait.
-    local waits = algorithm.lends and limit.used - after > limit.most and notes.altered == 0
+    local waits = algorithm.lends and limit.used - taken_since > limit.most and notes.altered == 0
       and not (limit.rule or limit.changed)
     local others = waits and 0 or math.min(notes.given - mark.given, mark.before)
-    newer, units = math.max(after + others, 0), math.min(units, mark.units)
+    newer, units = math.max(taken_since + others, 0), math.min(units, mark.units)
   elseif option.taken_ago then
     local since, most = math.max(now - option.taken_ago, 0), nil
-    if limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
-    newer, most = algorithm.after(since, now - option.taken_ago + option.taken_reset, limit.x, limit.y, limit.at,
-      limit.a, limit.b, limit.c)
+    local resets = now - option.taken_ago + option.taken_resets[n]
+    -- What the reset says of the units that are left goes by the numbers of then.
+    local altered = limit.rule or limit.changed or notes and notes.altered >= since and notes.altered > 0
+    if altered or resets <= now then return 0 end
+    newer, most = algorithm.after(since, resets, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
     units = math.min(units, most)
   end
   local given
@@ -143,7 +149,8 @@ local function alter(n, units)
   elseif units > 0 then
     local state = limit
     limit = rewritten(limit)
-    if forced then units = math.min(units, complete(algorithm).most(limit.x, limit.y, limit.a, limit.b, limit.c)) end
+    local addable = forced and complete(algorithm).addable(limit.x, limit.y, limit.a, limit.b, limit.c) or units
+    units = math.min(units, addable)
     -- Where there is no room for more, the state stays as it is.
     if units == 0 then return state, 0, changed end
     if limit ~= state or limit.changed then
@@ -154,7 +161,7 @@ local function alter(n, units)
     if not algorithm.holds then count_units(limit, units) end
   elseif units < 0 then
     local before = limit.x
-    changed = give_back(limit, -units, mark) > 0 or limit.x ~= before or changed
+    changed = give_back(n, -units) > 0 or limit.x ~= before or changed
     units = 0
   end
   if operation == 'block' then
@@ -280,12 +287,15 @@ if id_ttl then
       if limit.used == 0 and took == 0 then born = 0 end
       if limit.algorithm.counted then before = limit.algorithm.counted(limit.x, limit.y) end
       if mark then
-        -- What a settlement took belongs to the end of what the call had taken.
         local more = took - mark.took
-        if more <= 0 then units = mark.units else units = mark.units + more end
-        if more <= 0 then net, given, born, before = mark.net, mark.given, mark.born, mark.before end
-        if more > 0 and mark.born == born then net, given, before = mark.net + more, mark.given, mark.before end
-        if more > 0 and mark.born ~= born then units = more end
+        if more <= 0 then
+          units, net, given, born, before = mark.units, mark.net, mark.given, mark.born, mark.before
+        elseif mark.born == born then
+          -- What a settlement took belongs to the end of what the call had taken.
+          units, net, given, before = mark.units + more, mark.net + more, mark.given, mark.before
+        else
+          units = more
+        end
         units = math.min(units, took)
       end
       memory = memory .. sub(answers[first + n - 1], 1, 24)
@@ -296,9 +306,8 @@ if id_ttl then
 end
 
 for n = 1, reads and writes and operation ~= 'block' and operation ~= 'reset' and count or 0 do
-  local needs = limits[n].algorithm.holds and #keys / width - 1 or -1
-  for call = 0, needs do
-    if (ARGV[holders + call] or '') == '' then return redis.error_reply('BADARG concurrency: expected a holder') end
+  for nth = 0, limits[n].algorithm.holds and #keys / width - 1 or -1 do
+    if (ARGV[holders + nth] or '') == '' then return redis.error_reply('BADARG concurrency: expected a holder') end
   end
 end
 for first = 1, operation == 'reset' and #keys or 0, width do
@@ -310,15 +319,18 @@ for first = 1, operation == 'reset' and #keys or 0, width do
   end
 end
 
--- Call by call. First all limits are asked: `fits` becomes the fewest calls that any has room for. A single call is 1
--- or 0: if its second limit has no room, `fits` is 0, so the first is charged 0 units as well. Then each limit answers,
--- and is written.
+-- Call by call. First all limits are asked: `limit.fits` is how many calls one has room for, and `allowed` is the
+-- fewest of any. Then each limit is charged for so many calls, is written, and answers. Of a single call both are 1 or
+-- 0. Say it costs 3, the first limit has 5 units left, and the second one 2: their `fits` are 1 and 0, so `allowed` is
+-- 0, and both are charged 0 units. The first one answers what remains, and no wait; the second one is `denied`, and
+-- answers how long until no more than its most units less 3 are used. Neither is written.
 for first = 1, #keys, width do
-  -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow.
+  -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow. `done`: a refusal
+  -- or its id's marker has answered it; `lost`: a write was refused.
   local calls, listed_at, readable, never, lost = 1, (first - 1) / width * each_width + 1, true, false, false
   if each then calls = unpacked('<I3', each, listed_at) end
   ordinal = (first - 1) / width
-  local fits, done = calls, answers[first] or (recall and recall(first, calls))
+  local allowed, done = calls, answers[first] or (recall and recall(first, calls))
   for n = 1, done and 0 or count do
     local limit, held, why = limits[n], states[first + n - 1], nil
     if each then limit.cost = unpacked('<I7', each, listed_at + 7 * n - 4) else limit.cost = common end
@@ -331,7 +343,7 @@ for first = 1, #keys, width do
       readable, fault = false, why or 'BADSTATE ' .. name .. ': the key holds something else than this limit\'s state'
     end
   end
-  if not done and readable then fits, never = weigh(calls) end
+  if not done and readable then allowed, never = weigh(calls) end
   for n = 1, readable and operation == 'renew' and count or 0 do
     if found[n].algorithm.holds and found[n].x.kept == 0 then
       done = refuse(first, 'BADID concurrency: no permit is held by this id')
@@ -341,12 +353,12 @@ for first = 1, #keys, width do
   -- What that takes of each, and the answer.
   for n = 1, (done or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
-    local units, changed, retry, writes_note, blocked_us = fits * limit.cost, false, 0, false, 0
+    local units, changed, retry, writes_note, blocked_us = allowed * limit.cost, false, 0, false, 0
     -- Those that have room for the fewest deny; the others answer that they would allow it.
-    local denied = fits < calls and limit.fits <= fits
+    local denied = allowed < calls and limit.fits <= allowed
     limit, units, changed = alter(n, units)
     -- A limit with room for a call that another denies isn't written, not even to bring its time back.
-    changed = changed and (denied or fits > 0 or fits == calls)
+    changed = changed and (denied or allowed > 0 or allowed == calls)
     found[n] = limit
     local algorithm, most, cost, a, b, c = limit.algorithm, limit.most, limit.cost, limit.a, limit.b, limit.c
     local x, y, at, used, reset = algorithm.take(units, limit.x, limit.y, limit.at, a, b, c)
@@ -357,8 +369,8 @@ for first = 1, #keys, width do
       local room = most - cost + (operation == 'reserve' and limit.debt or 0)
       if cost > 0 then retry = room < 0 and -1 or algorithm.wait(room, x, y, at, a, b, c) end
       if option.within and cost > 0 and retry == 0 then
-        local own = own_wait(limit, most - cost)
-        retry = own > option.within and own or 0
+        local wait = wait_if_charged(limit, most - cost)
+        retry = wait > option.within and wait or 0
       end
     end
     local remaining, written = used < most and most - used or 0, nil
@@ -379,14 +391,14 @@ for first = 1, #keys, width do
     if blocked_us > 0 then
       answer = pack('<i7i7i7i3', blocked_us, reset, retry, -1)
     else
-      answer = pack('<i7i7i7i3', remaining, reset, retry, fits)
+      answer = pack('<i7i7i7i3', remaining, reset, retry, allowed)
     end
     if wide then
-      answer = answer .. pack('<I7I4', fits * cost, limit.notes and limit.notes.denials or 0)
+      answer = answer .. pack('<I7I4', allowed * cost, limit.notes and limit.notes.denials or 0)
     end
     answers[index] = answer
   end
-  if id_ttl and not (done or lost) and readable and fits == calls then lost = remember(first) == false end
+  if id_ttl and not (done or lost) and readable and allowed == calls then lost = remember(first) == false end
   if lost then refuse(first, LOST) end
 end
 
@@ -394,7 +406,7 @@ if packed and operation ~= 'inspect' and not (fault and #keys == width) then ret
 if fault then return redis.error_reply(fault) end
 
 -- The text form's reply: five integers for each limit, then what the operation or an option adds.
-local reply, granted, noted = {}, {}, {}
+local reply, granted, denials_of = {}, {}, {}
 local ignores_id = not writes or operation == 'block' or operation == 'renew'
 local grants, blocked = operation == 'at-most' or id_ttl and not ignores_id, false
 for n = 1, count do
@@ -406,20 +418,24 @@ for n = 1, count do
     reply[5 * n - 5 + field] = number
   end
   granted[n], blocked = took, blocked or blocked_us > 0
-  noted[2 * n - 1], noted[2 * n] = blocked_us, denials
+  denials_of[2 * n - 1], denials_of[2 * n] = blocked_us, denials
 end
 for n = 1, grants and count or 0 do reply[#reply + 1] = granted[n] end
 if operation == 'inspect' then
   reply[#reply + 1] = call('PTTL', keys[1])
   local limit, algorithm = found[1], limits[1].algorithm
-  local held = limit.held
-  local own = algorithm.inspect and algorithm.inspect(held, limit)
-  if not own then held = held or pack(algorithm.front, limit.at, limit.x, limit.y) .. '\0\0\0\0\0' .. limit.numbers end
-  local front = own or { unpacked(algorithm.front, held) }
-  local stored = own and {} or { unpacked(algorithm.stored, held, algorithm.numbers_at) }
-  if own then front[#front + 1] = 0 end
-  for field = 1, #front - 1 do reply[#reply + 1] = front[field] end
-  for field = 2, #stored - 1 do reply[#reply + 1] = stored[field] end
+  local fields = algorithm.inspect and algorithm.inspect(limit.held, limit)
+  if not fields then
+    local held = limit.held or pack(algorithm.front, limit.at, limit.x, limit.y) .. '\0\0\0\0\0' .. limit.numbers
+    fields = { unpacked(algorithm.front, held) }
+    local stored = { unpacked(algorithm.stored, held, algorithm.numbers_at) }
+    -- The last that `unpacked` returns is where it ended; the first number is the algorithm's.
+    table.remove(fields)
+    for place = 2, #stored - 1 do fields[#fields + 1] = stored[place] end
+  end
+  for _, field in ipairs(fields) do reply[#reply + 1] = field end
 end
-for n = 1, (blocked or option.overage or operation == 'inspect') and #noted or 0 do reply[#reply + 1] = noted[n] end
+for n = 1, (blocked or option.overage or operation == 'inspect') and #denials_of or 0 do
+  reply[#reply + 1] = denials_of[n]
+end
 return reply

@@ -17,10 +17,11 @@
 local text_fault = to_shape and to_shape()
 if text_fault then return redis.error_reply(text_fault) end
 
--- A limit of the shape: its algorithm; the most units, the rest of its numbers, and all as a state has them; its
--- longest reset, how long a state is kept, and its debt. Then what a call asks of it, and what it finds at its key:
--- the units in use, the state as the algorithm's functions pass it on, as of when, its expiry, its own time, and how
--- many calls fit.
+-- A limit of the shape: its algorithm; the most units that it admits, the rest of its numbers (a, b, c), and all as a
+-- state has them (`numbers`); its longest reset, how long a state is kept, and its debt. Then what a call asks of it
+-- (`cost`), and what it finds at its key: the units in use, the state as the algorithm's functions pass it on (x, y),
+-- as of when that is (`at`), the second at which it expires (`armed`), its own time, and how many calls there is room
+-- for (`fits`).
 local limits, count, place, layout, reads, stale = {}, 0, 1, byte(shape), false, nil
 while layout and layout < 128 do
   local algorithm = ALGORITHMS[layout]
@@ -59,12 +60,15 @@ elseif options % 128 > 0 then
   local function value(bit)
     if options % (2 * bit) < bit then return nil end
     place = place + 7
-    return unpacked('<I7', shape, place + 2)
+    return place + 8 <= #shape and unpacked('<I7', shape, place + 2) or 0
   end
   option = { as_is = options % 2 >= 1, afresh = options % 4 >= 2, overage = options % 8 >= 4, block = value(8),
-    within = value(16), id_ttl = value(32), taken_ago = value(64) }
-  if option.taken_ago then option.taken_reset = unpacked('<I7', shape, place + 9) end
+    within = value(16), id_ttl = value(32), taken_ago = value(64), taken_resets = {} }
+  for n = 1, option.taken_ago and count or 0 do option.taken_resets[n] = value(64) end
   id_ttl = option.id_ttl
+  if #shape ~= place + 8 then
+    return redis.error_reply('BADARG tollgate: expected the values of these options, of taken one more for each limit')
+  end
 end
 -- Reservations need limits that lend, permits are renewed and released, and an id's call is settled and cancelled.
 local unknown = not operation or (code == 136 or code == 137) and not id_ttl or id_ttl == 0 or code == 132 and not wide
@@ -304,7 +308,7 @@ end
 
 -- A state under other numbers. What is used passes at the faster of both rates, equal ones as the state has it,
 -- until a call takes units and writes it under its own numbers. Returns the limit, under the numbers that apply, and
--- how many units more are used than were; nothing if it can't be read.
+-- how many units more are used than were; nothing if it can't be read. Until then `rule` is the call's own limit.
 local function other_version(limit, held, numbers)
   local algorithm, most, a, b, c = complete(limit.algorithm), limit.most, limit.a, limit.b, limit.c
   local _, was_most, was_a, was_b, was_c = unpacked(algorithm.stored, numbers)
@@ -329,10 +333,10 @@ local function other_version(limit, held, numbers)
   if more ~= 0 and algorithm.counted then
     -- Counts by their weight: all are taken back, and what is to be used is put in the current window.
     x, y = algorithm.give(2^53, 0, x, y, at, a, b, c)
-    more = math.min(target, algorithm.most(x, y, a, b, c))
+    more = math.min(target, algorithm.addable(x, y, a, b, c))
     x, y, at = algorithm.take(more, x, y, at, a, b, c)
   elseif more ~= 0 then
-    local whole, units = algorithm.most(0, y, a, b, c), more
+    local whole, units = algorithm.addable(0, y, a, b, c), more
     if math.min(used, whole) + more > whole then
       x, y = algorithm.give(2^53, 0, x, y, at, a, b, c)
       units, more = whole, math.max(whole - used, 0)

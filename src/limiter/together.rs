@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::Limiter;
 use super::prepare::concerned;
 use crate::batch::{Batch, Position};
-use crate::call::{Ask, Mode, Reply};
+use crate::call::{Ask, Mode, Reply, Taken};
 use crate::engine::embedded::Embedded;
 use crate::error::Error;
 use crate::operation::Operation;
@@ -98,6 +98,11 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
                 // As a request for a model takes one call and some tokens.
                 if targets.len() > 1 && operation != Operation::Block && draws.below(3) == 0 {
                     ask.costs = targets.iter().map(|_| draws.below(4)).collect();
+                }
+                // Of calls some time ago, by what each limit answered.
+                if operation == Operation::Refund && draws.below(2) == 0 {
+                    let resets_us = targets.iter().map(|_| draws.below(30_000_000)).collect();
+                    ask.terms.taken = Some(Taken { ago_us: draws.below(8_000_000), resets_us });
                 }
                 asks.push(ask);
             }
