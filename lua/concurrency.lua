@@ -27,11 +27,21 @@
 --   EXISTS, ZRANGE, ZCOUNT, ZSCORE; what takes or gives: ZADD, ZREM, ZREMRANGEBYSCORE, PEXPIRE, PEXPIREAT. It first
 --   asks (redis.acl_check_cmd) whether the caller may run those after its first write, and is refused if not.
 
--- Asked before a call's first write: refused half-way, it would take a permit for nobody, without an expiry. What is
--- refused is run all the same, each on a line of its own, by which clients name it.
-local function lacks(command, key)
-  local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
-  return redis.acl_check_cmd and not (known and may)
+-- Asked before a call's first write: refused half-way, it would take a permit for nobody, without an expiry. Of the
+-- first key, whether the caller may run all that permits need; of the others, what follows. What is refused is run all
+-- the same, each on a line of its own, by which clients name it.
+local asked = false
+local function ask_rights(key, expire, gives, removes, passes)
+  local function lacks(command)
+    local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
+    return redis.acl_check_cmd and not (known and may)
+  end
+  if expire == 'PEXPIRE' and lacks('PEXPIRE') then call('PEXPIRE', key, '1') end
+  if expire == 'PEXPIREAT' and lacks('PEXPIREAT') then call('PEXPIREAT', key, '1') end
+  if gives and lacks('ZADD') then call('ZADD', key, '1', '1') end
+  if (removes or not asked) and lacks('ZREM') then call('ZREM', key, '1') end
+  if (passes or not asked) and lacks('ZREMRANGEBYSCORE') then call('ZREMRANGEBYSCORE', key, '1', '1') end
+  asked = true
 end
 
 -- The short way of a plain acquire by a holder of no permit, and of a release by one of a single permit: on a set whose
@@ -53,15 +63,13 @@ local function shortly(key, holder, takes, units, limit, ttl)
     return
   end
   if was == note then was = nil end
-  if lacks('PEXPIREAT', key) then call('PEXPIREAT', key, '1') end
+  ask_rights(key, 'PEXPIREAT', not takes, was, false)
   if takes then
     local added = { '-1', note }
     for n = 1, units do added[2 * n + 1], added[2 * n + 2] = string.format('%d', now + ttl), n .. ':' .. holder end
-    if was and lacks('ZREM', key) then call('ZREM', key, '1') end
     if not call('ZADD', key, unpack(added)) then return end
     if was then call('ZREM', key, was) end
   else
-    if lacks('ZADD', key) then call('ZADD', key, '1', '1') end
     if not call('ZREM', key, own, was or own) then return end
     call('ZADD', key, '-1', note)
     local last = call('ZRANGE', key, '+inf', '1', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
@@ -215,11 +223,7 @@ ALGORITHMS[6] = {
     local expire, gives = option == 'PX' and 'PEXPIRE' or 'PEXPIREAT', set.give > 0
     -- Permits that have passed.
     local passes = set.gap == 0 and set.note ~= '' and call('ZCOUNT', key, '1', '+inf') > set.live
-    if expire == 'PEXPIRE' and lacks('PEXPIRE', key) then call('PEXPIRE', key, '1', '1') end
-    if expire == 'PEXPIREAT' and lacks('PEXPIREAT', key) then call('PEXPIREAT', key, '1', '1') end
-    if gives and lacks('ZADD', key) then call('ZADD', key, '1', '1') end
-    if #remove > 0 and lacks('ZREM', key) then call('ZREM', key, '1', '1') end
-    if passes and lacks('ZREMRANGEBYSCORE', key) then call('ZREMRANGEBYSCORE', key, '1', '1') end
+    ask_rights(key, expire, gives, #remove > 0, passes)
     if gives then in_parts('ZREM', key, remove) end
     in_parts('ZADD', key, add)
     if not gives then in_parts('ZREM', key, remove) end
