@@ -31,17 +31,19 @@
 -- first key, whether the caller may run all that permits need; of the others, what follows. What is refused is run all
 -- the same, each on a line of its own, by which clients name it.
 local asked = false
-local function ask_rights(key, expire, gives, removes, passes)
+local function ask_rights(key, expire, adds, removes, passes)
+  local lacked = false
   local function lacks(command)
     local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
-    return redis.acl_check_cmd and not (known and may)
+    if redis.acl_check_cmd and not (known and may) then lacked = true end
+    return lacked
   end
   if expire == 'PEXPIRE' and lacks('PEXPIRE') then call('PEXPIRE', key, '1') end
   if expire == 'PEXPIREAT' and lacks('PEXPIREAT') then call('PEXPIREAT', key, '1') end
-  if gives and lacks('ZADD') then call('ZADD', key, '1', '1') end
+  if adds and lacks('ZADD') then call('ZADD', key, '1', '1') end
   if (removes or not asked) and lacks('ZREM') then call('ZREM', key, '1') end
   if (passes or not asked) and lacks('ZREMRANGEBYSCORE') then call('ZREMRANGEBYSCORE', key, '1', '1') end
-  asked = true
+  asked = asked or not lacked
 end
 
 -- The short way of a plain acquire by a holder of no permit, and of a release by one of a single permit: on a set whose
@@ -223,7 +225,7 @@ ALGORITHMS[6] = {
     local expire, gives = option == 'PX' and 'PEXPIRE' or 'PEXPIREAT', set.give > 0
     -- Permits that have passed.
     local passes = set.gap == 0 and set.note ~= '' and call('ZCOUNT', key, '1', '+inf') > set.live
-    ask_rights(key, expire, gives, #remove > 0, passes)
+    ask_rights(key, expire, true, #remove > 0, passes)
     if gives then in_parts('ZREM', key, remove) end
     in_parts('ZADD', key, add)
     if not gives then in_parts('ZREM', key, remove) end
