@@ -230,12 +230,13 @@ impl Looks {
     }
 }
 
-/// How many keys the budget of this time allows.
+/// How many keys the budget of this time allows: one at least, since a single slow step in the server's counts, as of a
+/// busy machine, must not end the scan for good.
 fn keys_within(reading: &Reading, within: Duration) -> u64 {
     let object = if reading.evicts_by_frequency() { "object|freq" } else { "object|idletime" };
     let scan = reading.us_per_call("scan").map(|us| us / STEP as f64);
     let per_key = scan.zip(reading.us_per_call(object)).map_or(US_PER_KEY, |(scan, object)| scan + object);
-    (BUDGET_US * within.as_secs_f64() / per_key.max(0.1)) as u64
+    ((BUDGET_US * within.as_secs_f64() / per_key.max(0.1)) as u64).max(1)
 }
 
 #[cfg(test)]
@@ -318,5 +319,7 @@ mod tests {
         assert_eq!(keys_within(&of(stats), SECOND / 10), 62);
         let slow = stats.replace("per_call=30.00", "per_call=300.00");
         assert_eq!(keys_within(&of(&slow), SECOND), 142);
+        let stalled = stats.replace("per_call=30.00", "per_call=90000.00");
+        assert_eq!(keys_within(&of(&stalled), SECOND), 1);
     }
 }
