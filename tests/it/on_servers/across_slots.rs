@@ -209,8 +209,15 @@ async fn slots_that_move_under_load_admit_exactly_the_limit_of_each_key() {
                         break;
                     }
                     let at = (task + round) % keys.len();
-                    let decision = limiter.acquire(&rule, keys[at].as_str()).await.expect("a decision");
-                    admitted[at] += u64::from(decision.allowed);
+                    match limiter.acquire(&rule, keys[at].as_str()).await {
+                        Ok(decision) => admitted[at] += u64::from(decision.allowed),
+                        // On a busy machine a node may be silent for so long that it isn't asked for a while.
+                        Err(error) if error.is_unreachable() && error.charged() == Charged::No => {
+                            tokio::time::sleep(Duration::from_millis(5)).await;
+                            continue;
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
                 admitted
