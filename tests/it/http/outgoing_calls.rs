@@ -191,9 +191,9 @@ async fn only_what_the_other_side_says_causes_a_backoff() {
 #[tokio::test]
 async fn a_waiting_call_keeps_waiting_while_its_key_is_blocked() {
     let rules =
-        rule_set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 1/50ms burst 0 max-debt 100\"]");
+        rule_set("[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"gcra 1/200ms burst 0 max-debt 100\"]");
     for (bound, expected) in
-        [(Duration::from_secs(9), [200, 429, 200, 200]), (Duration::from_millis(900), [200, 429, 429, 429])]
+        [(Duration::from_secs(9), [200, 200, 200, 429]), (Duration::from_millis(900), [200, 429, 429, 429])]
     {
         let layer = RateLimitLayer::new(Limiter::new(Embedded::new()), rules.clone());
         let layer = layer.wait(bound).upstream_backoff(Duration::from_secs(1));
@@ -213,10 +213,12 @@ async fn a_waiting_call_keeps_waiting_while_its_key_is_blocked() {
             layer.layer(service).oneshot(get("/", &[]))
         });
         let answers = futures_util::future::join_all(asked).await.into_iter();
-        let statuses: Vec<_> = answers.map(|answer| answer.expect("infallible").status().as_u16()).collect();
+        let mut statuses: Vec<_> = answers.map(|answer| answer.expect("infallible").status().as_u16()).collect();
+        // A busy machine may wake two of them together, in either order.
+        statuses.sort_unstable();
         assert_eq!(statuses, expected);
         let sent = sent.lock().expect("it").clone();
         assert!(sent.iter().skip(2).all(|at| *at >= Duration::from_secs(1)), "{sent:?}");
-        assert_eq!(sent.len(), if expected[2] == 200 { 4 } else { 2 });
+        assert_eq!(sent.len(), if expected[1] == 200 { 4 } else { 2 });
     }
 }
