@@ -146,7 +146,12 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
     let limiter = limiter(&server.tcp_url());
     // Two of the four are this process's.
     let rule = rule("concurrency 4 ttl 1h", LOCAL);
-    let elsewhere = in_time(limiter.hold(&rule, "jobs")).await.expect("a decision").into_result().expect("a permit");
+    // On a busy machine a call may miss its short deadline.
+    let elsewhere = wait_for_value(async || {
+        let taken = limiter.hold(&rule, "jobs").await.ok().filter(|taken| taken.decision.by == By::Redis);
+        taken.and_then(|taken| taken.permit)
+    })
+    .await;
     server.signal("-STOP");
     let mut held = Vec::new();
     for _ in 0..2 {
@@ -162,7 +167,7 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
     assert!(in_time(elsewhere.renew()).await.is_err(), "that one is Redis's");
     server.signal("-CONT");
     answered_again(&limiter, &tollgate_testing::rules::rule("gcra 5/1d"), "another").await;
-    in_time(elsewhere.renew()).await.expect("renewed by redis");
+    wait_until("renewed by redis", async || elsewhere.renew().await.is_ok()).await;
     for permit in held {
         assert_eq!(in_time(permit.release()).await.expect("released").by, By::Local);
     }
