@@ -218,6 +218,31 @@ if id_ttl then
     return true
   end
 
+  -- Reads what a marker says of each limit into `marks`, and answers the same again. Returns whether a call wrote it.
+  local function read_marks(first, calls, held)
+    local did, settled, time = unpacked('<BBI7', held)
+    marks = { did = did, settled = settled, time = time }
+    for n = 1, count do
+      local at = 10 + MARK_WIDTH * (n - 1)
+      local remaining, reset, retry, allowed, took, units, net, given, born, before =
+        unpacked('<i7i7i7i3I7I7i7I7I7I7', held, at)
+      local blocked = allowed == -1 and (did > 132 or settled == 1)
+      if allowed < 1 and not blocked or math.min(remaining, reset, retry) < 0
+        or retry > 0 and (did ~= 129 or settled == 1)
+        or math.max(remaining, reset, retry, took, units, before, math.abs(net), given) > 2^53 then
+        return false
+      end
+      marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
+      -- To who asks to take units, it was allowed, though the key was blocked when the call was settled.
+      if blocked and not forced then remaining, blocked = 0, false end
+      -- The limit may be lower than it was.
+      if not blocked then remaining = math.min(remaining, limits[n].most) end
+      local record = pack('<i7i7i7i3', remaining, reset, retry, blocked and -1 or calls)
+      answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
+    end
+    return true
+  end
+
   -- Reads the marker of a call. Returns whether that answers the call.
   function recall(first, calls)
     local key, held = keys[first + count], states[first + count] or nil
@@ -244,25 +269,7 @@ if id_ttl then
     elseif not ends and did ~= code then
       return refuse(first, 'BADARG tollgate: expected an id of its own for each operation, got one of another')
     end
-    marks = { did = did, settled = settled, time = time }
-    for n = 1, count do
-      local at = 10 + MARK_WIDTH * (n - 1)
-      local remaining, reset, retry, allowed, took, units, net, given, born, before =
-        unpacked('<i7i7i7i3I7I7i7I7I7I7', held, at)
-      local blocked = allowed == -1 and (did > 132 or settled == 1)
-      if allowed < 1 and not blocked or math.min(remaining, reset, retry) < 0
-        or retry > 0 and (did ~= 129 or settled == 1)
-        or math.max(remaining, reset, retry, took, units, before, math.abs(net), given) > 2^53 then
-        return refuse(first, NO_MARKER)
-      end
-      marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
-      -- To who asks to take units, it was allowed, though the key was blocked when the call was settled.
-      if blocked and not forced then remaining, blocked = 0, false end
-      -- The limit may be lower than it was.
-      if not blocked then remaining = math.min(remaining, limits[n].most) end
-      local record = pack('<i7i7i7i3', remaining, reset, retry, blocked and -1 or calls)
-      answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
-    end
+    if not read_marks(first, calls, held) then return refuse(first, NO_MARKER) end
     if ends and (operation == 'cancel' or settled == 0) then return false end
     if not renewed(first) then return false end
     -- WAIT waits for what its own connection has written, on some servers for nothing else: the same again.
