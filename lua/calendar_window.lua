@@ -41,8 +41,8 @@ if live and #shape == 38 and not repeated and find(shape, '^\3') and find(shape,
       if fits then used = used + cost end
       local writes = fits and expires >= ends and expires <= latest
       if time >= start and time <= now and now < ends and now >= start and used <= limit
-        and (writes or not fits and expires >= ends) then
-        if writes then call('SETRANGE', KEYS[index], '0', pack('<I7I7', now, used)) end
+        and (not fits and expires >= ends or writes
+          and call('SETRANGE', KEYS[index], '0', pack('<I7I7', now, used))) then
         answers[index] = pack('<i7i7i7i3', limit - used, reset, fits and 0 or reset, writes and 1 or 0)
       end
     end

@@ -54,8 +54,8 @@ if live and #shape == 27 and not repeated and find(shape, '^\4') and find(shape,
       elseif used > 0 then reset = until_left(0, previous, 1, now, period, 1) end
       local expires = armed * 1000000
       local writes = wait == 0 and expires >= now + reset and expires <= now + 4 * period + 1000000
-      if time <= now and used <= limit and previous * period <= 2^53 and (wait > 0 or writes) then
-        if writes then call('SETRANGE', KEYS[index], '0', pack('<I7I7I7', now, previous, current)) end
+      if time <= now and used <= limit and previous * period <= 2^53
+        and (wait > 0 or writes and call('SETRANGE', KEYS[index], '0', pack('<I7I7I7', now, previous, current))) then
         answers[index] = pack('<i7i7i7i3', limit - used, reset, wait, writes and 1 or 0)
       end
     end
