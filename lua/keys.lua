@@ -112,7 +112,10 @@ local function save(limit, key, x, y, at, used, reset)
       notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
     if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
   end
-  if used == 0 and tail == '' then return held and call('DEL', key) or nil end
+  if used == 0 and tail == '' then
+    if held then return call('DEL', key) end
+    return
+  end
   local latest, armed = now + (reset > limit.kept and reset or limit.kept), limit.armed * 1000000
   local covered = live and held and armed >= now + reset and armed <= latest + 1000000
   local seconds, option, expires = limit.armed, nil, nil
