@@ -357,8 +357,10 @@ for first = 1, #keys, width do
     end
   end
   if not readable then refuse(first, fault) end
+  -- Before it gives anything back: made again after an error, it would give back what others took.
+  if operation == 'cancel' and readable and not done then lost = remember(first) == false end
   -- What that takes of each, and the answer.
-  for n = 1, (done or not readable) and 0 or count do
+  for n = 1, (done or lost or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
     local units, changed, retry, writes_note, blocked_us = allowed * limit.cost, false, 0, false, 0
     -- Those that have room for the fewest deny; the others answer that they would allow it.
@@ -405,7 +407,9 @@ for first = 1, #keys, width do
     end
     answers[index] = answer
   end
-  if id_ttl and not (done or lost) and readable and allowed == calls then lost = remember(first) == false end
+  if id_ttl and operation ~= 'cancel' and not (done or lost) and readable and allowed == calls then
+    lost = remember(first) == false
+  end
   if lost then refuse(first, LOST) end
 end
 
