@@ -54,7 +54,8 @@ local operation = code == 128 and 'acquire' or ({ 'reserve', 'at-most', 'peek', 
 if stale and operation ~= 'reset' then return redis.error_reply(string.format(stale, now)) end
 local option, wide, id_ttl = {}, options >= 128, nil
 if options % 128 == 32 then
-  id_ttl = unpacked('<I7', shape, place + 9)
+  place = place + 7
+  id_ttl = #shape == place + 8 and unpacked('<I7', shape, place + 2) or 0
 elseif options % 128 > 0 then
   -- Options with a value are followed by it, in this order.
   local function value(bit)
@@ -66,9 +67,9 @@ elseif options % 128 > 0 then
     within = value(16), id_ttl = value(32), taken_ago = value(64), taken_resets = {} }
   for n = 1, option.taken_ago and count or 0 do option.taken_resets[n] = value(64) end
   id_ttl = option.id_ttl
-  if #shape ~= place + 8 then
-    return redis.error_reply('BADARG tollgate: expected the values of these options, of taken one more for each limit')
-  end
+end
+if options % 128 > 0 and #shape ~= place + 8 then
+  return redis.error_reply('BADARG tollgate: expected the values of these options, of taken one more for each limit')
 end
 -- Reservations need limits that lend, permits are renewed and released, and an id's call is settled and cancelled.
 local unknown = not operation or (code == 136 or code == 137) and not id_ttl or id_ttl == 0 or code == 132 and not wide
