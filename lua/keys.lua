@@ -185,7 +185,7 @@ for first = 1, plain and #keys or 0, width do
     end
     limit.used, limit.cost, limit.fits, fits = used, units, room, fits and room
   end
-  if id_ttl and asked and fits and not (marker or known) then marker = redis.pcall('GET', keys[first + count]) end
+  if id_ttl and asked and not (marker or known) then marker = redis.pcall('GET', keys[first + count]) end
   if marker and asked then asked, left = false, true end
   -- What an earlier call will take of its keys is still to be seen.
   if left and repeated then break end

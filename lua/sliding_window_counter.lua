@@ -43,6 +43,7 @@ if live and #shape == 27 and not repeated and find(shape, '^\4') and find(shape,
       if time < begun then previous, current = time >= begun - period and current or 0, 0 end
       local weighted, room, wait, reset = previous * (period - now + begun), limit - cost, 0, 0
       local used = (weighted - weighted % period) / period + current
+      if used == 0 then previous = 0 end
       if used <= room then
         used, current = used + cost, current + cost
       elseif room >= current then
