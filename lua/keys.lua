@@ -198,8 +198,8 @@ for first = 1, plain and #keys or 0, width do
     local net, given, born, altered, state, noted = 0, 0, now, 0, took > 0 and pack(algorithm.front, at, x, y), ''
     if took > 0 and id_ttl then
       -- As `count_units` and `save` have it.
-      local place = algorithm.numbers_at + #limit.numbers
-      if held and #held > place then net, given, born, altered = unpacked('<i7I7I7I7', held, place) end
+      local noted_at = algorithm.numbers_at + #limit.numbers
+      if held and #held > noted_at then net, given, born, altered = unpacked('<i7I7I7I7', held, noted_at) end
       if limit.used == 0 or net + given + took > 2^53 then net, given, born = 0, 0, math.max(now, born + 1) end
       net = net + took
       local owed = math.max(math.max(at, now) + limit.longest, now + reset)
