@@ -70,14 +70,16 @@ if not packed then
     return fault and '' or pack(algorithm.format, unpack(own))
   end
 
-  -- A mode's options: their bits, and the values of those that have one, in the order of the bits.
-  local function options_of(mode)
+  -- A mode's options: their bits, and the values of those that have one, in the order of the bits. `taken` has a time,
+  -- and a reset of each limit.
+  local function options_of(mode, limit_count)
     local bits, values, known = 128, {}, { ['as-is'] = 1, reset = 2, overage = 4, block = 8, within = 16, taken = 64 }
     for option, given in string.gmatch(mode, '%+([^+=]*)=?([^+]*)') do
       local bit, value = known[option] or 0, ''
       for one in string.gmatch(given, '%d+') do value = value .. pack('<I7', math.min(tonumber(one), 2^53)) end
-      local pattern = bit == 64 and '^%d+,%d+$' or bit >= 8 and '^%d+$' or '^$'
-      if bit == 0 or not find(given, pattern) or values[bit] then fault = fault or 'an unknown option ' .. option end
+      local pattern = bit == 64 and '^%d+' .. string.rep(',%d+', limit_count) .. '$' or bit >= 8 and '^%d+$' or '^$'
+      if bit == 0 or values[bit] then fault = fault or 'an unknown option ' .. option end
+      if not find(given, pattern) then fault = fault or option .. ' has other values than it needs' end
       local most = bit == 64 and 2^52 or 2^51
       for place = 1, #value, 7 do
         if unpacked('<I7', value, place) > most then fault = fault or option .. ' is out of range' end
@@ -89,7 +91,7 @@ if not packed then
   end
 
   -- One cost, or with commas one for each limit.
-  local function costs_of(limits)
+  local function costs_of(limit_count)
     local costs, given = {}, ARGV[at] or ''
     -- What one limit can never have is a cost all the same.
     if not (several and find(given, ',', 1, true)) then
@@ -101,31 +103,31 @@ if not packed then
       if value < 0 or value > 2^53 or value % 1 ~= 0 then fault = fault or 'cost is out of range' end
       costs[#costs + 1] = value
     end
-    if #costs ~= limits then fault = fault or 'expected one cost, or one for each limit' end
+    if #costs ~= limit_count then fault = fault or 'expected one cost, or one for each limit' end
     return costs
   end
 
   function to_shape()
     local operations = { acquire = 128, reserve = 129, ['at-most'] = 130, peek = 131, inspect = 132, refund = 133,
       penalty = 134, block = 135, settle = 136, cancel = 137, renew = 138, release = 139, reset = 140 }
-    for number, algorithm in pairs(ALGORITHMS) do
-      named[algorithm.name], numbers_of[algorithm], only = algorithm, number, algorithm
+    for first_byte, algorithm in pairs(ALGORITHMS) do
+      named[algorithm.name], numbers_of[algorithm], only = algorithm, first_byte, algorithm
     end
     several = named[ARGV[1] or '']
     if not several and next(ALGORITHMS, (next(ALGORITHMS))) then
       return 'BADARG tollgate: expected of each limit its name and its own arguments, then id_ttl, cost, mode, now_us'
     end
-    local limits, id_ttl = 0, 0
+    local limit_count, id_ttl = 0, 0
     shape = ''
     repeat
       if several then only, at = named[ARGV[at]], at + 1 end
-      shape, limits = shape .. numbers(only), limits + 1
+      shape, limit_count = shape .. numbers(only), limit_count + 1
     until fault or not several or not named[ARGV[at] or '']
     if several then id_ttl = number('id_ttl', 0, 2^52) end
-    local costs, mode = costs_of(limits), ARGV[at]
+    local costs, mode = costs_of(limit_count), ARGV[at]
     local operation = operations[string.match(mode or '', '^[^+]*')]
     if not operation then fault = fault or mode and 'an unknown mode' or 'missing mode' end
-    local bits, values = options_of(mode or '')
+    local bits, values = options_of(mode or '', limit_count)
     at = at + 1
     number('now_us', -1, 2^52)
     if ARGV[at] then fault = fault or 'more than these' end
@@ -133,7 +135,7 @@ if not packed then
     for index, key in ipairs(keys) do
       for other = 1, index - 1 do if keys[other] == key then fault = fault or 'two of KEYS are alike' end end
     end
-    if #keys ~= limits + (id_ttl > 0 and 1 or 0) then fault = fault or #keys .. ' KEYS' end
+    if #keys ~= limit_count + (id_ttl > 0 and 1 or 0) then fault = fault or #keys .. ' KEYS' end
     if not fault and operation == 135 and costs[1] > 2^51 then fault = 'cost is out of range' end
     if fault then
       local expected = several and 'of each limit its name and its own arguments, then id_ttl' or only.arguments

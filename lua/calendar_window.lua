@@ -51,6 +51,7 @@ if live and #shape == 38 and not repeated and find(shape, '^\3') and find(shape,
   if not missed then return table.concat(answers) end
 end
 
+-- As token_bucket.lua describes it: x is the units in use, y nothing.
 ALGORITHMS[3] = {
   name = 'calendar_window', arguments = 'limit, first, second, stop',
   size = 29, format = '<BI7i7i7i7', width = 15, stored = '<BI7i7', numbers_at = 20, front = '<I7I7',
@@ -63,12 +64,10 @@ ALGORITHMS[3] = {
     if now >= second and now < stop then return second, stop, 0, pack('<BI7i7', 3, limit, second) end
     return first, second, stop, nil
   end,
-  -- The longest reset, and how long a state is kept; nothing if out of range.
   spans = function(limit, _, start, ends, stop)
     if limit < 1 or limit >= 2^53 or start < -2^53 or start >= ends then return end
     return math.max(ends - start, stop - ends), ends - now + math.min(ends - start, 3600000000)
   end,
-  -- What a state comes to: the units in use, and as of when; then its expiry and its own time.
   level = function(held, now, longest, start)
     if not held then return 0, 0, nil, now, 0 end
     local time, used, armed, _, limit, began = unpacked('<I7I7I5BI7i7', held)
@@ -107,23 +106,18 @@ ALGORITHMS[3] = {
     end
     return limit, used, used, nil, at, armed, time, ahead
   end,
-  -- How long until at most so many units are in use.
   wait = function(units, used, _, _, _, ends) return used > units and ends - now or 0 end,
-  -- Takes units. Returns the state, the units in use, and how long until there are none.
   take = function(units, used, _, at, _, ends)
     used = used + units
     return used, nil, at, used, used > 0 and ends - now or 0
   end,
-  -- What few calls need, and is defined for them only.
   rare = function(own)
-    -- Gives units back that so many newer ones follow, as far as they are in use. Returns the state, and how many.
     own.give = function(units, newer, used, _, at)
       local left = math.max(used - units, math.min(used, newer), 0)
       return left, nil, at, used - left
     end
-    -- The units that were taken after a call at `since`, and how many it may give back: none once its window has ended.
+    -- Nothing of a call is owed once its window has ended.
     own.after = function(since, _, used, _, _, start) return 0, since >= start and used or 0 end
-    -- The most units that may be added.
-    own.most = function(used) return 2^53 - used end
+    own.addable = function(used) return 2^53 - used end
   end,
 }

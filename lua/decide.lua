@@ -16,7 +16,7 @@
 --   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
 --               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
 --   options     the sum of 1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is
---               remembered), 64 taken (I7 us ago, I7 us: the reset that was answered), 128 long records
+--               remembered), 64 taken (I7 us ago; of each limit I7 us, the reset that it answered), 128 long records
 --
 -- ARGV, text form (the first argument begins with no byte below 32)
 --   one limit, in a script of one algorithm: its own arguments, cost, mode, now_us
@@ -65,127 +65,132 @@
 --   +block blocks the key; other numbers have written it, and it would expire before its reset by these: it is kept,
 --   as it is, until then. Only the keys of limits that deny are written.
 
-local weigh, alter, note, own_wait, recall, remember
-if not usual then
-  -- How long until at most so many units are in use, under the call's numbers.
-  function own_wait(state, units)
-    local limit = rewritten(state)
-    return limit.algorithm.wait(units, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
-  end
+-- From keys.lua: `limits`, as the shape has them, and `found`, the same as a call's keys have them; `look` reads a key,
+-- `save` and `prolong` write it, and `refuse` answers a whole call.
 
-  -- How many of the calls all limits allow, and whether one of them never could.
-  function weigh(calls)
-    local fits, most, never = calls, nil, false
-    for n = 1, operation == 'at-most' and count or 0 do
-      local limit = found[n]
-      local room = math.max(limit.most - limit.used, 0)
-      if room < limit.cost then most = math.max(math.min(most or room, room), 1) end
-    end
-    for n = 1, count do
-      local limit, own = found[n], calls
-      if most then limit.cost = math.min(limit.cost, most) end
-      local algorithm, cost, notes, room = limit.algorithm, limit.cost, limit.notes, limit.most - limit.used
-      if operation == 'reserve' then room = room + (limit.debt or 0) end
-      if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
-      if option.within and operation == 'reserve' and cost > 0 and own > 0 and cost <= limit.most + (limit.debt or 0)
-        and own_wait(limit, limit.most - cost) > option.within then
-        own = 0
-      end
-      if notes and notes.blocked > now then own = 0 end
-      if forced then own = calls end
-      never = never or cost > limit.most + (operation == 'reserve' and limit.debt or 0)
-      limit.fits = own
-      if own < fits then fits = own end
-    end
-    return fits, never
-  end
-
-  -- Gives units back. Of a call that is known by its id or by when it was, what is still owed of it: what came after it
-  -- is known, and what others gave back is counted as if it had come before it, unless all of it is still to wait.
-  local function give_back(limit, units, mark)
-    local algorithm, notes, newer = complete(limit.algorithm), limit.notes, 0
-    if mark then
-      if not notes or notes.born ~= mark.born then return 0 end
-      local after = notes.net - mark.net
-      -- Under other numbers nobody knows what was still to wait.
-      local waits = algorithm.lends and limit.used - after > limit.most and notes.altered == 0
-        and not (limit.rule or limit.changed)
-      local others = waits and 0 or math.min(notes.given - mark.given, mark.before)
-      newer, units = math.max(after + others, 0), math.min(units, mark.units)
-    elseif option.taken_ago then
-      local since, most = math.max(now - option.taken_ago, 0), nil
-      if limit.rule or notes and notes.altered >= since and notes.altered > 0 then return 0 end
-      newer, most = algorithm.after(since, now - option.taken_ago + option.taken_reset, limit.x, limit.y, limit.at,
-        limit.a, limit.b, limit.c)
-      units = math.min(units, most)
-    end
-    local given
-    limit.x, limit.y, limit.at, given = algorithm.give(units, newer, limit.x, limit.y, limit.at, limit.a,
-      limit.b, limit.c)
-    if notes then notes.net, notes.given = notes.net - given, notes.given + given end
-    if mark then mark.net, mark.given, mark.units = mark.net - given, mark.given + given, mark.units - given end
-    return given
-  end
-
-  -- What the operation does to a limit's key. Returns the limit, the units to take, and whether the key changes.
-  function alter(n, units)
-    local limit = found[n]
-    local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
-    local notes = limit.notes
-    local changed = limit.ahead
-      and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.owed > 0))
-    if not writes then return limit, 0, false end
-    if operation == 'refund' then units = -cost end
-    if operation == 'settle' then units = cost - mark.took end
-    if operation == 'cancel' then units = -mark.took end
-    if code > 137 or operation == 'block' then units = 0 end
-    if algorithm.holds and forced then
-      units = algorithm.hold(limit.x, operation, cost)
-      changed = limit.x.give > 0 or changed
-    elseif units > 0 then
-      local state = limit
-      limit = rewritten(limit)
-      if forced then units = math.min(units, complete(algorithm).most(limit.x, limit.y, limit.a, limit.b, limit.c)) end
-      -- Where there is no room for more, the state stays as it is.
-      if units == 0 then return state, 0, changed end
-      if limit ~= state or limit.changed then
-        notes_of(limit).altered, limit.notes.owed = now, -1
-        -- As the second of several calls finds it, under its own numbers.
-        if units > limit.cost and now - limit.notes.denied >= limit.longest then limit.notes.denials = 0 end
-      end
-      if not algorithm.holds then count_units(limit, units) end
-    elseif units < 0 then
-      local before = limit.x
-      changed = give_back(limit, -units, mark) > 0 or limit.x ~= before or changed
-      units = 0
-    end
-    if operation == 'block' then
-      notes_of(limit).blocked, changed = cost > 0 and now + math.min(cost, 2^51) or 0, true
-    end
-    return limit, units, changed
-  end
-
-  -- What a denial leaves behind, and how a block changes the answer. Returns it, and whether the key is to be written.
-  function note(limit, denied, never, reset, retry)
-    local notes, changed = limit.notes, false
-    if not denied and reset > 0 and not (notes and notes.blocked > now) then return reset, retry, false, 0 end
-    -- Nothing is owed any more to whoever took units before.
-    if notes and reset == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end
-    if denied and writes and option.overage then
-      notes, changed = notes_of(limit), true
-      if notes.denials == 0 then notes.denied = now end
-      notes.denials = math.min(notes.denials + 1, 2^32 - 1)
-    end
-    if denied and option.block and not never and code <= 130 and not (notes and notes.blocked > now) then
-      notes, changed = notes_of(limit), true
-      notes.blocked = now + math.min(option.block, 2^51)
-    end
-    local blocked_us = notes and math.max(notes.blocked - now, 0) or 0
-    if denied and retry >= 0 then retry = math.max(retry, blocked_us) end
-    return math.max(reset, blocked_us), retry, changed, blocked_us
-  end
+-- How long until at most so many units are in use, under the numbers that a charge would write.
+local function wait_if_charged(found_limit, units)
+  local limit = rewritten(found_limit)
+  return limit.algorithm.wait(units, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
 end
 
+-- How many of the calls each limit has room for (`fits`). Returns how many all allow, and whether one never could.
+local function weigh(calls)
+  local allowed, scarcest, never = calls, nil, false
+  for n = 1, operation == 'at-most' and count or 0 do
+    local room = math.max(found[n].most - found[n].used, 0)
+    if room < found[n].cost then scarcest = math.max(math.min(scarcest or room, room), 1) end
+  end
+  for n = 1, count do
+    local limit = found[n]
+    local cost = math.min(limit.cost, scarcest or limit.cost)
+    local bound = limit.most + (operation == 'reserve' and limit.debt or 0)
+    local room = bound - limit.used
+    limit.cost, limit.fits = cost, calls
+    if cost > 0 and cost * calls > room then limit.fits = room >= cost and (room - room % cost) / cost or 0 end
+    if option.within and operation == 'reserve' and cost > 0 and limit.fits > 0
+      and wait_if_charged(limit, limit.most - cost) > option.within then
+      limit.fits = 0
+    end
+    if limit.notes and limit.notes.blocked > now then limit.fits = 0 end
+    if forced then limit.fits = calls end
+    never = never or cost > bound
+    allowed = math.min(allowed, limit.fits)
+  end
+  return allowed, never
+end
+
+-- Gives units back. Of a call that is known by its id, or by when it was and which reset it answered, what is still
+-- owed of it: what came after it is known, and what others gave back is counted as if it had come before it, unless
+-- all of it is still to wait.
+local function give_back(n, units)
+  local limit, mark, newer = found[n], marks and marks[n], 0
+  local algorithm, notes = complete(limit.algorithm), limit.notes
+  if mark then
+    if not notes or notes.born ~= mark.born then return 0 end
+    local taken_since = notes.net - mark.net
+    -- Under other numbers nobody knows what was still to wait.
+    local waits = algorithm.lends and limit.used - taken_since > limit.most and notes.altered == 0
+      and not (limit.rule or limit.changed)
+    local others = waits and 0 or math.min(notes.given - mark.given, mark.before)
+    newer, units = math.max(taken_since + others, 0), math.min(units, mark.units)
+  elseif option.taken_ago then
+    local since, most = math.max(now - option.taken_ago, 0), nil
+    local resets = now - option.taken_ago + option.taken_resets[n]
+    -- What the reset says of the units that are left goes by the numbers of then.
+    local altered = limit.rule or limit.changed or notes and notes.altered >= since and notes.altered > 0
+    if altered or resets <= now then return 0 end
+    newer, most = algorithm.after(since, resets, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
+    units = math.min(units, most)
+  end
+  local given
+  limit.x, limit.y, limit.at, given = algorithm.give(units, newer, limit.x, limit.y, limit.at, limit.a,
+    limit.b, limit.c)
+  if notes then notes.net, notes.given = notes.net - given, notes.given + given end
+  if mark then mark.net, mark.given, mark.units = mark.net - given, mark.given + given, mark.units - given end
+  return given
+end
+
+-- What the operation does to a limit's key. Returns the limit, the units to take, and whether the key changes.
+local function alter(n, units)
+  local limit = found[n]
+  local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
+  local notes = limit.notes
+  local changed = limit.ahead
+    and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.owed > 0))
+  if not writes then return limit, 0, false end
+  if operation == 'refund' then units = -cost end
+  if operation == 'settle' then units = cost - mark.took end
+  if operation == 'cancel' then units = -mark.took end
+  if code > 137 or operation == 'block' then units = 0 end
+  if algorithm.holds and forced then
+    units = algorithm.hold(limit.x, operation, cost)
+    changed = limit.x.give > 0 or changed
+  elseif units > 0 then
+    local state = limit
+    limit = rewritten(limit)
+    local addable = forced and complete(algorithm).addable(limit.x, limit.y, limit.a, limit.b, limit.c) or units
+    units = math.min(units, addable)
+    -- Where there is no room for more, the state stays as it is.
+    if units == 0 then return state, 0, changed end
+    if limit ~= state or limit.changed then
+      notes_of(limit).altered, limit.notes.owed = now, -1
+      -- As the second of several calls finds it, under its own numbers.
+      if units > limit.cost and now - limit.notes.denied >= limit.longest then limit.notes.denials = 0 end
+    end
+    if not algorithm.holds then count_units(limit, units) end
+  elseif units < 0 then
+    local before = limit.x
+    changed = give_back(n, -units) > 0 or limit.x ~= before or changed
+    units = 0
+  end
+  if operation == 'block' then
+    notes_of(limit).blocked, changed = cost > 0 and now + math.min(cost, 2^51) or 0, true
+  end
+  return limit, units, changed
+end
+
+-- What a denial leaves behind, and how a block changes the answer. Returns it, and whether the key is to be written.
+local function note(limit, denied, never, reset, retry)
+  local notes, changed = limit.notes, false
+  if not denied and reset > 0 and not (notes and notes.blocked > now) then return reset, retry, false, 0 end
+  -- Nothing is owed any more to whoever took units before.
+  if notes and reset == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end
+  if denied and writes and option.overage then
+    notes, changed = notes_of(limit), true
+    if notes.denials == 0 then notes.denied = now end
+    notes.denials = math.min(notes.denials + 1, 2^32 - 1)
+  end
+  if denied and option.block and not never and code <= 130 and not (notes and notes.blocked > now) then
+    notes, changed = notes_of(limit), true
+    notes.blocked = now + math.min(option.block, 2^51)
+  end
+  local blocked_us = notes and math.max(notes.blocked - now, 0) or 0
+  if denied and retry >= 0 then retry = math.max(retry, blocked_us) end
+  return math.max(reset, blocked_us), retry, changed, blocked_us
+end
+
+local recall, remember
 -- What the marker of an id holds: the operation, whether it was settled, and the caller's time plus 1, or 0 if the call
 -- gave none; then for each limit the answer, what was taken, and what a later refund has to know: of how many units it
 -- is, the key's counts after they were taken, and how many units were in use before them.
@@ -209,6 +214,31 @@ if id_ttl then
     end
     for n, limit in pairs(held) do
       save(limit, keys[first + n - 1], limit.algorithm.take(limit.x.kept, limit.x, nil, limit.at, limit.a))
+    end
+    return true
+  end
+
+  -- Reads what a marker says of each limit into `marks`, and answers the same again. Returns whether a call wrote it.
+  local function read_marks(first, calls, held)
+    local did, settled, time = unpacked('<BBI7', held)
+    marks = { did = did, settled = settled, time = time }
+    for n = 1, count do
+      local at = 10 + MARK_WIDTH * (n - 1)
+      local remaining, reset, retry, allowed, took, units, net, given, born, before =
+        unpacked('<i7i7i7i3I7I7i7I7I7I7', held, at)
+      local blocked = allowed == -1 and (did > 132 or settled == 1)
+      if allowed < 1 and not blocked or math.min(remaining, reset, retry) < 0
+        or retry > 0 and (did ~= 129 or settled == 1)
+        or math.max(remaining, reset, retry, took, units, before, math.abs(net), given) > 2^53 then
+        return false
+      end
+      marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
+      -- To who asks to take units, it was allowed, though the key was blocked when the call was settled.
+      if blocked and not forced then remaining, blocked = 0, false end
+      -- The limit may be lower than it was.
+      if not blocked then remaining = math.min(remaining, limits[n].most) end
+      local record = pack('<i7i7i7i3', remaining, reset, retry, blocked and -1 or calls)
+      answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
     end
     return true
   end
@@ -239,25 +269,7 @@ if id_ttl then
     elseif not ends and did ~= code then
       return refuse(first, 'BADARG tollgate: expected an id of its own for each operation, got one of another')
     end
-    marks = { did = did, settled = settled, time = time }
-    for n = 1, count do
-      local at = 10 + MARK_WIDTH * (n - 1)
-      local remaining, reset, retry, allowed, took, units, net, given, born, before =
-        unpacked('<i7i7i7i3I7I7i7I7I7I7', held, at)
-      local blocked = allowed == -1 and (did > 132 or settled == 1)
-      if allowed < 1 and not blocked or math.min(remaining, reset, retry) < 0
-        or retry > 0 and (did ~= 129 or settled == 1)
-        or math.max(remaining, reset, retry, took, units, before, math.abs(net), given) > 2^53 then
-        return refuse(first, NO_MARKER)
-      end
-      marks[n] = { units = units, net = net, given = given, born = born, before = before, took = took }
-      -- To who asks to take units, it was allowed, though the key was blocked when the call was settled.
-      if blocked and not forced then remaining, blocked = 0, false end
-      -- The limit may be lower than it was.
-      if not blocked then remaining = math.min(remaining, limits[n].most) end
-      local record = pack('<i7i7i7i3', remaining, reset, retry, blocked and -1 or calls)
-      answers[first + n - 1] = wide and record .. pack('<I7I4', took, 0) or record
-    end
+    if not read_marks(first, calls, held) then return refuse(first, NO_MARKER) end
     if ends and (operation == 'cancel' or settled == 0) then return false end
     if not renewed(first) then return false end
     -- WAIT waits for what its own connection has written, on some servers for nothing else: the same again.
@@ -282,12 +294,15 @@ if id_ttl then
       if limit.used == 0 and took == 0 then born = 0 end
       if limit.algorithm.counted then before = limit.algorithm.counted(limit.x, limit.y) end
       if mark then
-        -- What a settlement took belongs to the end of what the call had taken.
         local more = took - mark.took
-        if more <= 0 then units = mark.units else units = mark.units + more end
-        if more <= 0 then net, given, born, before = mark.net, mark.given, mark.born, mark.before end
-        if more > 0 and mark.born == born then net, given, before = mark.net + more, mark.given, mark.before end
-        if more > 0 and mark.born ~= born then units = more end
+        if more <= 0 then
+          units, net, given, born, before = mark.units, mark.net, mark.given, mark.born, mark.before
+        elseif mark.born == born then
+          -- What a settlement took belongs to the end of what the call had taken.
+          units, net, given, before = mark.units + more, mark.net + more, mark.given, mark.before
+        else
+          units = more
+        end
         units = math.min(units, took)
       end
       memory = memory .. sub(answers[first + n - 1], 1, 24)
@@ -298,9 +313,8 @@ if id_ttl then
 end
 
 for n = 1, reads and writes and operation ~= 'block' and operation ~= 'reset' and count or 0 do
-  local needs = limits[n].algorithm.holds and #keys / width - 1 or -1
-  for call = 0, needs do
-    if (ARGV[holders + call] or '') == '' then return redis.error_reply('BADARG concurrency: expected a holder') end
+  for nth = 0, limits[n].algorithm.holds and #keys / width - 1 or -1 do
+    if (ARGV[holders + nth] or '') == '' then return redis.error_reply('BADARG concurrency: expected a holder') end
   end
 end
 for first = 1, operation == 'reset' and #keys or 0, width do
@@ -312,67 +326,48 @@ for first = 1, operation == 'reset' and #keys or 0, width do
   end
 end
 
--- Call by call. First all limits are asked: `fits` becomes the fewest calls that any has room for. A single call is 1
--- or 0: if its second limit has no room, `fits` is 0, so the first is charged 0 units as well. Then each limit answers,
--- and is written.
+-- Call by call. First all limits are asked: `limit.fits` is how many calls one has room for, and `allowed` is the
+-- fewest of any. Then each limit is charged for so many calls, is written, and answers. Of a single call both are 1 or
+-- 0. Say it costs 3, the first limit has 5 units left, and the second one 2: their `fits` are 1 and 0, so `allowed` is
+-- 0, and both are charged 0 units. The first one answers what remains, and no wait; the second one is `denied`, and
+-- answers how long until no more than its most units less 3 are used. Neither is written.
 for first = 1, #keys, width do
-  -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow.
+  -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow. `done`: a refusal
+  -- or its id's marker has answered it; `lost`: a write was refused.
   local calls, listed_at, readable, never, lost = 1, (first - 1) / width * each_width + 1, true, false, false
   if each then calls = unpacked('<I3', each, listed_at) end
   ordinal = (first - 1) / width
-  local fits, done = calls, answers[first] or (recall and recall(first, calls))
+  local allowed, done = calls, answers[first] or (recall and recall(first, calls))
   for n = 1, done and 0 or count do
     local limit, held, why = limits[n], states[first + n - 1], nil
     if each then limit.cost = unpacked('<I7', each, listed_at + 7 * n - 4) else limit.cost = common end
     if operation == 'cancel' then limit.cost = 0 end
-    if repeated and repeated[first + n - 1] then
-      -- An earlier call may have taken of it.
-      held = usual and call('GET', keys[first + n - 1]) or nil
-      states[first + n - 1] = held
-    end
-    if usual then
-      limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time =
-        limit.algorithm.level(held, now, limit.longest, limit.a, limit.b, limit.c)
-      if limit.used then
-        if noted then
-          local size = limit.algorithm.numbers_at - 1 + #limit.numbers
-          limit.notes = #held > size and noted_in(limit, sub(held, size + 1), limit.longest, nil, 0)
-        end
-        local own, cost, room = calls, limit.cost, limit.most - limit.used
-        if cost > 0 and cost * calls > room then own = room >= cost and (room - room % cost) / cost or 0 end
-        limit.fits = own
-        if own < fits then fits = own end
-      end
-    else
-      found[n], why = look(limit, held, keys[first + n - 1])
-      limit = found[n]
-    end
-    if not (limit and limit.used) then
+    -- An earlier call may have taken of it.
+    if repeated and repeated[first + n - 1] then held = nil end
+    found[n], why = look(limit, held, keys[first + n - 1])
+    if not found[n] then
       local name = limits[n].algorithm.name
       readable, fault = false, why or 'BADSTATE ' .. name .. ': the key holds something else than this limit\'s state'
     end
   end
-  if not (done or usual or not readable) then fits, never = weigh(calls) end
+  if not done and readable then allowed, never = weigh(calls) end
   for n = 1, readable and operation == 'renew' and count or 0 do
     if found[n].algorithm.holds and found[n].x.kept == 0 then
       done = refuse(first, 'BADID concurrency: no permit is held by this id')
     end
   end
   if not readable then refuse(first, fault) end
+  -- Before it gives anything back: made again after an error, it would give back what others took.
+  if operation == 'cancel' and readable and not done then lost = remember(first) == false end
   -- What that takes of each, and the answer.
-  for n = 1, (done or not readable) and 0 or count do
+  for n = 1, (done or lost or not readable) and 0 or count do
     local limit, index = found[n], first + n - 1
-    local units, changed, retry, blocked_us = fits * limit.cost, false, 0, 0
+    local units, changed, retry, writes_note, blocked_us = allowed * limit.cost, false, 0, false, 0
     -- Those that have room for the fewest deny; the others answer that they would allow it.
-    local denied = fits < calls and limit.fits <= fits
-    if usual then
-      changed = limit.used > 0 and limit.time - now > limit.longest
-      if units > 0 and (id_ttl or limit.notes) then count_units(limit, units) end
-    else
-      limit, units, changed = alter(n, units)
-    end
+    local denied = allowed < calls and limit.fits <= allowed
+    limit, units, changed = alter(n, units)
     -- A limit with room for a call that another denies isn't written, not even to bring its time back.
-    changed = changed and (denied or fits > 0 or fits == calls)
+    changed = changed and (denied or allowed > 0 or allowed == calls)
     found[n] = limit
     local algorithm, most, cost, a, b, c = limit.algorithm, limit.most, limit.cost, limit.a, limit.b, limit.c
     local x, y, at, used, reset = algorithm.take(units, limit.x, limit.y, limit.at, a, b, c)
@@ -383,26 +378,19 @@ for first = 1, #keys, width do
       local room = most - cost + (operation == 'reserve' and limit.debt or 0)
       if cost > 0 then retry = room < 0 and -1 or algorithm.wait(room, x, y, at, a, b, c) end
       if option.within and cost > 0 and retry == 0 then
-        local own = own_wait(limit, most - cost)
-        retry = own > option.within and own or 0
+        local wait = wait_if_charged(limit, most - cost)
+        retry = wait > option.within and wait or 0
       end
     end
-    local remaining, writes_note = used < most and most - used or 0, false
-    local expires_early = denied and writes and live and (usual or limit.held) and (limit.changed or algorithm.window)
+    local remaining, written = used < most and most - used or 0, nil
+    local expires_early = denied and writes and live and limit.held and (limit.changed or algorithm.window)
       and limit.armed * 1000000 < now + reset
-    if not usual then
-      reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
-      if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then
-        retry = algorithm.wait(most, x, y, at, a, b, c)
-        if complete(algorithm).spare then remaining = math.min(algorithm.spare(used - most, a), most) end
-      end
+    reset, retry, writes_note, blocked_us = note(limit, denied, never, reset, retry)
+    if option.within and cost == 0 and not denied and (code == 129 or code == 131) and used > most then
+      retry = algorithm.wait(most, x, y, at, a, b, c)
+      if complete(algorithm).spare then remaining = math.min(algorithm.spare(used - most, a), most) end
     end
-    local armed = limit.armed * 1000000
-    local written
-    if usual then limit.held = states[index] end
-    if usual and units > 0 and not limit.notes and armed >= now + reset and armed <= now + limit.kept + 1000000 then
-      written = call('SETRANGE', keys[index], '0', pack(algorithm.front, at, x, y))
-    elseif units > 0 or changed or writes_note then
+    if units > 0 or changed or writes_note then
       written = save(limit, keys[index], x, y, at, used, reset)
     elseif expires_early then
       written = prolong(limit, keys[index], reset)
@@ -412,14 +400,16 @@ for first = 1, #keys, width do
     if blocked_us > 0 then
       answer = pack('<i7i7i7i3', blocked_us, reset, retry, -1)
     else
-      answer = pack('<i7i7i7i3', remaining, reset, retry, fits)
+      answer = pack('<i7i7i7i3', remaining, reset, retry, allowed)
     end
     if wide then
-      answer = answer .. pack('<I7I4', fits * cost, limit.notes and limit.notes.denials or 0)
+      answer = answer .. pack('<I7I4', allowed * cost, limit.notes and limit.notes.denials or 0)
     end
     answers[index] = answer
   end
-  if id_ttl and not (done or lost) and readable and fits == calls then lost = remember(first) == false end
+  if id_ttl and operation ~= 'cancel' and not (done or lost) and readable and allowed == calls then
+    lost = remember(first) == false
+  end
   if lost then refuse(first, LOST) end
 end
 
@@ -427,7 +417,7 @@ if packed and operation ~= 'inspect' and not (fault and #keys == width) then ret
 if fault then return redis.error_reply(fault) end
 
 -- The text form's reply: five integers for each limit, then what the operation or an option adds.
-local reply, granted, noted = {}, {}, {}
+local reply, granted, denials_of = {}, {}, {}
 local ignores_id = not writes or operation == 'block' or operation == 'renew'
 local grants, blocked = operation == 'at-most' or id_ttl and not ignores_id, false
 for n = 1, count do
@@ -439,20 +429,24 @@ for n = 1, count do
     reply[5 * n - 5 + field] = number
   end
   granted[n], blocked = took, blocked or blocked_us > 0
-  noted[2 * n - 1], noted[2 * n] = blocked_us, denials
+  denials_of[2 * n - 1], denials_of[2 * n] = blocked_us, denials
 end
 for n = 1, grants and count or 0 do reply[#reply + 1] = granted[n] end
 if operation == 'inspect' then
   reply[#reply + 1] = call('PTTL', keys[1])
   local limit, algorithm = found[1], limits[1].algorithm
-  local held = limit.held
-  local own = algorithm.inspect and algorithm.inspect(held, limit)
-  if not own then held = held or pack(algorithm.front, limit.at, limit.x, limit.y) .. '\0\0\0\0\0' .. limit.numbers end
-  local front = own or { unpacked(algorithm.front, held) }
-  local stored = own and {} or { unpacked(algorithm.stored, held, algorithm.numbers_at) }
-  if own then front[#front + 1] = 0 end
-  for field = 1, #front - 1 do reply[#reply + 1] = front[field] end
-  for field = 2, #stored - 1 do reply[#reply + 1] = stored[field] end
+  local fields = algorithm.inspect and algorithm.inspect(limit.held, limit)
+  if not fields then
+    local held = limit.held or pack(algorithm.front, limit.at, limit.x, limit.y) .. '\0\0\0\0\0' .. limit.numbers
+    fields = { unpacked(algorithm.front, held) }
+    local stored = { unpacked(algorithm.stored, held, algorithm.numbers_at) }
+    -- The last that `unpacked` returns is where it ended; the first number is the algorithm's.
+    table.remove(fields)
+    for place = 2, #stored - 1 do fields[#fields + 1] = stored[place] end
+  end
+  for _, field in ipairs(fields) do reply[#reply + 1] = field end
 end
-for n = 1, (blocked or option.overage or operation == 'inspect') and #noted or 0 do reply[#reply + 1] = noted[n] end
+for n = 1, (blocked or option.overage or operation == 'inspect') and #denials_of or 0 do
+  reply[#reply + 1] = denials_of[n]
+end
 return reply

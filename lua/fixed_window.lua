@@ -48,18 +48,16 @@ if live and #shape == 45 and not repeated and find(shape, '^\2') and find(shape,
   if not missed then return table.concat(answers) end
 end
 
+-- As token_bucket.lua describes it: x is the units in use, y the start of their window.
 ALGORITHMS[2] = {
   name = 'fixed_window', arguments = 'capacity, rate, period, start, max_debt', lends = true,
   size = 36, format = '<BI7I7I7i7I7', width = 29, stored = '<BI7I7I7i7', numbers_at = 27, front = '<I7I7i7',
-  -- The longest reset, how long a state is kept, and the units that pass in a microsecond; nothing if out of range.
   spans = function(capacity, debt, rate, period, start)
     local span = capacity + debt
     if rate < 1 or period < 1 or start < -1 or start >= period or span > 2^53 - rate then return end
     local longest = (span + -span % rate) / rate * period
     if longest <= 2^51 then return longest, 2 * longest, rate / period end
   end,
-  -- What a state comes to: the units in use, the same, the start of the window, and as of when; then its expiry and its
-  -- own time.
   level = function(held, now, longest, rate, period, start)
     local at, used, window, armed, time = now, 0, now, 0, nil
     if held then
@@ -82,42 +80,36 @@ ALGORITHMS[2] = {
     if used == 0 then at, window = now, start >= 0 and now - (now - start) % period or now end
     return used, used, window, at, armed, time
   end,
-  -- How long until at most so many units are in use.
   wait = function(units, used, window, _, rate, period)
     local early = used - units
     return early > 0 and window + (early + -early % rate) / rate * period - now or 0
   end,
-  -- Takes units. Returns the state, the units in use, and how long until there are none.
   take = function(units, used, window, at, rate, period)
     used = used + units
     return used, window, at, used, used > 0 and window + (used + -used % rate) / rate * period - now or 0
   end,
-  -- What few calls need, and is defined for them only.
   rare = function(own)
-    -- Gives units back that so many newer ones follow, as far as they are in use. Returns the state, and how many.
     own.give = function(units, newer, used, window, at)
       local left = math.max(used - units, math.min(used, newer), 0)
       return left, window, at, used - left
     end
-    -- The units that were taken after a call at `since` that answered a reset at `resets`, and how many it may give
-    -- back. What it left may have passed in part with the window that it was in.
+    -- What the call left may have passed in part with the window that it was in.
     own.after = function(since, resets, used, window, _, rate, period)
       local left = (resets - window - (resets - window) % period) / period * rate
       if since < window then left = left - rate + 1 end
       return math.max(used - math.max(left, 0), 0), 2^53
     end
-    -- The most units that may be added: numbers and waits stay exact.
-    own.most = function(used, _, rate, period)
+    own.addable = function(used, _, rate, period)
       return math.max(math.min(2^53 - rate, (2^51 - 2^51 % period) / period * rate) - used, 0)
     end
     -- What can be taken when no more than the capacity is in use again.
     own.spare = function(debt, rate) return -debt % rate end
-    -- The same units under other numbers. Windows of one length that start at other times count from the later start:
-    -- otherwise, two versions in turn would admit more than either.
+    -- Windows of one length that start at other times count from the later start: otherwise, two versions in turn
+    -- would admit more than either.
     own.convert = function(used, window, at, _, was_period, _, rate, period, start)
       local begun = start >= 0 and at - (at - start) % period or at
       if used > 0 and period == was_period and (start < 0 or window > begun) then begun = window end
-      return math.min(used, own.most(0, nil, rate, period)), begun, at
+      return math.min(used, own.addable(0, nil, rate, period)), begun, at
     end
   end,
 }

@@ -43,6 +43,7 @@ if live and #shape == 27 and not repeated and find(shape, '^\4') and find(shape,
       if time < begun then previous, current = time >= begun - period and current or 0, 0 end
       local weighted, room, wait, reset = previous * (period - now + begun), limit - cost, 0, 0
       local used = (weighted - weighted % period) / period + current
+      if used == 0 then previous = 0 end
       if used <= room then
         used, current = used + cost, current + cost
       elseif room >= current then
@@ -64,18 +65,17 @@ if live and #shape == 27 and not repeated and find(shape, '^\4') and find(shape,
   if not missed then return table.concat(answers) end
 end
 
+-- As token_bucket.lua describes it: x and y are the counts of the previous and the current window.
 ALGORITHMS[4] = {
   name = 'sliding_window_counter', arguments = 'limit, period, tick',
   size = 18, format = '<BI7I7I3', width = 18, stored = '<BI7I7I3', numbers_at = 27, front = '<I7I7I7',
   -- What is above another version's limit doesn't fit its windows: it stays in those that it was taken in.
   bounded = true,
-  -- The longest reset, how long a state is kept, and the units that pass in a microsecond; nothing if out of range.
   spans = function(limit, _, period, tick)
     local longest = 2 * period * tick
     if limit < 1 or period < 1 or tick < 1 or tick > 1000000 or limit * period > 2^53 - period then return end
     if longest <= 2^51 then return longest, 2 * longest, limit / (period * tick) end
   end,
-  -- What a state comes to: the units in use, both counts, and as of when; then its expiry and its own time.
   level = function(held, now, longest, period, tick)
     local at, length = now - now % tick, period * tick
     if not held then return 0, 0, 0, at, 0 end
@@ -97,14 +97,12 @@ ALGORITHMS[4] = {
     if used == 0 then previous, current, at = 0, 0, now - now % tick end
     return used, previous, current, at, armed, time
   end,
-  -- How long until at most so many units are in use.
   wait = function(units, previous, current, at, period, tick)
     local weighted = previous * (period - at % (period * tick) / tick)
     if (weighted - weighted % period) / period + current <= units then return 0 end
     if units >= current then return until_left(units - current, previous, 1, at, period, tick) end
     return until_left(units, current, 2, at, period, tick)
   end,
-  -- Takes units. Returns the state, the units in use, and how long until there are none.
   take = function(units, previous, current, at, period, tick)
     current = current + units
     local weighted, reset = previous * (period - at % (period * tick) / tick), 0
@@ -118,24 +116,20 @@ ALGORITHMS[4] = {
   end,
   -- The units in both counts, whatever they weigh.
   counted = function(previous, current) return previous + current end,
-  -- What few calls need, and is defined for them only.
   rare = function(own)
-    -- Gives units back that so many newer ones follow, whose counts they are in. Returns the state, and how many.
     own.give = function(units, newer, previous, current, at)
       local of_current = math.max(math.min(newer + units, current) - newer, 0)
       local before = math.max(newer - current, 0)
       local of_previous = math.max(math.min(before + units - of_current, previous) - before, 0)
       return previous - of_previous, current - of_current, at, of_current + of_previous
     end
-    -- The units that were taken after a call at `since`, and how many it may give back: those of its window.
+    -- Of a call, units of its window are owed.
     own.after = function(since, _, previous, current, at, period, tick)
       local begun = at - at % (period * tick)
       if since >= begun then return 0, current end
       return current, since >= begun - period * tick and previous or 0
     end
-    -- The most units that may be added: numbers stay exact.
-    own.most = function(_, current, period) return math.max(0, math.floor(2^53 / period) - 1 - current) end
-    -- The same units under other numbers.
+    own.addable = function(_, current, period) return math.max(0, math.floor(2^53 / period) - 1 - current) end
     own.convert = function(previous, current, at, was_period, was_tick, _, period, tick)
       local length, most = was_period * was_tick, math.floor(2^53 / period) - 1
       if length ~= period * tick then

@@ -79,16 +79,16 @@ if live and #shape == 22 and byte(shape) == 5 and find(shape, '\128\0', 14, true
         log.first, log.base, leaves, whole = first, base, oldest, oldest <= newest
       end
       room = limit - (total - base) % MODULUS
-      local live, covered = count - first, expires >= now + period and expires <= now + 2 * period + 1000000
+      local entries, covered = count - first, expires >= now + period and expires <= now + 2 * period + 1000000
       if whole and room < cost and room >= 0 then
         if cost - room > 1 then _, leaves = search(log, -1, cost - room) end
         -- As `bounded` does.
         leaves = math.max(math.min(leaves, newest), oldest)
         answers[index] = pack('<i7i7i7i3', room, newest + period - now, leaves + period - now, 0)
-      elseif whole and room >= cost and covered and live < slots then
+      elseif whole and room >= cost and covered and entries < slots then
         total = (total + cost) % MODULUS
         local place, entry = HEADER + head * ENTRY, pack('<I7I5', now, total)
-        local header = pack('<I7I5I4I4I5I7', now, total, (head + 1) % slots, live + 1, base, oldest)
+        local header = pack('<I7I5I4I4I5I7', now, total, (head + 1) % slots, entries + 1, base, oldest)
         if #near < NEAR then header = header .. sub(near, 33, place) .. entry end
         if #near < NEAR or call('SETRANGE', key, string.format('%d', place), entry) then
           answers[index] = call('SETRANGE', key, '0', header) and pack('<i7i7i7i3', room - cost, period, 0, 1) or nil
@@ -100,14 +100,16 @@ if live and #shape == 22 and byte(shape) == 5 and find(shape, '\128\0', 14, true
   if KEYS[1] and not left then return table.concat(answers) end
 end
 
+-- As token_bucket.lua describes it: x is what is known of the log, y nothing.
 ALGORITHMS[5] = {
   name = 'sliding_window_log', arguments = 'limit, period', most_of = { limit = 2^39 },
   size = 13, format = '<BI5I7', width = 13, stored = '<BI5I7', numbers_at = 42,
-  -- The longest reset, and how long a state is kept; nothing if out of range.
   spans = function(limit, _, period)
     if limit >= 1 and limit <= 2^39 and period >= 1 and period <= 2^51 then return period, 2 * period end
   end,
-  -- Reads a log: what is known of it, the numbers it was written under, and what is noted after it.
+  -- Reads a log: what is known of it, the numbers it was written under, and what is noted after it. Beside what its
+  -- header has, that is: how many of the oldest entries don't count any more (`first`), the units that the call takes
+  -- (`change`), and the bytes that were read last (`text`, from `offset` on).
   read = function(limit, key)
     local near = redis.pcall('GETRANGE', key, '0', '263')
     if type(near) == 'table' then
@@ -119,18 +121,17 @@ ALGORITHMS[5] = {
     if #near < HEADER then return '', '', '' end
     local newest, total, head, count, base, oldest, armed, slots = unpacked('<I7I5I4I4I5I7I5I4', near)
     local length = #near < NEAR and #near or call('STRLEN', key)
-    local noted = length - HEADER - slots * ENTRY
-    if (noted ~= 0 and noted ~= 53) or count > slots or head >= slots or oldest > newest or newest > 2^53
+    local tail_size = length - HEADER - slots * ENTRY
+    if (tail_size ~= 0 and tail_size ~= 53) or count > slots or head >= slots or oldest > newest or newest > 2^53
       or (total - base) % MODULUS > 2^39 or (count == 0 and total ~= base) then
       return '', '', ''
     end
-    local tail = noted == 0 and '' or length < NEAR and sub(near, -53) or call('GETRANGE', key, '-53', '-1')
+    local tail = tail_size == 0 and '' or length < NEAR and sub(near, -53) or call('GETRANGE', key, '-53', '-1')
     if tail == string.rep('\0', 53) then tail = '' end
     return { key = key, near = near, newest = newest, total = total, head = head, count = count, base = base,
-      oldest = oldest, armed = armed, slots = slots, noted = noted > 0, length = length, text = near,
-      offset = 0, first = 0, change = 0 }, sub(near, 42, 54), tail
+      oldest = oldest, armed = armed, slots = slots, has_tail = tail_size > 0, length = length,
+      text = near, offset = 0, first = 0, change = 0 }, sub(near, 42, 54), tail
   end,
-  -- What a log comes to: the units in use, what is known of it, and as of when; then its expiry and its own time.
   level = function(log, now, longest, period)
     if not log then
       log = { newest = now, oldest = now, total = 0, base = 0, head = 0, count = 0, first = 0, slots = 0, change = 0,
@@ -183,7 +184,7 @@ ALGORITHMS[5] = {
     limit.changed = changed and not limit.rule
     return limit, own.level(log, now, limit.longest, limit.a)
   end,
-  -- The same under other numbers: at the time of the newest, if that still counts there. No charge forgives units.
+  -- At the time of the newest, if that still counts there. No charge forgives units.
   convert = function(log, _, at, _, _, _, period)
     if log.lumped and log.newest > at - period then return log, nil, at end
     -- A copy: a penalty that finds no room leaves the log as it is.
@@ -192,7 +193,6 @@ ALGORITHMS[5] = {
     ALGORITHMS[5].lump(copy, log.used, log.newest > at - period and log.newest or at)
     return copy, nil, at
   end,
-  -- How long until at most so many units are in use.
   wait = function(units, log, _, at, period)
     local enough, leaves = log.used + log.change - units, log.oldest
     if enough <= 0 then return 0 end
@@ -204,13 +204,11 @@ ALGORITHMS[5] = {
     end
     return leaves + period - now
   end,
-  -- Takes units. Returns the state, the units in use, and how long until there are none.
   take = function(units, log, _, at, period)
     log.change = units
     local used, last = log.used + units, units > 0 and at or log.newest
     return log, nil, at, used, used > 0 and last + period - now or 0
   end,
-  -- Gives units back that so many newer ones follow, as far as they are in use. Returns the state, and how many.
   give = function(units, newer, log, _, at)
     units = math.max(math.min(units, log.used - newer), 0)
     if units == 0 then return log, nil, at, 0 end
@@ -229,45 +227,44 @@ ALGORITHMS[5] = {
     end
     return log, nil, at, units
   end,
-  -- The units that were taken after a call at `since`, and how many it may give back: none once they are `period` old.
   after = function(since, _, log, _, at, period)
     if since <= at - period or log.used == 0 then return 0, 0 end
     if since >= log.newest then return 0, log.used end
     local _, _, before = search(log, since, 0)
     return (log.total - before) % MODULUS, log.used
   end,
-  -- The most units that may be added.
-  most = function(log) return 2^39 - log.used end,
+  addable = function(log) return 2^39 - log.used end,
   -- Writes a log: in place, or anew with room for a fifth more entries.
   write = function(limit, key, log, _, at, used, seconds, option, expires, tail)
-    local live, same = log.count - log.first, log.count > log.first and log.newest == at
-    local from, head, newest, entry = log.head - live, log.head, log.newest, nil
-    if live == 0 then log.base, log.total, log.oldest, newest = 0, 0, at, at end
+    local entries, same = log.count - log.first, log.count > log.first and log.newest == at
+    local from, head, newest, entry = log.head - entries, log.head, log.newest, nil
+    if entries == 0 then log.base, log.total, log.oldest, newest = 0, 0, at, at end
     local total = (log.total + log.change) % MODULUS
     if log.change > 0 then
-      if not same then live = live + 1 end
+      if not same then entries = entries + 1 end
       newest, entry = at, pack('<I7I5', at, total)
     elseif log.shrunk then
       same, entry = true, pack('<I7I5', newest, total)
     end
     local short = log.near and not log.lumped and log.length < NEAR
-    local fits = log.near and not log.lumped and live <= log.slots and not (option and live * 4 + 16 < log.slots)
-    if not fits or short and option then
-      return ALGORITHMS[5].rewrite(limit, key, log, from, live, entry, newest, total, seconds, option, expires, tail)
+    local in_place = log.near and not log.lumped and entries <= log.slots
+      and not (option and entries * 4 + 16 < log.slots)
+    if not in_place or short and option then
+      return ALGORITHMS[5].rewrite(limit, key, log, from, entries, entry, newest, total, seconds, option, expires, tail)
     end
-    if log.noted and tail == '' then tail = string.rep('\0', 53) end
+    if log.has_tail and tail == '' then tail = string.rep('\0', 53) end
     if entry and not same then head = (head + 1) % log.slots end
     local place = HEADER + (head - 1) % log.slots * ENTRY
     if entry then call('SETRANGE', key, string.format('%d', place), entry) end
     if tail ~= '' then call('SETRANGE', key, string.format('%d', HEADER + log.slots * ENTRY), tail) end
-    local header = pack('<I7I5I4I4I5I7I5I4', newest, total, head, live, log.base, log.oldest, seconds, log.slots)
+    local header = pack('<I7I5I4I4I5I7I5I4', newest, total, head, entries, log.base, log.oldest, seconds, log.slots)
     if option == 'PX' then call('PEXPIRE', key, expires) end
     if option == 'PXAT' then call('PEXPIREAT', key, expires) end
     -- What counts the entry comes last.
     return call('SETRANGE', key, '0', header .. limit.numbers)
   end,
   -- The ring anew, oldest first.
-  rewrite = function(limit, key, log, from, live, entry, newest, total, seconds, option, expires, tail)
+  rewrite = function(limit, key, log, from, entries, entry, newest, total, seconds, option, expires, tail)
     local ring = ''
     if log.lumped then
       ring = sub(log.text, HEADER + 1)
@@ -275,12 +272,13 @@ ALGORITHMS[5] = {
       ring = log.length < NEAR and sub(log.near, HEADER + 1, HEADER + log.slots * ENTRY)
         or call('GETRANGE', key, string.format('%d', HEADER), string.format('%d', HEADER + log.slots * ENTRY - 1))
     end
-    local kept = entry and live - 1 or live
+    local kept = entry and entries - 1 or entries
     local start = log.slots > 0 and from % log.slots * ENTRY or 0
     ring = sub(sub(ring, start + 1) .. sub(ring, 1, start), 1, kept * ENTRY) .. (entry or '')
-    local slots = math.max(live, 1, math.min(limit.most, live + math.max(4, (live - live % 5) / 5)))
-    local header = pack('<I7I5I4I4I5I7I5I4', newest, total, live % slots, live, log.base, log.oldest, seconds, slots)
-    local state = header .. limit.numbers .. ring .. string.rep('\0', (slots - live) * ENTRY) .. tail
+    local slots = math.max(entries, 1, math.min(limit.most, entries + math.max(4, (entries - entries % 5) / 5)))
+    local header = pack('<I7I5I4I4I5I7I5I4', newest, total, entries % slots, entries, log.base, log.oldest, seconds,
+      slots)
+    local state = header .. limit.numbers .. ring .. string.rep('\0', (slots - entries) * ENTRY) .. tail
     if option then return call('SET', key, state, option, expires) end
     return call('SET', key, state, 'KEEPTTL')
   end,

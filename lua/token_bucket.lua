@@ -19,6 +19,9 @@
 --   lead(now) = max(0, lead - ticks since `time` * rate)
 --   used      = ceil(lead / period); a cost is admitted if used + cost <= capacity, and adds cost * period
 --   wait      until at most u units are used: ceil((lead - u * period) / rate) ticks
+--   Say 5 units at once, and one comes back in a second: capacity 5, rate 1, period 1000000, tick 1. Unused, at
+--   0 s a cost of 3 is allowed: the lead is 3000000 then, 2 remain, and the reset is 3 s. At 1 s the lead is 2000000
+--   and 2 are used: a cost of 4 is denied, until 1 is used: (2000000 - 1 * 1000000) / 1 ticks, a second.
 --
 -- Source
 --   ITU-T I.371, Generic Cell Rate Algorithm, virtual scheduling; as a bucket: Turner, "New directions in
@@ -53,6 +56,9 @@ if live and #shape == 41 and not repeated and find(shape, '^\1') and find(shape,
   if not missed then return table.concat(answers) end
 end
 
+-- What keys.lua and decide.lua call. A state is passed on as x, y and `at`: here x is the lead, y nothing, and `at` the
+-- time as of which that is the lead. The limit's numbers but for the first come last: rate, period and tick. Other
+-- algorithms have the same functions, and their files say what x and y are there.
 ALGORITHMS[1] = {
   name = 'token_bucket', arguments = 'capacity, rate, period, tick, max_debt',
   -- A limit's numbers in the shape; of them so many bytes in a state, from there on; and what a state begins with.
@@ -101,14 +107,15 @@ ALGORITHMS[1] = {
       local left = math.max(lead - units * period, math.min(lead, newer * period), 0)
       return left, nil, at, (lead - left - (lead - left) % period) / period
     end
-    -- The units that were taken after a call that answered a reset at `resets`, and how many it may give back.
+    -- The units that were taken after a call at `since` that answered a reset at `resets`, and how many the call may
+    -- give back.
     own.after = function(since, resets, lead, _, at, rate, period, tick)
       local left = (resets - at + -(resets - at) % tick) / tick * rate
       local newer = lead - math.max(left, 0)
       return newer > 0 and (newer + -newer % period) / period or 0, 2^53
     end
     -- The most units that may be added: numbers and waits stay exact.
-    own.most = function(lead, _, rate, period, tick)
+    own.addable = function(lead, _, rate, period, tick)
       local rest = 2^51 % tick
       local more = math.min(2^53 - period, (2^51 - rest) / tick * rate + math.floor(rest * rate / tick)) - lead
       return more > 0 and (more - more % period) / period or 0
@@ -127,7 +134,7 @@ ALGORITHMS[1] = {
         end
       end
       if remainder > 0 then part = part + 1 end
-      local units, most = (lead - rest) / was_period, own.most(0, nil, rate, period, tick)
+      local units, most = (lead - rest) / was_period, own.addable(0, nil, rate, period, tick)
       return units < most and units * period + part or most * period, nil, at + -at % tick
     end
   end,

@@ -322,13 +322,13 @@ impl Batch {
             Some(at) => *at = new,
             None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
         }
-        let Ask { script, ref numbers, terms, now_us, .. } = *ask;
+        let Ask { script, ref numbers, ref terms, now_us, .. } = *ask;
         let (numbers, limits, weight) = (Arc::clone(numbers), ask.limit_count(), ask.weight());
         let groups = self.spare.pop().unwrap_or_default();
         self.calls.push(BatchCall {
             script,
             numbers,
-            terms,
+            terms: terms.clone(),
             limits,
             weight,
             now_us,

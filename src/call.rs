@@ -37,7 +37,7 @@ pub(crate) struct Ask<'a> {
 pub(crate) type Costs = SmallVec<[u64; 2]>;
 
 /// What is asked of the limits, whichever they are: the end of a shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Terms {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
@@ -69,11 +69,11 @@ pub(crate) struct Options {
     pub(crate) block_us: Option<u64>,
 }
 
-/// When a call took units, and the reset that it answered, in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// When a call took units, and the reset that each limit answered to it, in microseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Taken {
     pub(crate) ago_us: u64,
-    pub(crate) reset_us: u64,
+    pub(crate) resets_us: SmallVec<[u64; 1]>,
 }
 
 /// A script's answer to one call.
@@ -133,7 +133,7 @@ impl Terms {
 
     /// Appends them to the numbers of a shape, at this cost.
     pub(crate) fn pack(&self, cost: u64, shape: &mut Vec<u8>) {
-        let Self { mode, options, within_us, id_ttl_ms, taken } = *self;
+        let Self { mode, options, within_us, id_ttl_ms, ref taken } = *self;
         let Options { keeps_left, starts_anew, counts_denials, block_us } = options;
         let bits = [
             keeps_left,
@@ -148,9 +148,12 @@ impl Terms {
         let bits = bits.iter().enumerate().fold(0, |bits, (at, is_set)| bits | u8::from(*is_set) << at);
         shape.extend([mode.code(), bits]);
         shape.extend(packed_cost(cost));
-        let taken = taken.map(|taken| [taken.ago_us, taken.reset_us]);
-        for value in [block_us, within_us, id_ttl_ms].into_iter().flatten().chain(taken.into_iter().flatten()) {
+        for value in [block_us, within_us, id_ttl_ms].into_iter().flatten() {
             shape.extend(seven(value));
+        }
+        if let Some(Taken { ago_us, resets_us }) = taken {
+            shape.extend(seven(*ago_us));
+            resets_us.iter().for_each(|reset_us| shape.extend(seven(*reset_us)));
         }
     }
 }

@@ -230,7 +230,12 @@ impl Limiter {
     }
 
     /// Takes the cost now for later: the call is allowed with a wait, after which the work may run. Up to the rule's
-    /// `max-debt` may be owed beyond its capacity; later callers see that debt.
+    /// `max-debt` may be owed beyond its capacity; later callers see that debt. [`acquire_wait`](Self::acquire_wait)
+    /// does the waiting too.
+    ///
+    /// Where a reservation is [cancelled](Self::cancel) before its turn, those behind it keep their waits, and whoever
+    /// reserves next goes together with the last of them: [the guide](crate::guide::blocks#what-comes-back) says what
+    /// to do.
     ///
     /// # Errors
     ///
@@ -364,7 +369,9 @@ impl Limiter {
         self.change_charge("settle", rule, request.into(), Operation::Settle).await
     }
 
-    /// Gives back what the call of this [id](Request::id) took, and forgets the id.
+    /// Gives back what the call of this [id](Request::id) took, as far as it is still owed, and forgets the id. If
+    /// others have reserved behind it, two may then go at one moment:
+    /// [the guide](crate::guide::blocks#what-comes-back) says what to do.
     ///
     /// # Errors
     ///

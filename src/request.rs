@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::call::Taken;
-use crate::decision::{By, Decision};
+use crate::decision::{By, Decision, LimitDecision};
 use crate::error::{Charged, Error, Kind};
+use crate::quota::Quota;
 use crate::rule::Rule;
 
 /// The last microsecond since the epoch at which a decision can be made: the year 2112.
@@ -22,11 +23,14 @@ const ID_TTL: Duration = Duration::from_secs(600);
 /// let request = Request::new("user:42").cost(5);
 /// ```
 ///
-/// It borrows its key, parts and id; [`into_owned`](Self::into_owned) copies them, for a function that returns a request.
+/// It borrows its key, parts, id and decision; [`into_owned`](Self::into_owned) copies them, for a function that returns
+/// a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     plain: PlainRequest<'a>,
     rare: Rare,
+    /// What each limit answered to the call whose units a refund gives back.
+    answers: &'a [LimitDecision],
 }
 
 /// What any request has, without what few have: all that an acquire depends on, unless its id has a time of its own. There
@@ -39,7 +43,7 @@ pub(crate) struct PlainRequest<'a> {
     terms: Terms,
 }
 
-/// A request that owns its key, parts and id. A reference to one is a [`Request`].
+/// A request that owns its key, parts, id and decision. A reference to one is a [`Request`].
 ///
 /// ```
 /// use tollgate::{OwnedRequest, Request};
@@ -64,6 +68,7 @@ pub struct OwnedRequest {
     id: Option<Vec<u8>>,
     terms: Terms,
     rare: Rare,
+    answers: Vec<LimitDecision>,
 }
 
 /// The fields of a plain request that aren't borrowed.
@@ -99,17 +104,8 @@ pub(crate) struct Earlier {
     pub(crate) granted: u64,
     /// Whether Redis took the units as well, if a policy answered in its place.
     pub(crate) charged: Charged,
-    /// When it took them, in microseconds since the epoch, and how long until the key was as if never used.
+    /// When it took them, in microseconds since the epoch.
     taken_us: u64,
-    reset_us: u64,
-}
-
-impl Earlier {
-    /// When the call was, seen from this time.
-    pub(crate) fn taken(&self, time: SystemTime) -> Taken {
-        let now_us = microseconds(time).unwrap_or_default();
-        Taken { ago_us: now_us.saturating_sub(self.taken_us), reset_us: self.reset_us }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +124,7 @@ impl<'a> Request<'a> {
 
     /// The request with nothing else: none of what few have.
     pub(crate) fn of_plain(plain: PlainRequest<'a>) -> Self {
-        Self { plain, rare: Rare::NONE }
+        Self { plain, rare: Rare::NONE, answers: &[] }
     }
 
     /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a block.
@@ -207,13 +203,14 @@ impl<'a> Request<'a> {
     /// [`settle`](crate::Limiter::settle), [`cancel`](crate::Limiter::cancel), [`release`](crate::Limiter::release),
     /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
     ///
-    /// A refund gives back no more than was granted, so nothing for a call that was denied; and no more than is still
-    /// owed: what has refilled or left its window since then is gone. It reckons from the two calls' times on this
-    /// machine, so to within a round trip, and by as much more as its clock is set back in between; or by the clock
-    /// given to an embedded engine. It doesn't know what was given back since: two refunds after one decision give back
-    /// its units twice; nor what is still owed once the rule's numbers have changed: it then gives less back, mostly
-    /// nothing. [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know both, in Redis, and give
-    /// back once.
+    /// A refund gives back no more than was granted, so nothing for a call that was denied; and to each limit no more
+    /// than is still owed to it: what has refilled or left its window since then is gone. It reckons from the two calls'
+    /// times on this machine, so to within a round trip, and by as much more as its clock is set back in between; or by
+    /// the clock given to an embedded engine. It doesn't know what was given back since: two refunds after one decision
+    /// give back its units twice; nor what is still owed of a call that was made while its key was blocked, such as a
+    /// penalty, or once the rule's numbers have changed: it then gives less back, mostly nothing.
+    /// [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know all that, in Redis, and give back
+    /// once.
     ///
     /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
     /// the answer is [`By::Policy`](crate::By::Policy). If the engine in this process answered
@@ -225,16 +222,20 @@ impl<'a> Request<'a> {
     /// use tollgate::{Decision, Request};
     ///
     /// /// What forgets this attempt to log in, and all before it.
-    /// fn forgotten<'a>(account: &'a str, attempt: &Decision) -> Request<'a> {
+    /// fn forgotten<'a>(account: &'a str, attempt: &'a Decision) -> Request<'a> {
     ///     Request::new(account).after(attempt)
     /// }
     /// ```
     #[must_use]
-    pub fn after(mut self, decision: &Decision) -> Self {
+    pub fn after(self, decision: &'a Decision) -> Self {
+        Self { answers: &decision.limits, ..self.following(decision) }
+    }
+
+    /// The same of any call but a refund, which alone has to know what each limit answered.
+    pub(crate) fn following(mut self, decision: &Decision) -> Self {
         let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
         let taken_us = microseconds(decision.decided_at()).unwrap_or_default();
-        let reset_us = u64::try_from(decision.reset_after.as_micros()).unwrap_or(LAST_TIME).min(LAST_TIME);
-        self.rare.after = Some(Earlier { by: decision.by, granted: decision.granted, charged, taken_us, reset_us });
+        self.rare.after = Some(Earlier { by: decision.by, granted: decision.granted, charged, taken_us });
         self
     }
 
@@ -246,7 +247,8 @@ impl<'a> Request<'a> {
             Parts::Borrowed(parts) => parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
             Parts::Owned(parts) => parts.to_vec(),
         };
-        OwnedRequest { key: key.to_vec(), parts, id: id.map(<[u8]>::to_vec), terms, rare: self.rare }
+        let (id, rare, answers) = (id.map(<[u8]>::to_vec), self.rare, self.answers.to_vec());
+        OwnedRequest { key: key.to_vec(), parts, id, terms, rare, answers }
     }
 }
 
@@ -254,7 +256,8 @@ impl OwnedRequest {
     /// About this key, with these parts, at this cost or the rule's.
     #[allow(dead_code, reason = "made by sets of rules, which are a feature")]
     pub(crate) fn charging(key: Vec<u8>, parts: Vec<(String, Vec<u8>)>, cost: Option<u64>) -> Self {
-        Self { key, parts, id: None, terms: Terms { cost, ..Terms::default() }, rare: Rare::NONE }
+        let terms = Terms { cost, ..Terms::default() };
+        Self { key, parts, id: None, terms, rare: Rare::NONE, answers: Vec::new() }
     }
 
     /// The key.
@@ -323,6 +326,24 @@ impl<'a> Request<'a> {
     /// The call whose units it gives back.
     pub(crate) fn earlier(&self) -> Option<Earlier> {
         self.rare.after
+    }
+
+    /// The same as these limits take it: when it was, seen from now, and the reset that each of them answered.
+    pub(crate) fn taken<'q>(
+        &self,
+        limits: impl Iterator<Item = &'q Quota>,
+        now: impl FnOnce() -> SystemTime,
+    ) -> Option<Taken> {
+        let earlier = self.rare.after?;
+        let now_us = microseconds(now()).unwrap_or_default();
+        let reset_us = |(at, quota): (usize, &Quota)| {
+            let its = self.answers.get(at).filter(|its| its.quota.label() == quota.label());
+            // Where the reset isn't known, as of a blocked key, nothing is given back.
+            let reset = its.filter(|its| !its.blocked).map_or(Duration::ZERO, |its| its.reset_after);
+            u64::try_from(reset.as_micros()).unwrap_or(LAST_TIME).min(LAST_TIME)
+        };
+        let resets_us = limits.enumerate().map(reset_us).collect();
+        Some(Taken { ago_us: now_us.saturating_sub(earlier.taken_us), resets_us })
     }
 
     /// How long the id is remembered, in milliseconds.
@@ -406,9 +427,9 @@ impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
 
 impl<'a> From<&'a OwnedRequest> for Request<'a> {
     fn from(owned: &'a OwnedRequest) -> Self {
-        let OwnedRequest { key, parts, id, terms, rare } = owned;
+        let OwnedRequest { key, parts, id, terms, rare, answers } = owned;
         let plain = PlainRequest { key, id: id.as_deref(), parts: Parts::Owned(parts), terms: *terms };
-        Self { plain, rare: *rare }
+        Self { plain, rare: *rare, answers }
     }
 }
 

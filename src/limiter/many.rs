@@ -36,7 +36,8 @@ impl Limiter {
     /// Acquires for each of these requests independently, but sends them together: in as few script calls as possible,
     /// at one round trip for each 1,024 keys, with two such batches in flight at a time. Those that cost Redis more,
     /// with an id or by a rule of several limits, take one for each 170 to 512 keys. The decisions are in the requests'
-    /// order.
+    /// order. Of several requests of one key and cost, the first ones are allowed, as many as there is room for, and all
+    /// see the levels after the last of them that was sent with them: `remaining` is what all of these left.
     ///
     /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///

@@ -38,7 +38,7 @@ impl Limiter {
             terms.within_us = request.within_us().filter(|_| matches!(operation, Operation::Reserve | Operation::Peek));
             if operation == Operation::Refund {
                 let now = || request.time().unwrap_or_else(|| self.now());
-                terms.taken = request.earlier().map(|earlier| earlier.taken(now()));
+                terms.taken = request.taken(targets.iter().map(|target| &*target.scoped.quota), now);
             }
             if let Some(marker) = self.marker(rule, targets, request, operation)? {
                 keys.push(marker);

@@ -1,12 +1,13 @@
-//! What a batch of calls of any shapes answers and leaves is what its calls do one after the other.
+//! What a batch of calls of any shapes answers and leaves is what its calls do one after the other; and by the scripts'
+//! short ways, which plain calls in the server's time go, what it does without them.
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::Limiter;
 use super::prepare::concerned;
 use crate::batch::{Batch, Position};
-use crate::call::{Ask, Mode, Reply};
-use crate::engine::embedded::Embedded;
+use crate::call::{Ask, Mode, Reply, Taken};
+use crate::engine::embedded::{Clock, Embedded};
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::random::seeded::next;
@@ -16,7 +17,7 @@ use crate::rule::Rule;
 /// As many calls as a batch has room for go together in some rounds.
 const MOST: u64 = 1000;
 
-const OPERATIONS: [Operation; 12] = [
+const OPERATIONS: [Operation; 14] = [
     Operation::Acquire,
     Operation::Acquire,
     Operation::Acquire,
@@ -29,6 +30,8 @@ const OPERATIONS: [Operation; 12] = [
     Operation::Settle,
     Operation::Cancel,
     Operation::Reset,
+    Operation::Renew,
+    Operation::Release,
 ];
 
 struct Draws(u64);
@@ -60,6 +63,8 @@ fn rules() -> Vec<Rule> {
         shared("token-bucket 6/10s max-debt 2", "org", "token-bucket 20/20s max-debt 3"),
         shared("sliding-log 5/10s, sliding-window 9/20s", "three", "fixed-window 15/day"),
         of("token-bucket 5/10s", "counted").count_denials(true),
+        of("concurrency 3 ttl 20s", "permits"),
+        of("concurrency 4 ttl 9s, sliding-window 9/20s", "jobs"),
         of("token-bucket 5/10s, sliding-log 9/30s", "blocks").block_for(Duration::from_secs(3)).expect("a time"),
     ]
 }
@@ -69,6 +74,11 @@ fn told(answer: Result<Reply, Error>) -> Result<Reply, &'static str> {
     answer.map(|reply| Reply { at: UNIX_EPOCH, ..reply }).map_err(|error| error.class())
 }
 
+fn shown(ask: &Ask<'_>) -> String {
+    let keys: Vec<_> = ask.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+    format!("{:?} of {keys:?} at {:?}", ask.terms, ask.costs)
+}
+
 #[test]
 fn a_batch_decides_as_its_calls_do_one_after_the_other() {
     let rules = rules();
@@ -76,28 +86,45 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
     let (mut compared, mut grouped) = (0, 0);
     for seed in 0..60 {
         let mut draws = Draws(seed);
-        let (together, one_by_one) = (Embedded::new(), Embedded::new());
-        let limiter = Limiter::new(together.clone());
+        let in_server_time = seed % 2 == 0;
         let mut now = UNIX_EPOCH + Duration::from_micros(1 << 50);
+        let clock = Clock::set_to(now);
+        let engine = || Embedded::with_clock(clock.clone());
+        let (together, one_by_one, without_short_ways) = (engine(), engine(), engine());
+        let limiter = Limiter::new(together.clone());
         for round in 0..6 {
-            now += Duration::from_millis(draws.below(6000));
+            let step = Duration::from_millis(draws.below(6000));
+            now += step;
+            clock.advance(step);
+            let now_us = u64::try_from(now.duration_since(UNIX_EPOCH).expect("later").as_micros()).expect("few");
             let count = if round == 5 && seed % 6 == 0 { MOST } else { 1 + draws.below(40) };
             let parts: [&[(&str, &[u8])]; 2] = [&[("org", b"acme")], &[("org", b"other")]];
             let mut asks: Vec<Ask<'_>> = Vec::new();
             for _ in 0..count {
-                let (rule, operation) = (draws.pick(&rules), *draws.pick(&OPERATIONS));
+                let (rule, mut operation) = (draws.pick(&rules), *draws.pick(&OPERATIONS));
+                if in_server_time && draws.below(3) > 0 {
+                    operation = Operation::Acquire;
+                }
                 let (user, parts) = (draws.pick(&["a", "b", "c"]), *draws.pick(&parts));
-                let mut request = Request::new(user).parts(parts).at(now).cost(draws.below(4));
+                let mut request = Request::new(user).parts(parts).cost(draws.below(4));
+                if !in_server_time {
+                    request = request.at(now);
+                }
                 if draws.below(3) == 0 || matches!(operation, Operation::Settle | Operation::Cancel) {
                     request = request.id(draws.pick(&ids));
                 }
-                let targets = concerned(rule, operation, &request).expect("limits");
-                let Ok(mut ask) = limiter.ask_for(rule, &targets, &request, Mode::Call(operation), None) else {
+                let Ok(targets) = concerned(rule, operation, &request) else { continue };
+                let Ok(mut ask) = limiter.ask_for(rule, &targets, &request, Mode::Call(operation), Some(now_us)) else {
                     continue;
                 };
                 // As a request for a model takes one call and some tokens.
                 if targets.len() > 1 && operation != Operation::Block && draws.below(3) == 0 {
                     ask.costs = targets.iter().map(|_| draws.below(4)).collect();
+                }
+                // Of calls some time ago, by what each limit answered.
+                if operation == Operation::Refund && draws.below(2) == 0 {
+                    let resets_us = targets.iter().map(|_| draws.below(30_000_000)).collect();
+                    ask.terms.taken = Some(Taken { ago_us: draws.below(8_000_000), resets_us });
                 }
                 asks.push(ask);
             }
@@ -120,6 +147,13 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
                 let answer = answers[position.group.call as usize].as_ref();
                 let own = told(answer.map_err(Error::clone).and_then(|records| records.reply(position)));
                 let mut alone = told(one_by_one.ask(&asks[at]));
+                let own_time = Ask { now_us: Some(now_us), ..asks[at].clone() };
+                assert_eq!(
+                    alone,
+                    told(without_short_ways.ask(&own_time)),
+                    "seed {seed}, round {round}, {}",
+                    shown(&own_time)
+                );
                 let is_grouped = positions.iter().filter(|other| other.group == position.group).count() > 1;
                 grouped += usize::from(is_grouped);
                 if let (true, Ok(own), Ok(alone)) = (is_grouped, &own, &mut alone) {
@@ -129,9 +163,16 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
                     }
                 }
                 compared += 1;
-                assert_eq!(own, alone, "seed {seed}, round {round}, {:?}", asks[at]);
+                assert_eq!(own, alone, "seed {seed}, round {round}, {}", shown(&asks[at]));
             }
-            assert_eq!(together.states(), one_by_one.states(), "seed {seed}, round {round}");
+            let differing: Vec<_> = together
+                .states()
+                .into_iter()
+                .zip(one_by_one.states())
+                .filter(|(own, alone)| own != alone)
+                .take(1)
+                .collect();
+            assert!(differing.is_empty(), "seed {seed}, round {round}: {differing:?}");
         }
     }
     assert!(compared > 6000 && grouped > 40, "{compared}, {grouped}");

@@ -112,7 +112,7 @@ impl Limiter {
                 _ => break decision,
             }
         };
-        reservation.request = asked.after(&decision);
+        reservation.request = asked.following(&decision);
         let wait = decision.retry_after.duration().filter(|_| decision.allowed);
         let Some(wait) = wait else {
             // Redis may have reserved what the fallback then denied.

@@ -192,7 +192,7 @@ impl Settings {
         };
         let settlement = match (&charged, &verdict.decision, usage, &id) {
             (Some((rule, request)), Some(decision), Some(usage), Some(id)) => {
-                let request = crate::request::Request::from(request).id(id).id_ttl(SETTLED_WITHIN).after(decision);
+                let request = crate::request::Request::from(request).id(id).id_ttl(SETTLED_WITHIN).following(decision);
                 let (limiter, rule, request) = (self.limiter.clone(), rule.clone(), request.into_owned());
                 let (permits, runtime) = (Arc::clone(&permits), runtime::current().map_err(failed)?);
                 Some(Box::new(Settlement { limiter, rule, request, usage, permits, runtime }))

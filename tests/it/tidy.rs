@@ -169,6 +169,29 @@ fn each_module_of_tests_is_said_to_depend_on_postgresql_or_not() {
 }
 
 /// Whole files: a module of tests within one counts too.
+/// Read from top to bottom, each fits a screen. A function ends at the next `end` that is indented as it is.
+#[test]
+fn no_function_of_the_scripts_exceeds_forty_lines() {
+    let mut functions = 0;
+    for file in stems("lua", "lua") {
+        let text = read(&format!("lua/{file}.lua"));
+        let lines: Vec<_> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            let begins = !code.starts_with("--") && code.contains("function") && code.ends_with(')');
+            if !begins {
+                continue;
+            }
+            let indent = &line[..line.len() - code.len()];
+            let is_end = |line: &&str| line.strip_prefix(indent).is_some_and(|rest| rest.starts_with("end"));
+            let length = 1 + lines[at..].iter().position(is_end).expect("an end");
+            assert!(length <= 40, "lua/{file}.lua:{}: {length} lines", at + 1);
+            functions += 1;
+        }
+    }
+    assert!(functions > 60, "{functions}");
+}
+
 #[test]
 fn no_rust_file_exceeds_five_hundred_lines() {
     const MOST: usize = 500;

@@ -227,6 +227,7 @@ impl<'a> Line<'a> {
         let by_rule = self.reason.is_some_and(|reason| ["blocked", AMBIGUOUS].contains(&reason));
         match (self.allowed, self.op) {
             (true, op) if operation::asks(op) => (RIGHT, "allowed"),
+            (true, Operation::Block) if self.length.as_deref() == Some("0s") => (QUIET, "unblock"),
             (true, op) => (QUIET, op.name()),
             (false, _) if self.blocked || by_rule => (WRONG, "blocked"),
             (false, _) => (WRONG, "denied"),

@@ -4,13 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tollgate::{Limiter, Operation, Request, Rule};
 
 use crate::attributes::{self, pairs};
+use crate::escape::shown;
 use crate::fresh_key;
 use crate::line::{Line, Printer};
 use crate::messages;
@@ -32,7 +33,6 @@ pub(crate) struct Reset {
     /// For a rule from --rules: the key to forget, such as user:42.
     ///
     /// Or the attributes in --attr; with limits that count another part of the request, such as its organisation.
-    #[arg(requires = "file")]
     key: Option<OsString>,
     /// An attribute of the request, such as org=acme; once for each.
     #[arg(long = "attr", alias = "part", value_name = "NAME=VALUE", requires = "file", help_heading = "Rule")]
@@ -54,6 +54,11 @@ struct Report<'a> {
 impl Reset {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let names = self.rules.iter().map(|rule| name_of(rule)).collect::<Result<Vec<_>, _>>()?;
+        if let (Some(key), None) = (&self.key, &self.file) {
+            let key = shown(key.as_encoded_bytes());
+            let how = "probe --op reset RULE KEY forgets one key of a rule that you write out";
+            bail!("KEY: expected --rules FILE beside it, which says how the rule counts it, got {key:?} alone: {how}");
+        }
         let service = self.file.as_deref().map(RulesFile::read).transpose()?;
         if let Some(service) = &service {
             names.iter().try_for_each(|name| service.with_limits(name).map(|_| ()))?;

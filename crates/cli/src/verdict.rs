@@ -8,7 +8,7 @@ use tollgate::{Decision, Error, Limiter, OwnedRequest, Request, Rule};
 use crate::attributes::Pairs;
 use crate::held::{self, Held};
 use crate::operation;
-use crate::records::Record;
+use crate::records::{Record, counted};
 
 /// Why a request is refused whose path can be read in two ways.
 pub(crate) const AMBIGUOUS: &str = "ambiguous";
@@ -130,7 +130,11 @@ impl<'s> Judged<'s> {
         }
         let found = ["user", "api_key", "ip"].iter().find_map(|name| attributes.iter().find(|(own, _)| own == name));
         match found.or(attributes.first()) {
-            Some((name, value)) => [name.as_bytes(), b":", value].concat(),
+            Some((name, value)) => {
+                // An address as rules by `ip` count it.
+                let address = (name == "ip").then(|| str::from_utf8(value).ok()?.parse().ok()).flatten();
+                [name.as_bytes(), b":", &address.map_or_else(|| value.clone(), counted)].concat()
+            }
             None => b"nobody".to_vec(),
         }
     }

@@ -4,6 +4,8 @@ mod sorted_commands;
 
 use hashbrown::HashMap;
 
+#[cfg(test)]
+use super::sorted::Score;
 use super::sorted::SortedSet;
 
 /// Values by key. Time changes only in `set_time`, so it stands still within a script.
@@ -118,7 +120,12 @@ impl Keyspace {
     /// A key's whole state, as text.
     #[cfg(test)]
     pub(super) fn shown(&mut self, key: &[u8]) -> String {
-        self.live(key).map_or_else(String::new, |entry| format!("{:?}", entry.value))
+        self.live(key).map_or_else(String::new, |entry| match &entry.value {
+            Value::Bytes(bytes) => format!("{bytes:?}"),
+            Value::Sorted(set) => {
+                format!("{:?}", set.range(Score::new(-1.0)..Score::new(f64::MAX)).collect::<Vec<_>>())
+            }
+        })
     }
 
     #[cfg(test)]

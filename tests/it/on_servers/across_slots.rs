@@ -14,7 +14,7 @@ use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::{PATIENCE, block_until};
 use tollgate_testing::redis_server::{Server, command_text, run_command};
-use tollgate_testing::rules::{assert_of_every_algorithm, rule};
+use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id, rule};
 
 /// A rule of each algorithm that decides on many keys in one call.
 const RULES: [&str; 7] = [
@@ -298,29 +298,51 @@ async fn a_key_that_a_user_may_not_use_fails_by_itself() {
 #[tokio::test]
 async fn a_command_that_a_user_may_not_run_is_reported_as_by_a_call_of_one_key() {
     let servers = ClusterServers::of_primaries();
-    let (rule, keys) = (rule("gcra 9/30d"), servers.keys_of(0, 16));
+    let (all, keys) = (on_cluster(&servers).1, servers.keys_of(0, 16));
     let (together, alone) = keys.split_at(8);
-    // Four of each have a state, which is overwritten in place.
-    let lived = [&together[..4], &alone[..4]].concat();
-    assert_eq!(left(&on_cluster(&servers).1, &rule, &lived).await, [8; 8]);
     let url = servers.url().replace("://", "://limiter:sesame@");
-    for forbidden in ["-time", "-get", "-set", "-setrange"] {
+    let texts = ["time", "get", "set", "setrange"].map(|command| (command, "gcra 9/30d", 1));
+    let texts = texts.into_iter().chain([
+        ("setrange", "fixed-window 9/30d", 1),
+        ("setrange", "fixed-window 9/year", 1),
+        ("setrange", "sliding-window 9/30d", 1),
+        ("getrange", "sliding-log 9/30d", 1),
+        ("exists", "sliding-log 9/30d", 1),
+        ("setrange", "sliding-log 90/30d", 30),
+        ("strlen", "sliding-log 90/30d", 30),
+        ("exists", "concurrency 9 ttl 30d", 1),
+        ("zcount", "concurrency 9 ttl 30d", 1),
+        ("zscore", "concurrency 9 ttl 30d", 1),
+        ("zadd", "concurrency 9 ttl 30d", 1),
+    ]);
+    for (forbidden, text, taken) in texts {
+        let rule = rule(text).named(forbidden).expect("a name");
+        let asked = |key| by_own_id(&rule, Request::new(key));
+        // Four of each have a state, which is overwritten in place.
+        for key in together[..4].iter().chain(&alone[..4]).cycle().take(8 * taken) {
+            assert!(all.acquire(&rule, asked(key)).await.expect("a decision").allowed, "{text}");
+        }
         for node in servers.nodes() {
-            run_command(node, &["ACL", "SETUSER", "limiter", "reset", "on", ">sesame", "~*", "+@all", forbidden]);
+            let forbidden = format!("-{forbidden}");
+            run_command(node, &["ACL", "SETUSER", "limiter", "reset", "on", ">sesame", "~*", "+@all", &forbidden]);
         }
         let limiter = || Limiter::new(Cluster::open(&url).expect("a good address")).deadline(PATIENCE);
         let (many_at_once, one_by_one) = (limiter(), limiter());
         // Knows the slots from here on.
         let _ = many_at_once.peek(&rule, keys[0].as_str()).await;
-        for (at, answer) in many(&many_at_once, &rule, together).await.into_iter().enumerate() {
-            let alone = one_by_one.acquire(&rule, alone[at].as_str()).await;
+        let answers = many_at_once.acquire_many(&rule, together.iter().map(|key| asked(key))).await;
+        for (at, answer) in answers.into_iter().enumerate() {
+            let alone = one_by_one.acquire(&rule, asked(&alone[at])).await;
             match (answer, alone) {
-                (Ok(decision), Ok(alone)) => assert_eq!(decision.remaining, alone.remaining, "{forbidden}, {at}"),
+                (Ok(decision), Ok(alone)) => {
+                    assert_eq!(decision.remaining, alone.remaining, "{text}: {forbidden}, {at}");
+                }
                 (Err(error), Err(alone)) => {
-                    assert_eq!((error.to_string(), error.charged()), (alone.to_string(), Charged::No), "{forbidden}");
+                    let told = (alone.to_string(), Charged::No);
+                    assert_eq!((error.to_string(), error.charged()), told, "{text}: {forbidden}");
                     assert!(error.is_permission(), "{error}");
                 }
-                (answer, alone) => panic!("{forbidden}, {at}: {answer:?}, but alone {alone:?}"),
+                (answer, alone) => panic!("{text}: {forbidden}, {at}: {answer:?}, but alone {alone:?}"),
             }
         }
     }

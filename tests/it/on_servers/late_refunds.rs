@@ -5,12 +5,14 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tollgate::{Algorithm, By, Clock, Embedded, Limiter, Redis, Request, Rule};
+use tollgate::redis::cmd;
+use tollgate::{Algorithm, By, Clock, Decision, Embedded, Limit, Limiter, Redis, Request, Rule, Script};
 use tollgate_testing::effort::cases;
-use tollgate_testing::engines::{micros, time};
+use tollgate_testing::engines::{Engine, Micros, micros, on_both_engines, time};
+use tollgate_testing::oracle::Oracle;
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::Server;
-use tollgate_testing::rules::{FIVE, assert_of_every_algorithm, rule};
+use tollgate_testing::rules::{FIVE, assert_of_every_algorithm, limit, rule};
 
 /// Ten sleepers each reserve 100 units; Redis is unreachable, they are dropped, and their cancellations arrive one by
 /// one, between the calls of others. All of it may have at most the capacity and what refills.
@@ -186,4 +188,169 @@ async fn a_refund_after_a_decision_gives_back_no_units_of_a_window_that_has_ende
     // Three of the first five have passed with their window, at most one of the attempt's is known to be owed.
     let refund = Request::new("key").cost(3).after(&attempt);
     assert_eq!(limiter.refund(&rule, refund).await.expect("an answer").remaining, 3);
+}
+
+/// A limit of which a few units come back within seconds.
+fn quick() -> impl Strategy<Value = Limit> {
+    (0..6, 1_u64..=12, 0_u64..=12, 1_u64..=10).prop_map(|(algorithm, rate, more, seconds)| {
+        limit(&match algorithm {
+            0 => format!("token-bucket {rate}/{seconds}s burst {}", more + 1),
+            1 => format!("fixed-window {rate}/{seconds}s burst {}", rate + more),
+            2 => format!("fixed-window {rate}/{seconds}s burst {} start first-hit", rate + more),
+            3 => format!("sliding-window {rate}/{seconds}s"),
+            4 => format!("sliding-log {rate}/{seconds}s"),
+            _ => format!("fixed-window {rate}/day"),
+        })
+    })
+}
+
+/// A call on all limits, some time after the one before.
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Acquire(u64),
+    Penalty(u64),
+    /// Of what one of the calls before took.
+    Refund(usize, u64),
+}
+
+fn calls() -> impl Strategy<Value = Vec<(Micros, Call)>> {
+    let later = prop_oneof![2 => Just(0), 4 => (1_u64..=12).prop_map(|n| n * 250_000), 1 => 0_u64..=5_000_000];
+    let call = prop_oneof![
+        6 => (1_u64..=6).prop_map(Call::Acquire),
+        1 => (1_u64..=20).prop_map(Call::Penalty),
+        4 => (any::<usize>(), 1_u64..=8).prop_map(|(which, units)| Call::Refund(which, units)),
+    ];
+    proptest::collection::vec((later, call), 1..=40)
+}
+
+/// A call that took units: its answer, how it left each limit, and what others have given back to each since.
+struct Taker {
+    decision: Decision,
+    at: Micros,
+    left: Vec<Oracle>,
+    given_since: Vec<u64>,
+}
+
+/// Whatever came in between, and at whatever rates.
+#[test]
+fn after_a_decision_each_limit_gets_back_no_more_than_is_still_owed_to_it() {
+    let limits = proptest::collection::vec(quick(), 1..=4);
+    // Also across the end of a day.
+    let begin = (0_u64..=80).prop_map(|quarters| 86_400_000_000 * 13_000 - quarters * 250_000);
+    on_both_engines((limits, begin, calls()), |engine, (limits, begin, calls)| {
+        let mut named =
+            limits.iter().enumerate().map(|(n, limit)| limit.clone().named(&format!("l{n}")).expect("a name"));
+        let first = Rule::new("test", named.next().expect("a limit")).expect("a name");
+        let rule = named.try_fold(first, Rule::and).expect("different names");
+        let mut oracles: Vec<Oracle> = limits.iter().map(oracle).collect();
+        let (key, mut now, mut takers) = (engine.fresh_key(), begin, Vec::<Taker>::new());
+        for (later, call) in calls {
+            now += later;
+            let at = Request::new(&key).at(time(now));
+            let said = format!("{call:?} at {now} on {rule}");
+            let (decision, expected) = match call {
+                Call::Refund(which, units) if !takers.is_empty() => {
+                    let Taker { decision, at: since, left, given_since } = takers.swap_remove(which % takers.len());
+                    let units = units.min(decision.granted);
+                    let answer = engine.call(engine.limiter.refund(&rule, at.cost(units).after(&decision)));
+                    let mut expected = Vec::new();
+                    for (n, oracle) in oracles.iter_mut().enumerate() {
+                        let reset = micros(decision.limits[n].reset_after);
+                        let (answer, given) = oracle.refund_after((since, reset), units, now);
+                        let owed = units.min(left[n].in_use(now));
+                        prop_assert!(given <= owed + given_since[n], "{}: l{} gets {} of {}", said, n, given, owed);
+                        takers.iter_mut().for_each(|taker| taker.given_since[n] += given);
+                        expected.push(answer);
+                    }
+                    (answer, expected)
+                }
+                Call::Refund(..) => continue,
+                Call::Acquire(cost) if oracles.iter().any(|oracle| !oracle.peek(cost, now).allowed) => {
+                    let denied = engine.call(engine.limiter.acquire(&rule, at.cost(cost)));
+                    prop_assert!(!denied.allowed && denied.granted == 0, "{}: {:?}", said, denied);
+                    continue;
+                }
+                Call::Acquire(cost) => {
+                    let decision = engine.call(engine.limiter.acquire(&rule, at.cost(cost)));
+                    (decision, oracles.iter_mut().map(|oracle| oracle.acquire(cost, now)).collect())
+                }
+                Call::Penalty(cost) => {
+                    let decision = engine.call(engine.limiter.penalty(&rule, at.cost(cost)));
+                    (decision, oracles.iter_mut().map(|oracle| oracle.penalty(cost, now)).collect())
+                }
+            };
+            for (own, expected) in decision.limits.iter().zip(&expected) {
+                let own = (own.remaining, micros(own.reset_after));
+                prop_assert_eq!(own, (expected.remaining, expected.reset_after_us), "{}: {:?}", said, decision);
+            }
+            if decision.granted > 0 {
+                takers.push(Taker { decision, at: now, left: oracles.clone(), given_since: vec![0; limits.len()] });
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_limit_that_the_decision_does_not_know_gets_nothing_back() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let (one, two) = (rule("token-bucket 5/10s"), rule("token-bucket 5/10s, fixed-window 5/day"));
+        let request = Request::new("key").at(time(1 << 50));
+        let decision = engine.call(engine.limiter.acquire(&one, request.cost(3)));
+        engine.call(engine.limiter.acquire(&two, request.cost(2)));
+        // By a copy of the request, which outlives the decision's.
+        let refund = request.cost(3).after(&decision).into_owned();
+        drop(decision);
+        let after = engine.call(engine.limiter.refund(&two, &refund));
+        assert_eq!(after.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>(), [3, 3]);
+    }
+}
+
+/// What the reset says of the units that are left goes by the numbers of then.
+#[test]
+fn a_refund_after_a_decision_under_slower_numbers_gives_back_no_units_that_have_passed() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let (slow, fast) = (rule("token-bucket 1/10s burst 10"), rule("token-bucket 10/10s burst 10"));
+        let at = |seconds: u64| Request::new("key").cost(5).at(time((1 << 50) + seconds * 1_000_000));
+        let first = engine.call(engine.limiter.acquire(&slow, at(0)));
+        assert!(engine.call(engine.limiter.acquire(&slow, at(0))).allowed);
+        // Six have passed at the faster rate, the first five among them.
+        let after = engine.call(engine.limiter.refund(&fast, at(6).after(&first)));
+        assert_eq!(after.remaining, 6);
+    }
+}
+
+/// What the guide says of turns, of which one is cancelled.
+#[test]
+fn who_reserves_after_a_cancelled_reservation_gets_the_last_turn_too() {
+    let engine = Engine::embedded();
+    let rule = rule("token-bucket 1/1s burst 0 max-debt 10");
+    let request = Request::new("key").at(time(1 << 50));
+    let turn = |id| {
+        let reserved = engine.call(engine.limiter.reserve(&rule, request.id(id)));
+        reserved.retry_after.duration().expect("a wait").as_secs()
+    };
+    assert_eq!([turn("a"), turn("b"), turn("c")], [1, 2, 3]);
+    engine.call(engine.limiter.cancel(&rule, request.id("b")));
+    assert_eq!([turn("d"), turn("e")], [3, 4]);
+}
+
+/// As other languages call them: a second after two of five, and a unit of them has come back to the first limit.
+#[test]
+fn the_text_form_has_a_reset_for_each_limit() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    let text = Script::of([Algorithm::TokenBucket]).text();
+    let mut call = |cost: u64, mode: &str, seconds: u64| -> Vec<i64> {
+        let now = format!("{}", 1_000_000_000_000_000 + seconds * 1_000_000);
+        let limits = "token_bucket 5 1 1000000 1 0 token_bucket 5 1 10000000 1 0 0";
+        let mut eval = cmd("EVAL");
+        eval.arg(text).arg(2).arg("a").arg("b").arg(limits.split(' ').collect::<Vec<_>>());
+        eval.arg(cost).arg(mode).arg(now).query(&mut redis).expect("an answer")
+    };
+    let taken = call(2, "acquire", 0);
+    assert_eq!(taken, [1, 5, 3, 0, 2_000_000, 1, 5, 3, 0, 20_000_000]);
+    assert_eq!(call(1, "acquire", 1)[2..9], [3, 0, 2_000_000, 1, 5, 2, 0]);
+    let refund = format!("refund+taken=1000000,{},{}", taken[4], taken[9]);
+    assert_eq!(call(2, &refund, 1), [1, 5, 4, 0, 1_000_000, 1, 5, 4, 0, 10_000_000]);
 }

@@ -4,10 +4,12 @@ use std::num::NonZeroU32;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::join_all;
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::{Client, RedisResult, cmd};
-use tollgate::{Algorithm, Change, Charged, Error, Limit, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{Algorithm, Change, Charged, Cluster, Error, Limit, Limiter, OnError, Operation, Redis, Request, Rule};
 use tollgate_testing::acl::{least, more, rights_of};
+use tollgate_testing::cluster::{cluster_of_one, cluster_url};
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::Server;
@@ -258,6 +260,80 @@ async fn whoever_may_not_write_what_remembers_a_call_learns_that_it_may_be_charg
     assert!(error.is_permission() && error.charged() == Charged::Unknown, "{error:?}");
     assert!(error.to_string().starts_with("redis doesn't let this user run 'set' "), "{error}");
     assert!((2..=3).contains(&all.peek(&rule, "key").await.expect("a decision").remaining));
+}
+
+/// Made again, it would give back what others took.
+#[tokio::test]
+async fn a_cancellation_that_may_not_forget_its_call_gives_nothing_back() {
+    let server = Server::start();
+    let (all, some) = (limiter(&server.url()), limiter(&server.user("some", "+@all -del ~*")));
+    for text in [
+        "gcra 10/1d",
+        "fixed-window 10/1d",
+        "sliding-window 10/1d",
+        "sliding-log 10/1d",
+        "gcra 10/1d, sliding-log 10/1d",
+    ] {
+        let (rule, request) = (rule(text), Request::new(text).at(time(1 << 50)));
+        for id in ["one", "other"] {
+            assert!(all.acquire(&rule, request.cost(3).id(id)).await.expect("a decision").allowed, "{text}");
+        }
+        let left = async || all.peek(&rule, request).await.expect("a decision").remaining;
+        for _ in 0..3 {
+            let error = some.cancel(&rule, request.id("one")).await.expect_err(text);
+            assert!(error.is_permission(), "{text}: {error:?}");
+            assert_eq!(left().await, 4, "{text}");
+        }
+        all.cancel(&rule, request.id("one")).await.expect("cancelled");
+        assert_eq!(left().await, 7, "{text}");
+    }
+}
+
+/// Several keys of a node are asked in one call, which is answered for each, and asked again for those that are refused.
+#[tokio::test]
+async fn what_a_user_may_not_delete_is_given_back_no_more_than_once_by_a_cluster_too() {
+    let server = cluster_of_one();
+    server.user("some", "+@all -del ~*");
+    let on_cluster = |user: &str| {
+        let url = cluster_url(&server).replace("://", user);
+        Limiter::new(Cluster::open(&url).expect("a good address")).deadline(PATIENCE)
+    };
+    let (all, some) = (on_cluster("://"), on_cluster("://some:sesame@"));
+    let keys = ["a", "b", "c", "d"];
+    let (bucket, log) = (own("gcra 9/1d", "log"), own("sliding-log 9/1d", "log"));
+    let (both, permits) = (own("gcra 9/1d, sliding-log 9/1d", "log"), own("concurrency 9 ttl 1d", "permits"));
+    for key in keys {
+        let request = Request::new(key).cost(2);
+        all.acquire(&bucket, request).await.expect("a decision");
+        all.acquire(&both, request).await.expect("a decision");
+        all.acquire(&bucket, request.id("call")).await.expect("a decision");
+        all.acquire(&permits, request.id("holder")).await.expect("a decision");
+    }
+    let refused = async |operation: Operation, rule: &Rule, id: Option<&str>| {
+        let call = |key| {
+            let request = Request::new(key).cost(2);
+            some.call(operation, rule, id.map_or(request, |id| request.id(id)))
+        };
+        for answer in join_all(keys.map(call)).await {
+            let error = answer.expect_err("may not delete");
+            assert!(error.is_permission() && error.to_string().contains("'del'"), "{operation}: {error}");
+        }
+    };
+    let left = async |rule: &Rule| {
+        let mut left = Vec::new();
+        for key in keys {
+            left.push(all.peek(rule, key).await.expect("a decision").remaining);
+        }
+        left
+    };
+    refused(Operation::Refund, &log, None).await;
+    assert_eq!(left(&log).await, [7; 4]);
+    refused(Operation::Cancel, &bucket, Some("call")).await;
+    assert_eq!(left(&bucket).await, [3; 4]);
+    refused(Operation::Release, &permits, Some("holder")).await;
+    assert_eq!(left(&permits).await, [7; 4]);
+    refused(Operation::Refund, &both, None).await;
+    assert_eq!((left(&bucket).await, left(&log).await), (vec![5; 4], vec![7; 4]));
 }
 
 /// A rule with keys of its own.

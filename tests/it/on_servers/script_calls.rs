@@ -282,6 +282,9 @@ fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
         (two, format!("{limits} 0 1"), "missing mode"),
         (two, format!("{limits} 0 1 acquire"), "missing now_us"),
         (two, format!("{limits} 0 1 acquire+junk -1"), "an unknown option junk"),
+        (two, format!("{limits} 0 1 refund+taken=1,2 -1"), "taken has other values than it needs"),
+        (two, format!("{limits} 0 1 refund+taken=1,2,3,4 -1"), "taken has other values than it needs"),
+        (two, format!("{limits} 0 1 refund+taken=1,2,4503599627370497 -1"), "taken is out of range"),
         (two, format!("{limits} x 1 acquire -1"), "id_ttl is no number"),
         (two, format!("{limits} 0 x acquire -1"), "cost is no number"),
         (two, format!("{limits} 0 1 acquire x"), "now_us is no number"),
@@ -462,6 +465,8 @@ fn scripts_refuse_an_option_that_is_malformed() {
                 "+within=2251799813685249",
                 "+within=5+within=5",
                 "+overage=5",
+                "+taken=5",
+                "+taken=5,6,7",
             ] {
                 let error = call(&format!("acquire{option}")).expect_err(option).to_string();
                 assert!(error.contains("BADARG") && error.contains(name), "{name} {option}: {error}");

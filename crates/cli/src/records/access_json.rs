@@ -4,13 +4,13 @@
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
-use tollgate::middleware::ClientAddress;
 
 use super::access::{self, Access, Time};
+use super::clients;
 use super::field::{shown, unexpected};
 use super::jsonl;
 use super::place::Place;
-use super::places::{Line, Places, Unit, micros_with_unit};
+use super::places::{DURATIONS, Line, Places, Unit, micros_with_unit};
 use super::time;
 
 /// Names of a time at which the line was written, with the request answered: nginx's, Caddy's, and what log shippers
@@ -248,6 +248,13 @@ impl Object {
         leaves
     }
 
+    /// The field that has a whole line of a log, as this says of a text: what Docker, journald or a shipper writes
+    /// around the lines of a program.
+    pub(super) fn field_of_lines(&self, is_line: &dyn Fn(&[u8]) -> bool) -> Option<String> {
+        let has_line = |value: &Value| value.as_str().is_some_and(|text| is_line(text.trim_ascii_end().as_bytes()));
+        self.leaves().into_iter().find(|(_, value)| has_line(value)).map(|(name, _)| name)
+    }
+
     /// What to give as --fields, if its fields have names and values by which that can be seen.
     pub(super) fn suggested(&self) -> Option<String> {
         let leaves = self.leaves();
@@ -265,17 +272,17 @@ impl Object {
         let start = find(&["start"], &time::is_one);
         let time = start.or_else(|| find(&["timestamp", "time", "date", "ts", "at", ""], &time::is_one))?;
         let names = ["client", "ip", "remote", "addr", "source", ""];
-        let ip = find(&names, &|text| ClientAddress::read(text).is_some())?;
+        let ip = find(&names, &|text| clients::read(text).is_some())?;
         let method = find(&["method", "verb", ""], &|text| {
             matches!(text, b"GET" | b"HEAD" | b"POST" | b"PUT" | b"DELETE" | b"PATCH" | b"OPTIONS")
         });
         let is_path = |text: &[u8]| text.starts_with(b"/") || text.starts_with(b"http");
-        let path = find(&["path", "uri", "url", "target"], &is_path);
+        // url.original is the Elastic Common Schema's, of a target as it was asked for.
+        let path = find(&["path", "uri", "url", "target", "original"], &is_path);
         let request =
             find(&["request", "requestline", ""], &|text| text.contains(&b' ') && access::path(text).is_some());
-        let durations = ["duration", "latency", "latencies", "elapsed", "responsetime", "took"];
         let number = |text: &[u8]| text.first().is_some_and(u8::is_ascii_digit);
-        let duration = find(&durations, &number)
+        let duration = find(&DURATIONS, &number)
             .or_else(|| leaves.iter().map(|(name, _)| name.as_str()).find(|name| *name == "latencies.request"));
         let with_unit = |name: &str| {
             Unit::of_field(name).is_some() || {
@@ -283,7 +290,9 @@ impl Object {
                 text.is_some_and(|text| micros_with_unit(text).is_some())
             }
         };
-        let mut said = format!("{}={time},ip={ip}", if start.is_some() { "start" } else { "time" });
+        // Google Cloud's entries have the time at which the request arrived.
+        let of_google = time == "timestamp" && leaves.iter().any(|(name, _)| name == "httpRequest.latency");
+        let mut said = format!("{}={time},ip={ip}", if start.is_some() || of_google { "start" } else { "time" });
         match (method.zip(path), request) {
             (Some((method, path)), _) => said.push_str(&format!(",method={method},path={path}")),
             (None, Some(request)) => said.push_str(&format!(",request={request}")),

@@ -32,10 +32,13 @@ impl Clients {
     /// the peer is named, or none. What is in the field is a list whose last entry the nearest proxy has written.
     pub(super) fn address(&self, peer: &[u8], forwarded: Option<&[u8]>) -> Result<Option<IpAddr>, String> {
         let (peer, forwarded) = match forwarded.filter(|list| !matches!(list.trim_ascii(), b"" | b"-")) {
-            Some(list) => (ClientAddress::read(peer), list),
+            Some(list) => (read(peer), list),
             // The line has the list in the peer's place.
             None if peer.contains(&b',') => (None, peer),
-            None => return Ok(ClientAddress::read(peer)),
+            None if peer.iter().any(|byte| byte.is_ascii_whitespace() || *byte == b'"') => {
+                return Err(unexpected("client address", "an address or a host's name", &quoted(peer)));
+            }
+            None => return Ok(read(peer)),
         };
         if let (Some(peer), Some(proxies)) = (peer, &self.proxies) {
             return proxies.of_header(peer, forwarded).map(Some).map_err(|error| error.to_string());
@@ -43,11 +46,30 @@ impl Clients {
         // It isn't known who sent it, or is taken for a proxy.
         let mut entries = forwarded.rsplitn(2, |byte| *byte == b',').map(<[u8]>::trim_ascii);
         let last = entries.next().unwrap_or_default();
-        let nearest = ClientAddress::read(last)
+        let nearest = read(last)
             .ok_or_else(|| unexpected("client address", "an address, or several with commas", &quoted(last)))?;
         let Some(proxies) = &self.proxies else { return Ok(Some(nearest)) };
         proxies.of_header(nearest, entries.next().unwrap_or_default()).map(Some).map_err(|error| error.to_string())
     }
+}
+
+/// The address in a text with or without a port, as the middleware reads it; also of IPv6 with a port and no brackets,
+/// as AWS's balancers, HAProxy and nginx's `$remote_addr:$remote_port` write it, unless it looks like another address.
+pub(super) fn read(text: &[u8]) -> Option<IpAddr> {
+    ClientAddress::read(text).or_else(|| {
+        let (before, port) = split_port(text)?;
+        let is_port = !port.is_empty() && port.iter().all(u8::is_ascii_digit);
+        str::from_utf8(before).ok().filter(|_| is_port)?.parse().ok().map(|address: IpAddr| address.to_canonical())
+    })
+}
+
+/// What stands before the last colon: the client, in logs whose every client has a port.
+pub(super) fn without_port(text: &[u8]) -> Option<&[u8]> {
+    split_port(text).map(|(before, _)| before)
+}
+
+fn split_port(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    text.iter().rposition(|byte| *byte == b':').map(|at| (&text[..at], &text[at + 1..]))
 }
 
 /// What rules by `ip` count this address as.
@@ -85,7 +107,13 @@ mod tests {
         assert_eq!(of(&[], "::ffff:10.0.0.1", Some("")), "10.0.0.1");
         assert_eq!(of(&[], "a, [2001:db8::1]:80", None), "2001:db8::1", "a list as first field");
         assert_eq!(of(&["2001:db8::1"], "192.0.2.5, 2001:db8::1", None), "192.0.2.5");
+        assert_eq!(of(&[], "2001:db8:1:2:3:4:5:6:50718", None), "2001:db8:1:2:3:4:5:6", "a port without brackets");
+        assert_eq!(of(&[], "2001:db8::1:2:50718", None), "2001:db8::1:2");
+        assert_eq!(of(&[], "10.0.0.1", Some("192.0.2.9, 2001:db8::1:2:50718")), "2001:db8::1:2");
         assert_eq!(address(None, &[], "host.example", None), Ok(None));
+        assert_eq!(address(None, &[], "host.example:50718", None), Ok(None));
+        let agent = address(None, &[], "Mozilla/5.0 (X11)", None).unwrap_err();
+        assert_eq!(agent, "client address: expected an address or a host's name, got \"Mozilla/5.0 (X11)\"");
         let unreadable = address(Some("xff"), &[], "10.0.0.1", Some("unknown")).unwrap_err();
         assert_eq!(unreadable, "client address: expected an address, or several with commas, got \"unknown\"");
         let unreadable = address(Some("xff"), &["10.0.0.1"], "10.0.0.1", Some("unknown")).unwrap_err();

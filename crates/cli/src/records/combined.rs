@@ -6,9 +6,8 @@
 
 use std::borrow::Cow;
 
-use tollgate::middleware::ClientAddress;
-
 use super::access::{self, Access, Time};
+use super::clients;
 use super::field::{self, quoted, unexpected};
 use super::places::micros_with_unit;
 use super::time::{self, Zone};
@@ -129,7 +128,7 @@ fn prefixed(head: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 fn is_address(host: &[u8]) -> bool {
-    ClientAddress::read(last_of(host)).is_some()
+    clients::read(last_of(host)).is_some()
 }
 
 /// The host, which may be a list in quotes or with spaces after its commas, and what follows.
@@ -149,8 +148,7 @@ fn last_of(list: &[u8]) -> &[u8] {
 
 fn ends_with_port(name: &[u8]) -> bool {
     let port = name.iter().rposition(|byte| *byte == b':').map(|at| &name[at + 1..]);
-    port.is_some_and(|port| !port.is_empty() && port.iter().all(u8::is_ascii_digit))
-        && ClientAddress::read(name).is_none()
+    port.is_some_and(|port| !port.is_empty() && port.iter().all(u8::is_ascii_digit)) && clients::read(name).is_none()
 }
 
 /// `[17/May/2015:10:05:03 +0000]`, or nginx's `[2015-05-17T10:05:03+00:00]`, in microseconds, and the text after it.

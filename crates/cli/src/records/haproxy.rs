@@ -4,9 +4,8 @@
 
 use std::borrow::Cow;
 
-use tollgate::middleware::ClientAddress;
-
 use super::access::{self, Access, Time};
+use super::clients::{self, without_port};
 use super::field::{quoted, unexpected};
 use super::places::Unit;
 use super::time::{self, Zone};
@@ -17,7 +16,8 @@ const EXPECTED: &str = "client:port [time] frontend backend/server TR/Tw/Tc/Tr/T
 /// None if it says something else of HAProxy.
 pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Access<'l>>, String> {
     let words = words.all();
-    let client = |word| without_port(word).filter(|client| ClientAddress::read(client).is_some());
+    // HAProxy writes a port after every address, and no brackets around those that have colons themselves.
+    let client = |word| without_port(word).filter(|client| clients::read(client).is_some());
     let place = |(at, pair): (usize, &[&'l [u8]])| accepted(pair[1]).is_some().then_some((client(pair[0])?, at + 1));
     let Some((client, at)) = words.windows(2).enumerate().find_map(place) else {
         let is_its_own = text.windows(8).any(|bytes| bytes == b"haproxy[" || bytes == b"haproxy:");
@@ -41,11 +41,6 @@ pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Acce
         path: access::path(request).map(Cow::Borrowed),
         request: Cow::Borrowed(request),
     }))
-}
-
-/// HAProxy writes a port after every address, and no brackets around those that have colons themselves.
-fn without_port(word: &[u8]) -> Option<&[u8]> {
-    word.iter().rposition(|byte| *byte == b':').map(|at| &word[..at])
 }
 
 fn accepted(word: &[u8]) -> Option<Result<u64, String>> {

@@ -23,6 +23,8 @@ pub(crate) struct Looks {
     pub(crate) is_guessed: bool,
     /// What to give as --fields, if it has another but that can be seen.
     pub(crate) places: Option<String>,
+    /// How its JSON isn't one object per line of a log, and what makes it so.
+    pub(crate) otherwise: Option<String>,
     /// What its first bytes show that no format can be read from, and what to do about it.
     pub(crate) foreign: Option<&'static str>,
     /// Its first non-blank line, as one short printable line; `None` if there is none.
@@ -57,20 +59,40 @@ pub(crate) fn look<R: BufRead>(
         if line.is_empty() {
             continue;
         }
-        looks.format = of_line(line, whole, looks.begins.is_none(), places);
+        if looks.begins.is_none() {
+            looks.otherwise = spread(line).map(str::to_owned);
+        }
+        if looks.otherwise.is_none() {
+            looks.format = of_line(line, whole, looks.begins.is_none(), places);
+        }
         if looks.format.is_none() && looks.places.is_none() {
             looks.places = match access_json::object(line) {
-                Ok(object) => object.suggested(),
+                Ok(object) => {
+                    let suggested = object.suggested();
+                    // Some shippers keep a line beside what they have read of it.
+                    let has_request = |places: &String| places.contains(",path=") || places.contains(",request=");
+                    if !suggested.as_ref().is_some_and(has_request) {
+                        looks.otherwise = looks.otherwise.or_else(|| {
+                            let field = object.field_of_lines(&is_of_a_log)?;
+                            let of_jq = of_jq(&field);
+                            Some(format!(
+                                "objects that have them in {field}: take them out first, as by jq -r '{of_jq}'"
+                            ))
+                        });
+                    }
+                    suggested.filter(|_| looks.otherwise.is_none())
+                }
                 Err(_) => text::suggested(line).or_else(|| of_table(&mut columns, line)),
             };
         }
         looks.begins.get_or_insert_with(|| quoted(line));
-        if looks.format.is_some() || !matters {
+        if looks.format.is_some() || looks.otherwise.is_some() || !matters {
             break;
         }
     }
     // Of objects that say nothing of requests, records are what they most likely should be.
-    looks.is_guessed = matters && looks.format.is_none() && looks.places.is_none() && objects > 0;
+    let is_unknown = looks.format.is_none() && looks.places.is_none() && looks.otherwise.is_none();
+    looks.is_guessed = matters && is_unknown && objects > 0;
     looks.format = looks.format.or(looks.is_guessed.then_some(Format::Jsonl));
     Ok((looks, io::Cursor::new(head).chain(input)))
 }
@@ -140,6 +162,27 @@ fn of_line(line: &[u8], whole: &[u8], first: bool, places: &Places) -> Option<Fo
     }
 }
 
+/// A field as jq names it.
+fn of_jq(field: &str) -> String {
+    let is_word = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let name = |name: &str| if is_word(name) { format!(".{name}") } else { format!(".{name:?}") };
+    field.split('.').map(name).collect()
+}
+
+/// JSON that isn't one object per line, as the command lines of clouds print it, by its first line.
+fn spread(line: &[u8]) -> Option<&'static str> {
+    match line {
+        b"[" | [b'[', b'{', ..] => Some("a list of objects: write each on one line first, as by jq -c '.[]'"),
+        b"{" => Some("objects over several lines: write each on one line first, as by jq -c ."),
+        _ => None,
+    }
+}
+
+/// Whether the text is a line of an access log that is known.
+fn is_of_a_log(line: &[u8]) -> bool {
+    of_line(line, line, false, &Places::default()).is_some_and(|format| format.is_access_log() && format != Format::W3c)
+}
+
 fn unquoted(name: &[u8]) -> &[u8] {
     name.strip_prefix(b"\"").and_then(|name| name.strip_suffix(b"\"")).unwrap_or(name)
 }
@@ -154,7 +197,7 @@ mod tests {
     fn a_format_is_told_by_the_first_line_that_has_one() {
         for (text, format) in [
             ("{\"t_us\":1,\"key\":\"a\"}\n".to_owned(), Some(Format::Jsonl)),
-            ("\u{feff}\n \n{".into(), Some(Format::Jsonl)),
+            ("\u{feff}\n \n{\"".into(), Some(Format::Jsonl)),
             ("# a note\n{}\n".into(), Some(Format::Jsonl)),
             (
                 "{\"level\":\"info\",\"ts\":1700000000,\"msg\":\"starting\"}\n".repeat(100)

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::str::FromStr;
 
 use super::access::{self, Access, Time};
+use super::clients::without_port;
 use super::field::{MAX_SECONDS, quoted, unexpected};
 use super::place::Place;
 use super::time;
@@ -28,6 +29,8 @@ pub(crate) struct Places {
     time: Option<Place>,
     start: Option<Place>,
     ip: Option<Place>,
+    /// Whether every address there has a port.
+    ports: bool,
     /// Where the address is of a line that has none there.
     peer: Option<Place>,
     user: Option<Place>,
@@ -63,6 +66,9 @@ const DOCUMENTED: [(&str, Unit); 7] = [
     ("EdgeTimeToFirstByteMs", Unit::Milliseconds),
     ("OriginResponseDurationMs", Unit::Milliseconds),
 ];
+
+/// What the names of fields contain that have a duration, where programs name them themselves.
+pub(super) const DURATIONS: [&str; 6] = ["duration", "latency", "latencies", "elapsed", "responsetime", "took"];
 
 impl Unit {
     fn named(text: &str) -> Option<Self> {
@@ -152,6 +158,11 @@ impl Places {
         Self { peer: peer.map(Place::At), ..self }
     }
 
+    /// With a port after every address.
+    pub(super) fn with_ports(self) -> Self {
+        Self { ports: true, ..self }
+    }
+
     pub(super) fn have_ip(&self) -> bool {
         self.ip.is_some()
     }
@@ -190,7 +201,8 @@ impl Places {
         };
         let method = get(&self.method).or_else(|| part(access::method));
         let path = get(&self.path).map(access::path_of_target).or_else(|| part(access::path));
-        let (host, user) = (get(&self.ip).or_else(|| get(&self.peer)), get(&self.user));
+        let own = get(&self.ip).map(|host| if self.ports { client(host) } else { host });
+        let (host, user) = (own.or_else(|| get(&self.peer)), get(&self.user));
         if found.is_none() && host.is_none() && method.is_none() && path.is_none() && request.is_none() {
             return Ok(None);
         }
@@ -218,6 +230,18 @@ impl Places {
             path: path.or(found.path),
             request: request.unwrap_or(found.request),
         }))
+    }
+}
+
+/// What stands before a client's port.
+fn client(host: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+    match (without_port(&host).map(<[u8]>::len), host) {
+        (Some(length), Cow::Borrowed(host)) => Cow::Borrowed(&host[..length]),
+        (Some(length), Cow::Owned(mut host)) => {
+            host.truncate(length);
+            Cow::Owned(host)
+        }
+        (None, host) => host,
     }
 }
 

@@ -1,19 +1,22 @@
-//! Whether a log's clients are behind a balancer: most requests have one address, and another field has many.
+//! Whether a log's clients are behind a balancer: most requests have one address or a few, and another field has many.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use tollgate::middleware::ClientAddress;
-
+use super::clients;
 use super::place::Place;
 use super::places::Line;
+use crate::output::counted;
 
 /// How many requests are looked at.
 const MOST: usize = 1000;
 /// Fewer show nothing.
 const LEAST: usize = 8;
-/// Fewer addresses than this in another field are no clients.
+/// Fewer addresses than this in another field, for each of the balancer's own, are no clients.
 const CLIENTS: usize = 3;
+/// As many addresses as a balancer has, one in each of its zones.
+const NODES: usize = 8;
 
 /// The first requests: their peers, and the addresses in other fields.
 #[derive(Default)]
@@ -29,7 +32,7 @@ impl Sample {
 
     pub(super) fn note(&mut self, peer: &[u8], line: &dyn Line) {
         self.lines += 1;
-        let Some(peer) = ClientAddress::read(peer) else { return };
+        let Some(peer) = clients::read(peer) else { return };
         let others = line.forwarded().into_iter().filter_map(|(place, text)| {
             let last = text.rsplit(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
             // Proxies write no port, as logs do for the servers behind them.
@@ -44,22 +47,35 @@ impl Sample {
     pub(super) fn finding(&self) -> Option<String> {
         let mut peers: HashMap<IpAddr, usize> = HashMap::new();
         self.requests.iter().for_each(|(peer, _)| *peers.entry(*peer).or_default() += 1);
-        let (balancer, count) = peers.into_iter().max_by_key(|(peer, count)| (*count, *peer))?;
+        let mut peers: Vec<_> = peers.into_iter().collect();
+        peers.sort_unstable_by_key(|(peer, count)| (Reverse(*count), *peer));
+        let (balancer, most) = *peers.first()?;
+        let nodes: HashSet<IpAddr> =
+            peers.iter().take(NODES).filter(|(_, count)| count * 2 >= most).map(|(peer, _)| *peer).collect();
+        let count = self.requests.iter().filter(|(peer, _)| nodes.contains(peer)).count();
         if count < LEAST || count * 2 <= self.requests.len() {
             return None;
         }
         let mut fields: HashMap<&Place, (usize, HashSet<IpAddr>)> = HashMap::new();
-        for (place, address) in self.requests.iter().filter(|(peer, _)| *peer == balancer).flat_map(|(_, all)| all) {
+        for (place, address) in self.requests.iter().filter(|(peer, _)| nodes.contains(peer)).flat_map(|(_, all)| all) {
             let (lines, addresses) = fields.entry(place).or_default();
             *lines += 1;
             addresses.insert(*address);
         }
+        let least = CLIENTS * nodes.len();
         let clients =
-            fields.into_iter().filter(|(_, (lines, addresses))| lines * 2 >= count && addresses.len() >= CLIENTS);
+            fields.into_iter().filter(|(_, (lines, addresses))| lines * 2 >= count && addresses.len() >= least);
         let (place, (_, addresses)) = clients.max_by_key(|(place, (_, all))| (all.len(), place.to_string()))?;
+        let (who, what) = match nodes.len() - 1 {
+            0 => (format!("{balancer} has"), "it is a balancer or a proxy, count its"),
+            others => (
+                format!("{balancer} and {} have", counted(others as u64, "other")),
+                "they are balancers or proxies, count their",
+            ),
+        };
         Some(format!(
-            "{balancer} has {} % of the first {} requests, and the field {place} has {} other addresses: if it is a \
-             balancer or a proxy, count its clients with --client-address {place}",
+            "{who} {} % of the first {} requests, and the field {place} has {} other addresses: if {what} clients with \
+             --client-address {place}",
             count * 100 / self.requests.len(),
             self.requests.len(),
             addresses.len(),

@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 
-use tollgate::middleware::ClientAddress;
-
 use super::access;
-use super::places::Places;
+use super::clients;
+use super::places::{DURATIONS, Places, Unit, micros_with_unit};
 use super::time;
 use super::words::{Words, said};
 
@@ -14,18 +13,24 @@ use super::words::{Words, said};
 const KNOWN: [(&str, Option<i16>); 8] = [
     ("start=1,request=2,duration=7:ms,ip=9", None),
     ("start=1,request=2,duration=10:ms,ip=12", Some(20)),
-    ("time=2,ip=4,request=13,duration=6+7+8:s", None),
-    ("start=1,ip=3,request=12,duration=5+6+7:s", None),
+    (AWS[0], None),
+    (AWS[1], None),
     ("start=3,ip=4,request=9,duration=14:ms", None),
     ("time=1,ip=fwd,method=method,path=path,duration=service", None),
     ("time=1,ip=2,request=3", None),
     ("time=1,ip=2,user=4,request=5", None),
 ];
 
+/// AWS's balancers write a port after every client, and no brackets around addresses that have colons themselves.
+const AWS: [&str; 2] = ["time=2,ip=4,request=13,duration=6+7+8:s", "start=1,ip=3,request=12,duration=5+6+7:s"];
+
 /// The places of a line that is as one of these.
 pub(super) fn known(text: &[u8]) -> Option<Places> {
     let words = Words::of(text);
-    let known = KNOWN.iter().filter_map(|(places, peer)| Some(places.parse::<Places>().ok()?.or_peer(*peer)));
+    let known = KNOWN.iter().filter_map(|(places, peer)| {
+        let found = places.parse::<Places>().ok()?.or_peer(*peer);
+        Some(if AWS.contains(places) { found.with_ports() } else { found })
+    });
     known.into_iter().find(|places| fits(places, &words))
 }
 
@@ -33,7 +38,7 @@ fn fits(places: &Places, words: &Words<'_>) -> bool {
     let Ok(Some(access)) = places.read(words, None) else { return false };
     let last = access.host.rsplit(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
     let is_request = |path: &[u8]| path.starts_with(b"/") || path == b"*";
-    access.path.as_deref().is_some_and(is_request) && (last.is_empty() || ClientAddress::read(last).is_some())
+    access.path.as_deref().is_some_and(is_request) && (last.is_empty() || clients::read(last).is_some())
 }
 
 /// Whether the line is about something else than a request: in a log of Heroku, of the application's; in Envoy's, of
@@ -54,7 +59,7 @@ pub(super) fn suggested(text: &[u8]) -> Option<String> {
         })
     };
     let time = place(&time::is_one)?;
-    let ip = place(&|word| word.len() > 4 && ClientAddress::read(word).is_some())?;
+    let ip = place(&|word| word.len() > 4 && clients::read(word).is_some())?;
     let request = place(&|word| word.contains(&b' ') && access::path(word).is_some_and(|path| path.starts_with(b"/")));
     let method = place(&|word| matches!(word, b"GET" | b"HEAD" | b"POST" | b"PUT" | b"DELETE" | b"PATCH" | b"OPTIONS"));
     let path = place(&|word| word.starts_with(b"/"));
@@ -63,7 +68,16 @@ pub(super) fn suggested(text: &[u8]) -> Option<String> {
         (None, Some((method, path))) => format!(",method={method},path={path}"),
         (None, None) => String::new(),
     };
-    Some(format!("time={time},ip={ip}{of_request}"))
+    let is_duration = |name: &str, value: &[u8]| {
+        let text = String::from_utf8_lossy(value);
+        let has_unit =
+            micros_with_unit(&text).is_some() || (text.parse::<f64>().is_ok() && Unit::of_field(name).is_some());
+        has_unit && DURATIONS.iter().any(|part| name.to_ascii_lowercase().contains(part))
+    };
+    let mut named = words.all().iter().filter_map(|word| named(word));
+    let duration = named.find(|(name, value)| is_duration(name, value));
+    let duration = duration.map(|(name, _)| format!(",duration={name}")).unwrap_or_default();
+    Some(format!("time={time},ip={ip}{of_request}{duration}"))
 }
 
 /// `NAME=value`, if it is that.

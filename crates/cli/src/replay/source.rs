@@ -240,6 +240,10 @@ impl Source {
                 format
             }
             (None, None, None) => Format::Jsonl,
+            (None, None, Some(_)) if looks.otherwise.is_some() => {
+                let got = looks.otherwise.as_deref().unwrap_or_default();
+                bail!("{shown}: expected the lines of a log, got {got}, and give them as -");
+            }
             (None, None, Some(begins)) => bail!("{shown}: {}", unknown(looks.places.as_deref(), begins)),
         };
         self.reading.log.check(shown, format, what(format), self.by.is_some())?;

@@ -180,7 +180,12 @@ impl Reading {
         let Self { spool, mut horizon, keys, groups, read, .. } = self;
         let Some(spool) = spool else {
             let why = read.left_out.iter().map(|(why, count)| format!("; {count} with {why}")).collect::<String>();
-            bail!("{source}: expected requests to count, got none in {}{why}", counted(read.records, "record"));
+            let records = counted(read.records, "record");
+            let has = match read.is_access_log && read.records > 0 {
+                true => " (an access log's requests have ip, method, path and user)",
+                false => "",
+            };
+            bail!("{source}: expected requests to count, got none in {records}{why}{has}");
         };
         horizon.end();
         let spool = if read.out_of_order > 0 { spool.by_time(horizon)? } else { spool };

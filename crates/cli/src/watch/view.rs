@@ -113,7 +113,8 @@ impl View<'_> {
     fn draw_help(&self, area: Rect, buffer: &mut Buffer) {
         let lines = HELP.map(|(keys, what)| Line::from(format!(" {keys:<14} {what}")));
         let height = u16::try_from(lines.len()).unwrap_or(u16::MAX).min(area.height);
-        let width = area.width.min(52);
+        let longest = lines.iter().map(Line::width).max().unwrap_or_default() + 1;
+        let width = u16::try_from(longest).unwrap_or(u16::MAX).min(area.width);
         let middle =
             Rect { x: area.x + (area.width - width) / 2, y: area.y + (area.height - height) / 2, width, height };
         Clear.render(middle, buffer);

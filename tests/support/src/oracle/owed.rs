@@ -1,7 +1,8 @@
 //! What is still owed of units that a call took by an id. Units pass in the order in which they were taken, so it is
-//! enough to know how many came after the call's, and how many are in use.
+//! enough to know how many came after the call's, and how many are in use. And of a call that is known only by when it
+//! was and the reset that it answered.
 
-use super::rule::Rule;
+use super::rule::{Rule, State, ceil_div, u64_of};
 use super::{Answer, Found, Oracle, Retry};
 
 /// What is counted from when nothing was used until nothing is used, once an id has taken units.
@@ -68,6 +69,27 @@ impl Oracle {
         (self.close(found, true, Retry::Now, now_us), taken)
     }
 
+    /// Gives back what is still owed of so many units that a call took at `since`, which answered this reset. Returns
+    /// how many those are as well.
+    pub fn refund_after(&mut self, (since, reset_us): (u64, u64), units: u64, now_us: u64) -> (Answer, u64) {
+        let mut found = self.find(now_us);
+        let (since, resets, now) = (i128::from(since), i128::from(since) + i128::from(reset_us), i128::from(now_us));
+        let mut given = 0;
+        if resets > now {
+            let (newer, most) = found.rule().newer(&found.state, since, resets, found.at);
+            given = found.give(most.min(units.into()), newer);
+        }
+        if found.altered && found.is_blocked(now_us) {
+            found.touch();
+        }
+        (self.close(found, true, Retry::Now, now_us), u64_of(given))
+    }
+
+    /// Whole units in use; of counters, whatever they weigh.
+    pub fn in_use(&self, now_us: u64) -> u64 {
+        u64_of(self.find(now_us).units())
+    }
+
     /// Takes so many more for the same call, there or not: as if they had come directly after what it took.
     pub fn penalty_of(&mut self, taken: Taken, units: u64, now_us: u64) -> (Answer, Taken) {
         // A call that is settled has an id.
@@ -80,6 +102,45 @@ impl Oracle {
             false => Taken { units: more, ..own },
         };
         (answer, taken)
+    }
+}
+
+impl Rule {
+    /// Of the whole units in use at `at`: how many were taken after a call at `since` that said that the key would be
+    /// as if never used at `resets`; and of how many its own may be.
+    fn newer(&self, state: &State, since: i128, resets: i128, at: i128) -> (i128, i128) {
+        let used = self.used(state, at);
+        // The most that could be in use now and are gone by then.
+        let gone_by_then = |state: &dyn Fn(i128) -> State| {
+            let then = at + ceil_div((resets - at).max(0), self.tick) * self.tick;
+            let (mut gone, mut left) = (0, 1 << 60);
+            while left - gone > 1 {
+                let middle = (gone + left) / 2;
+                if self.used(&state(middle), then) == 0 { gone = middle } else { left = middle }
+            }
+            gone
+        };
+        match self.settled(state, at) {
+            State::Bucket { .. } => {
+                let left = gone_by_then(&|used| State::Bucket { used, time: at });
+                (ceil_div((used - left).max(0), self.parts()), used)
+            }
+            State::Window { start, .. } => {
+                let left = gone_by_then(&|used| State::Window { used, start, time: at });
+                // All but one of a window's may have passed with it, as part of what fell short of them.
+                let passed = if since < start { self.rate - 1 } else { 0 };
+                ((used - (left - passed).max(0)).max(0), used)
+            }
+            State::Calendar { start, .. } => (0, if since >= start { used } else { 0 }),
+            State::Counter { current, start, .. } if since >= start => (0, current),
+            State::Counter { previous, current, start, .. } => {
+                (current, if since >= start - self.period { previous } else { 0 })
+            }
+            State::Log { entries } => {
+                (entries.iter().filter(|(time, _)| *time > since).map(|(_, cost)| cost).sum(), used)
+            }
+            State::Permits { .. } => unreachable!("given back by an id"),
+        }
     }
 }
 

@@ -116,6 +116,16 @@ writes/s  touched  key                             rule/limit
 }
 
 #[test]
+fn the_help_says_all_it_has_to_say() {
+    for width in [70, 80, 120] {
+        let (text, _) = drawn(&snapshot(), (width, 24), "?", false);
+        for (keys, what) in HELP {
+            assert!(text.contains(&format!(" {keys:<14} {what}")), "{width}: {what}\n{text}");
+        }
+    }
+}
+
+#[test]
 fn every_size_is_drawn_and_a_small_one_keeps_the_tables_and_the_keys() {
     let snapshot = Snapshot { service: Some(service()), ..snapshot() };
     for width in [1, 7, 39, 40, 60, 119, 120, 400] {

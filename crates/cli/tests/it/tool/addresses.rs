@@ -6,10 +6,11 @@ use super::*;
 use crate::support::tool::{code, lines, stderr, tollgate};
 
 /// A household with IPv6, a client over IPv4 by way of an IPv6 socket, and one whose port the server logs.
-const CLIENTS: [(&str, &str); 6] = [
+const CLIENTS: [(&str, &str); 7] = [
     ("2001:db8:1:2::a", "2001:db8:1:2::/64"),
     ("2001:db8:1:2:ffff::b", "2001:db8:1:2::/64"),
     ("[2001:db8:1:2::c]:4711", "2001:db8:1:2::/64"),
+    ("2001:db8:1:2:3:4:5:d:50718", "2001:db8:1:2::/64"),
     ("::ffff:192.0.2.1", "192.0.2.1"),
     ("192.0.2.1:4711", "192.0.2.1"),
     ("192.0.2.1", "192.0.2.1"),
@@ -43,11 +44,11 @@ fn requests_count_by_network_without_ports_in_every_command() {
         let by_rules = tollgate(&["replay", "--rules", path(&rules), path(file)]);
         let verdicts = |output: &Output| lines(output).iter().map(|line| line["allowed"] == true).collect::<Vec<_>>();
         assert_eq!(verdicts(&by_rules), verdicts(&output), "{}", stderr(&by_rules));
-        assert_eq!(verdicts(&output), [true, false, false, true, false, false]);
+        assert_eq!(verdicts(&output), [true, false, false, false, true, false, false]);
 
         let compared = tollgate(&["compare", "sliding-log 1/1m", path(file), "--format", "jsonl"]);
         let one = &lines(&compared)[0];
-        assert_eq!((&one["denied"], &one["keys"]), (&json!(4), &json!(2)), "{}", stderr(&compared));
+        assert_eq!((&one["denied"], &one["keys"]), (&json!(5), &json!(2)), "{}", stderr(&compared));
         for key in [&[][..], &["--key", "ip"]] {
             let suggested = tollgate(&[&["suggest", path(file), "--deny-at-most", "0%"][..], key].concat());
             assert_eq!(code(&suggested), 0, "{}", stderr(&suggested));
@@ -123,6 +124,54 @@ fn entries_of_trusted_proxies_are_passed_over_and_peers_that_are_none_count_them
     let said = stderr(&output);
     let expected = "--client-address: expected --key ip, which counts by the client's address, got --key path\n";
     assert!(code(&output) == 2 && said.ends_with(expected), "{said}");
+}
+
+/// A pair of balancers, or one with an address in each zone.
+#[test]
+fn a_balancer_of_several_addresses_is_seen_too() {
+    let line = |at: u32, nodes: u32| {
+        let (node, client) = (at % nodes, format!("203.0.113.{}", at / nodes % 30));
+        format!("10.0.0.{node} - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"x\" \"{client}\"\n")
+    };
+    for (nodes, said) in [
+        (2, Some("10.0.0.0 and 1 other have 100 % of the first 120 requests, and the field last-quoted has 30 other")),
+        (3, Some("10.0.0.0 and 2 others have 100 %")),
+        // Too many, for so few clients.
+        (12, None),
+    ] {
+        let file = log((0..120).map(|at| line(at, nodes)));
+        let output = tollgate(&["suggest", path(&file)]);
+        let found = stderr(&output);
+        match said {
+            Some(said) => assert!(found.contains(said) && found.contains("they are balancers or proxies"), "{found}"),
+            None => assert!(!found.contains("balancer"), "{found}"),
+        }
+    }
+}
+
+/// A field that was named by mistake is no client.
+#[test]
+fn a_text_that_is_neither_an_address_nor_a_name_is_no_client() {
+    let line = "192.0.2.1 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"Mozilla/5.0 (X11)\"\n";
+    let file = log((0..20).map(|_| line.to_owned()));
+    for options in [["--fields", "ip=last-quoted"], ["--fields", "time=4,ip=-1"]] {
+        let output = tollgate(&[&["replay", "--rule", "gcra 1/1s", path(&file)][..], &options].concat());
+        let (said, expected) = (stderr(&output), "client address: expected an address or a host's name, got \"Mozilla");
+        assert!(code(&output) == 2 && said.contains(expected), "{options:?}: {said}");
+    }
+}
+
+#[test]
+fn who_is_denied_without_a_count_is_named_by_network_too() {
+    let rules =
+        log(["[[rule]]\nname = \"a\"\nkey = \"user\"\nlimits = [\"sliding-log 1/1m\"]\n".to_owned()].into_iter());
+    let file = log(["2001:db8:1:2::a", "2001:db8:1:2:ffff::b"]
+        .iter()
+        .map(|client| format!("{client} - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1\n")));
+    let output = tollgate(&["replay", "--rules", path(&rules), path(&file), "--summary"]);
+    let totals = &lines(&output)[0];
+    assert_eq!((&totals["denied"], &totals["keys"]), (&json!(2), &json!(1)), "{}", stderr(&output));
+    assert_eq!(totals["busiest_denied"], json!([{"key": "ip:2001:db8:1:2::/64", "denied": 2}]));
 }
 
 /// A client's own header, or servers behind the one that logs, are no sign of a balancer.

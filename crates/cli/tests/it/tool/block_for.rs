@@ -1,7 +1,7 @@
 //! `--block-for`: a key that is denied is blocked, in the same call.
 
 use super::*;
-use crate::support::tool::{code, lines, stderr, tollgate, with_input};
+use crate::support::tool::{code, lines, stderr, stdout, tollgate, with_input};
 
 const WAIT: &str = "retry_after_us";
 
@@ -27,6 +27,16 @@ fn a_probe_blocks_a_key_that_is_denied() {
     assert!((5_000_000_000..5_400_000_000).contains(&wait), "{wait}");
     tollgate(&[&plain[..], &["--op", "reset"]].concat());
     assert_eq!(code(&tollgate(&plain)), 0);
+}
+
+#[test]
+fn a_table_tells_a_block_from_its_end() {
+    for (length, word) in [("10m", "block "), ("0s", "unblock ")] {
+        let call = ["probe", "token-bucket 5/10s", "k", "--op", "block", "--for", length, "--format", "table"];
+        let output = tollgate(&call);
+        let row = stdout(&output).lines().nth(1).expect("a row").to_owned();
+        assert!(row.starts_with(word), "{row}");
+    }
 }
 
 #[test]

@@ -174,6 +174,9 @@ fn what_has_no_known_format_is_refused_with_the_fields_to_give() {
         assert!(!said.contains("give --input"), "{name}: {said}");
         let (_, hint) = said.split_once("such as --fields ").unwrap_or_else(|| panic!("{name}: {said}"));
         let fields = hint.split(',').take_while(|part| part.contains('=')).collect::<Vec<_>>().join(",");
+        // The end of a request, or its arrival.
+        let first = |fields: &str| fields.split('=').next().map(str::to_owned);
+        assert_eq!(first(&fields), first(options[1]), "{name}");
         let (output, said) = read(&file, &["--fields", &fields]);
         assert_eq!(code(&output), 0, "{name}: {fields}: {said}");
         // The user and the duration aren't to be seen from one line.
@@ -187,6 +190,82 @@ fn what_has_no_known_format_is_refused_with_the_fields_to_give() {
         read_so += 1;
     }
     assert!(read_so >= 10, "{read_so} of them");
+}
+
+#[test]
+fn a_hint_has_the_request_and_its_duration_where_one_line_shows_them() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    for (line, fields) in [
+        (
+            r#"{"@timestamp":"2024-02-01T10:00:01Z","event":{"duration":25000000},"source":{"ip":"192.0.2.1"},"http":{"request":{"method":"GET"}},"url":{"original":"/items/1?q=1"}}"#,
+            "time=@timestamp,ip=source.ip,method=http.request.method,path=url.original,duration=event.duration",
+        ),
+        (
+            "time=2024-02-01T10:00:01Z level=info remote_ip=192.0.2.1 method=GET path=/items/1 elapsed=25ms",
+            "time=time,ip=remote_ip,method=method,path=path,duration=elapsed",
+        ),
+        (
+            "time=2024-02-01T10:00:01Z level=info remote_ip=192.0.2.1 method=GET path=/items/1 duration_ms=25",
+            "time=time,ip=remote_ip,method=method,path=path,duration=duration_ms",
+        ),
+        (
+            "time=2024-02-01T10:00:01Z level=info remote_ip=192.0.2.1 method=GET path=/items/1 duration=25",
+            "time=time,ip=remote_ip,method=method,path=path",
+        ),
+    ] {
+        fs::write(&file, format!("{line}\n")).expect("written");
+        let (_, said) = read(file.path(), &[]);
+        assert!(said.contains(&format!("such as --fields {fields}, since")), "{said}");
+        let (output, said) = read(file.path(), &["--fields", fields]);
+        let took = if fields.contains("duration") { "1706781600975000 0.025000" } else { "1706781601000000 -" };
+        assert_eq!(records(&output), format!("{took} 192.0.2.1 GET /items/1 -\n"), "{said}");
+    }
+}
+
+/// Docker's files, journald's export and shippers have a program's lines within objects of their own.
+#[test]
+fn lines_within_objects_are_named_with_how_to_take_them_out() {
+    let clf = r#"192.0.2.1 - - [01/Feb/2024:10:00:01 +0000] \"GET /items/1 HTTP/1.1\" 200 1"#;
+    let caddy = r#"{\"ts\":1706781601,\"request\":{\"remote_ip\":\"192.0.2.1\",\"uri\":\"/\"}}"#;
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    for (object, field) in [
+        (format!(r#"{{"log":"{clf}\n","stream":"stdout","time":"2024-02-01T10:00:01.1Z"}}"#), "log"),
+        (format!(r#"{{"log":"{caddy}\n","stream":"stderr","time":"2024-02-01T10:00:01.1Z"}}"#), "log"),
+        (format!(r#"{{"@timestamp":"2024-02-01T10:00:01Z","app":{{"@message":"{clf}"}}}}"#), "app.@message"),
+        (format!(r#"{{"__REALTIME_TIMESTAMP":"1706781601000000","MESSAGE":"{clf}","_PID":"7"}}"#), "MESSAGE"),
+        (format!(r#"{{"@timestamp":"2024-02-01T10:00:01Z","host":{{"ip":"10.0.0.5"}},"message":"{clf}"}}"#), "message"),
+    ] {
+        fs::write(&file, format!("{object}\n")).expect("written");
+        let (output, said) = read(file.path(), &[]);
+        let expected =
+            format!("expected the lines of a log, got objects that have them in {field}: take them out first");
+        assert_eq!((code(&output), said.matches("error: ").count()), (2, 1), "{said}");
+        assert!(
+            said.contains(&expected)
+                && said.contains(&format!("jq -r '.{}'", field.replace("@message", "\"@message\""))),
+            "{said}"
+        );
+    }
+    let entry = r#"{"timestamp": "2024-02-01T10:00:01Z", "httpRequest": {"remoteIp": "192.0.2.1"}}"#;
+    for (text, how) in [
+        (format!("[{entry},\n{entry}]\n"), "a list of objects: write each on one line first, as by jq -c '.[]'"),
+        (format!("[\n  {entry}\n]\n"), "a list of objects: "),
+        (format!("{}\n", entry.replace('{', "{\n").replace('}', "\n}")), "objects over several lines: "),
+    ] {
+        fs::write(&file, text).expect("written");
+        for options in [&[][..], &["--fields", "start=timestamp,ip=httpRequest.remoteIp"]] {
+            let (output, said) = read(file.path(), options);
+            assert_eq!((code(&output), said.matches("error: ").count()), (2, 1), "{said}");
+            assert!(said.contains(&format!("expected the lines of a log, got {how}")), "{said}");
+        }
+    }
+    // Beside what was read of it, a line isn't needed.
+    let read_already = format!(
+        r#"{{"@timestamp":"2024-02-01T10:00:01Z","source":{{"ip":"192.0.2.1"}},"method":"GET","url":"/a","event":{{"original":"{clf}"}}}}"#
+    );
+    fs::write(&file, read_already).expect("written");
+    let (_, said) = read(file.path(), &[]);
+    assert!(said.contains("such as --fields time=@timestamp,ip=source.ip,method=method,path=url"), "{said}");
 }
 
 #[test]

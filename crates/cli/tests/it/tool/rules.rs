@@ -376,7 +376,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
         ),
         (vec!["replay", "--rules", EXAMPLE, "--key", "path", LOG], "'--rules <FILE>' cannot be used with '--key"),
         (vec!["replay", LOG], "--rule <RULE>"),
-        (vec!["reset", "--rule", "free", "user:1"], "--rules <FILE>"),
+        (vec!["reset", "--rule", "free", "user:1"], "KEY: expected --rules FILE beside it"),
         (vec!["reset", "--rules", EXAMPLE, "--rule", "office"], "rule office: expected one with limits"),
         (vec!["block", "token-bucket 5/1s", "k"], "--for <D>"),
         (vec!["block", "token-bucket 5/1s", "k", "--for", "soon"], "'soon'"),

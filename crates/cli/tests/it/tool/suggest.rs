@@ -292,7 +292,10 @@ fn what_cannot_be_used_is_one_line_that_names_the_value() {
         (vec![path.into(), "--per".into(), "9000000d".into()], "'9000000d'"),
         (vec![path.into(), "--per".into(), "soon".into()], "'soon'"),
         (vec![path.into(), "--key".into(), "tier".into()], "attrs"),
-        (vec![LOG.into(), "--key".into(), "tier".into()], "10000 with no tier"),
+        (
+            vec![LOG.into(), "--key".into(), "tier".into()],
+            "10000 with no tier (an access log's requests have ip, method, path and user)",
+        ),
         (vec![path.into(), "--rules".into(), of(&bad_rules)], "rule a"),
         (vec![path.into(), "--rules".into(), "none.toml".into()], "none.toml"),
     ] {
