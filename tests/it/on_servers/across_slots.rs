@@ -330,7 +330,7 @@ async fn a_command_that_a_user_may_not_run_is_reported_as_by_a_call_of_one_key()
         let (many_at_once, one_by_one) = (limiter(), limiter());
         // Knows the slots from here on.
         let _ = many_at_once.peek(&rule, keys[0].as_str()).await;
-        let answers = many_at_once.acquire_many(&rule, together.iter().map(|key| asked(key))).await;
+        let answers = many_at_once.acquire_many(&rule, together.iter().map(&asked)).await;
         for (at, answer) in answers.into_iter().enumerate() {
             let alone = one_by_one.acquire(&rule, asked(&alone[at])).await;
             match (answer, alone) {
