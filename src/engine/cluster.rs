@@ -324,6 +324,8 @@ impl Cluster {
             }
         }
         let (slot, mut redirects, mut was_moving) = (ask.partition, 0, false);
+        // Who named the node that is asked now.
+        let mut named_by: Option<Arc<Node>> = None;
         loop {
             let (next, routing) = match Redirect::of(&error) {
                 Some(Redirect::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::WithSlot),
@@ -339,9 +341,10 @@ impl Cluster {
                     if error.is_outage() {
                         self.topology.refresh_soon();
                     }
-                    // Another call may have learned the new owner meanwhile.
-                    let other = self.topology.owner(slot).filter(|owner| !Arc::ptr_eq(owner, &node));
-                    match other {
+                    // Another call may have learned the new owner meanwhile. Who named this node would name it again.
+                    let asked = [Some(&node), named_by.as_ref()];
+                    let was_asked = |owner: &Arc<Node>| asked.iter().flatten().any(|asked| Arc::ptr_eq(asked, owner));
+                    match self.topology.owner(slot).filter(|owner| !was_asked(owner)) {
                         Some(other) if error.is_unreachable() => (other, Routing::WithSlot),
                         _ => return Err(error),
                     }
@@ -366,6 +369,7 @@ impl Cluster {
                 }
             }
             was_moving = moving;
+            named_by = Redirect::of(&error).map(|_| node);
             match put_again(&next, ask, routing, until).await {
                 Err(another) => (error, node) = (another, next),
                 answer => return answer,

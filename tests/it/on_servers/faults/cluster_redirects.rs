@@ -93,6 +93,33 @@ async fn a_call_on_a_moving_slot_goes_to_the_node_that_has_its_keys() {
     assert_eq!(acquire(&limiter, &absent, key).await.expect("for good").remaining, 16);
 }
 
+#[tokio::test]
+async fn where_a_slot_moves_to_a_node_that_is_silent_no_call_asks_the_old_node_twice() {
+    let servers = ClusterServers::of_primaries();
+    let (_, limiter) = cluster_limiter(&servers);
+    let limiter = limiter.deadline(Duration::from_millis(300));
+    let rule = rule("token-bucket 20/1d", OnError::Closed);
+    let key = &servers.keys_of(0, 1)[0];
+    answered_again(&limiter, &rule, key).await;
+    run_command(servers.node(0), &["FLUSHALL"]);
+    servers.begin_moving(servers.slot_of(key), 0, 1);
+    servers.node(1).signal("-STOP");
+    let mut fast = 0;
+    in_time(async {
+        // Once the silent node isn't asked any more, calls have time left.
+        while fast < 5 {
+            let before = sent_away(servers.node(0));
+            let error = acquire(&limiter, &rule, key).await.expect_err("nobody has the key");
+            assert!(!error.to_string().contains("named each other"), "{error}");
+            fast += usize::from(error.is_unreachable());
+            assert!(sent_away(servers.node(0)) <= before + 1, "{error}");
+        }
+    })
+    .await;
+    servers.node(1).signal("-CONT");
+    answered_again(&limiter, &rule, key).await;
+}
+
 /// A decision of two limits, of which one's key has been moved: neither node can decide until the other is.
 async fn split(servers: &ClusterServers, key: &str) -> Rule {
     let (_, limiter) = cluster_limiter(servers);
@@ -138,7 +165,7 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_delay
     let keys = servers.keys_of(0, 1);
     let two = split(&servers, &keys[0]).await;
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(Duration::from_millis(300));
+    let (limiter, patient) = (limiter.clone().deadline(Duration::from_millis(300)), limiter.deadline(PATIENCE));
     let others: Vec<_> = (0..2).flat_map(|node| servers.keys_of(node, 6)).filter(|other| *other != keys[0]).collect();
     let elsewhere = rule("gcra 20/1d", OnError::Closed);
     let mut explained = 0;
@@ -153,7 +180,7 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_delay
             assert!(error.charged() == Charged::No || error.is_deadline(), "{round}: {error}");
         }
         for other in &others {
-            let decision = acquire(&limiter, &elsewhere, other).await;
+            let decision = acquire(&patient, &elsewhere, other).await;
             assert_eq!(decision.expect("another slot").remaining, 19 - round, "{other}");
         }
     }
@@ -322,10 +349,13 @@ async fn a_call_whose_reply_is_lost_is_charged_once_at_most_and_not_sent_again()
         let began = Instant::now();
         acquire(&limiter, &rule, whole).await.expect("another shard");
         assert!(began.elapsed() < SLACK);
-        assert_eq!(ran(&servers), [1, 1, 0], "asked again");
+        // On a busy machine, the connection may be cut off before the node has read the call.
+        let ran = ran(&servers);
+        assert!(ran[0] <= 1 && ran[1..] == [1, 0], "asked again: {ran:?}");
         proxy.cut_after(u64::MAX);
-        charged += 2;
-        assert_eq!(answered_again(&limiter, &rule, cut).await.remaining, 100 - charged);
+        let taken = 100 - charged - answered_again(&limiter, &rule, cut).await.remaining;
+        assert!((1..=2).contains(&taken), "{taken} taken");
+        charged += taken;
     }
     // All at once, which may share a call.
     proxy.cut_after(0);
