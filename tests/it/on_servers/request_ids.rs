@@ -109,6 +109,29 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
     });
 }
 
+/// What others gave back counts as older than a call's units as far as there were older ones, by its own numbers.
+#[test]
+fn after_a_change_of_numbers_what_others_gave_back_takes_nothing_from_a_later_call() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let subject = engine.subject(limit("sliding-window 10/1s"));
+        let changed = subject.changed(limit("sliding-window 100/1m"));
+        // A minute begins.
+        let begun = 60_000_000 << 24;
+        let taken = |subject: &Subject<'_>, operation: Operation, cost: u64, now: u64, id: &str| {
+            let request = Request::new(subject.key.as_str()).cost(cost).at(time(now)).id(id);
+            100 - call(&engine, subject, operation, request).expect("a decision").remaining
+        };
+        taken(&subject, Operation::Acquire, 10, begun, "first");
+        // Half of the ten units has passed.
+        let now = begun + 1_500_000;
+        assert_eq!(taken(&changed, Operation::Acquire, 50, now, "own"), 55);
+        assert_eq!(taken(&changed, Operation::Acquire, 8, now, "others"), 63);
+        assert_eq!(taken(&changed, Operation::Cancel, 0, now, "first"), 58);
+        assert_eq!(taken(&changed, Operation::Cancel, 0, now, "others"), 50);
+        assert_eq!(taken(&changed, Operation::Cancel, 0, now, "own"), 0);
+    }
+}
+
 #[test]
 fn retries_from_many_tasks_are_charged_once_per_id() {
     let engine = Engine::redis();

@@ -125,7 +125,7 @@ struct Found {
     /// The longest reset of both, and for how long denials count.
     longest: i128,
     memory: i128,
-    /// Units in use before the call; of counters, whatever they weigh.
+    /// Units in use before the call, once a charge has moved them to its own numbers; of counters, whatever they weigh.
     before: i128,
     life: Option<Life>,
 }
@@ -336,6 +336,9 @@ impl Oracle {
         if found.changed && rule.is_far_ahead(found.at, now_us.into(), rule.longest()) {
             found.at = floor_to(now_us.into(), rule.tick);
             found.state = rule.rebased(&found.state, found.at);
+        }
+        if found.changed {
+            found.before = found.units();
         }
     }
 
