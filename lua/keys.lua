@@ -96,55 +96,6 @@ end
 -- it is blocked; since when denials are counted, and how many.
 local NOTED = '<i7I7I7I7I7I7I7I4'
 
--- Writes what a key comes to: in place while its expiry covers that, else whole with a new one. Its first write is one
--- that Redis refuses if it is out of memory, unless nothing is left to keep. Returns false if it was
--- refused, which ends the script unless across_slots.lua precedes it.
-local function save(limit, key, x, y, at, used, reset)
-  local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
-  local counts = notes and (notes.owed < 0 or limit.used > 0 and now < notes.owed)
-  if notes and (counts or notes.blocked > now or notes.denials > 0) then
-    -- None of the counted units can still be owed: the counts begin anew.
-    if not counts then
-      notes.net, notes.given, notes.altered = 0, 0, 0
-      if notes.owed > 0 then notes.born, notes.owed = notes.born + 1, 0 end
-    end
-    if notes.owed < 0 then notes.owed = math.max(math.max(at, now) + limit.longest, now + reset) end
-    tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.owed,
-      notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
-    if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
-  end
-  if used == 0 and tail == '' then
-    if held then return call('DEL', key) end
-    return
-  end
-  local latest, armed = now + (reset > limit.kept and reset or limit.kept), limit.armed * 1000000
-  local covered = live and held and armed >= now + reset and armed <= latest + 1000000
-  local seconds, option, expires = limit.armed, nil, nil
-  if not covered and live then
-    seconds, option = (latest + 1000000 - latest % 1000000) / 1000000, 'PXAT'
-    expires = string.format('%d', seconds * 1000)
-  elseif not covered then
-    -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
-    seconds, option = 0, 'PX'
-    expires = string.format('%d', math.max(3600000, (latest - now + -(latest - now) % 1000) / 1000))
-  end
-  if algorithm.write then return algorithm.write(limit, key, x, y, at, used, seconds, option, expires, tail) end
-  local front = pack(algorithm.front, at, x, y)
-  local state = front .. pack('<I5', seconds) .. limit.numbers .. tail
-  if covered and #held <= #state then return call('SETRANGE', key, '0', state) end
-  if covered then return call('SET', key, state, 'KEEPTTL') end
-  return call('SET', key, state, option, expires)
-end
-
--- Keeps a state that other numbers have written until it resets by this call's.
-local function prolong(limit, key, reset)
-  local held, at, ends = limit.held, limit.algorithm.numbers_at - 5, now + reset
-  local seconds = (ends + -ends % 1000000) / 1000000
-  local armed, expires = pack('<I5', seconds), string.format('%d', seconds * 1000)
-  if limit.algorithm.prolong then return limit.algorithm.prolong(key, armed, expires) end
-  return call('SET', key, sub(held, 1, at - 1) .. armed .. sub(held, at + 5), 'PXAT', expires)
-end
-
 local writes, forced = code ~= 131 and code ~= 132, code > 132
 -- A call that is alone reads by GET, which tells what is of another type. MGET answers nothing for it.
 local known = #keys == width and not reads
@@ -203,7 +154,7 @@ for first = 1, plain and #keys or 0, width do
       if limit.used == 0 or net + given + took > 2^53 then net, given, born = 0, 0, math.max(now, born + 1) end
       net = net + took
       local owed = math.max(math.max(at, now) + limit.longest, now + reset)
-      noted = pack('<i7I7I7I7I7I7I7I4', net, given, born, altered, owed, 0, 0, 0)
+      noted = pack(NOTED, net, given, born, altered, owed, 0, 0, 0)
       local before = algorithm.counted and algorithm.counted(limit.x, limit.y) or limit.used
       marker = pack('<I7I7i7I7I7I7', took, took, net, given, born, before)
     end
@@ -233,6 +184,55 @@ for first = 1, plain and #keys or 0, width do
   if lost then answers[first], left = nil, true end
 end
 if plain and packed and not left then return table.concat(answers) end
+
+-- Writes what a key comes to: in place while its expiry covers that, else whole with a new one. Its first write is one
+-- that Redis refuses if it is out of memory, unless nothing is left to keep. Returns false if it was
+-- refused, which ends the script unless across_slots.lua precedes it.
+local function save(limit, key, x, y, at, used, reset)
+  local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
+  local counts = notes and (notes.owed < 0 or limit.used > 0 and now < notes.owed)
+  if notes and (counts or notes.blocked > now or notes.denials > 0) then
+    -- None of the counted units can still be owed: the counts begin anew.
+    if not counts then
+      notes.net, notes.given, notes.altered = 0, 0, 0
+      if notes.owed > 0 then notes.born, notes.owed = notes.born + 1, 0 end
+    end
+    if notes.owed < 0 then notes.owed = math.max(math.max(at, now) + limit.longest, now + reset) end
+    tail = pack(NOTED, notes.net, notes.given, notes.born, notes.altered, notes.owed,
+      notes.blocked > now and notes.blocked or 0, notes.denied, notes.denials)
+    if notes.denials > 0 then reset = math.max(reset, notes.denied + limit.longest - now) end
+  end
+  if used == 0 and tail == '' then
+    if held then return call('DEL', key) end
+    return
+  end
+  local latest, armed = now + (reset > limit.kept and reset or limit.kept), limit.armed * 1000000
+  local covered = live and held and armed >= now + reset and armed <= latest + 1000000
+  local seconds, option, expires = limit.armed, nil, nil
+  if not covered and live then
+    seconds, option = (latest + 1000000 - latest % 1000000) / 1000000, 'PXAT'
+    expires = string.format('%d', seconds * 1000)
+  elseif not covered then
+    -- At a time that isn't the server's: at least an hour, and the next call in server time arms it anew.
+    seconds, option = 0, 'PX'
+    expires = string.format('%d', math.max(3600000, (latest - now + -(latest - now) % 1000) / 1000))
+  end
+  if algorithm.write then return algorithm.write(limit, key, x, y, at, used, seconds, option, expires, tail) end
+  local front = pack(algorithm.front, at, x, y)
+  local state = front .. pack('<I5', seconds) .. limit.numbers .. tail
+  if covered and #held <= #state then return call('SETRANGE', key, '0', state) end
+  if covered then return call('SET', key, state, 'KEEPTTL') end
+  return call('SET', key, state, option, expires)
+end
+
+-- Keeps a state that other numbers have written until it resets by this call's.
+local function prolong(limit, key, reset)
+  local held, at, ends = limit.held, limit.algorithm.numbers_at - 5, now + reset
+  local seconds = (ends + -ends % 1000000) / 1000000
+  local armed, expires = pack('<I5', seconds), string.format('%d', seconds * 1000)
+  if limit.algorithm.prolong then return limit.algorithm.prolong(key, armed, expires) end
+  return call('SET', key, sub(held, 1, at - 1) .. armed .. sub(held, at + 5), 'PXAT', expires)
+end
 
 -- What is noted of a key, begun anew if nothing is.
 local function notes_of(limit)
