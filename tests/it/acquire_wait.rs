@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tollgate::{Clock, Embedded, Limiter, Redis, RetryAfter, Rule};
-use tollgate_testing::polling::{PATIENCE, wait_until};
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::polling::wait_until;
+use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::rules::rule;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -76,7 +76,7 @@ async fn a_denial_carries_jitter_on_request() {
 #[tokio::test]
 async fn a_caller_that_gives_up_is_not_charged() {
     let server = Server::start();
-    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("an address"))] {
+    for limiter in [Limiter::new(Embedded::new()), patient(&server.url())] {
         let rule = rule("token-bucket 10/1h max-debt 100");
         limiter.acquire(&rule, tollgate::Request::new("key").cost(10)).await.expect("a decision");
         for _ in 0..20 {
@@ -105,7 +105,7 @@ async fn a_caller_that_gives_up_is_not_charged() {
 #[tokio::test]
 async fn a_log_is_waited_for_by_retries() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("an address"));
+    let limiter = patient(&server.url());
     let rule = rule("sliding-log 2/50ms");
     let mut callers = tokio::task::JoinSet::new();
     for _ in 0..6 {
@@ -276,7 +276,7 @@ async fn a_cost_that_no_limit_could_admit_is_denied_with_never() {
 #[tokio::test]
 async fn callers_of_a_fixed_window_move_up_in_order_of_arrival() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE);
+    let limiter = patient(&server.url());
     let rule = rule("fixed-window 2/3s start first-hit max-debt 20");
     let mut of_keys = Vec::new();
     for number in 0..30 {

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Request, RetryAfter, Rule};
-use tollgate_testing::polling::turns_of_others;
+use tollgate_testing::polling::{PATIENCE, turns_of_others};
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{FIVE, FOUR, by_own_id, rule};
@@ -195,9 +195,9 @@ async fn several_limits_are_denied_together_and_each_reports_its_wait() {
 async fn cached_denials_send_nothing_and_many_keys_do_not_grow_the_cache() {
     let server = Server::start();
     let mut redis = server.connection();
-    let limiter =
-        Limiter::new(Redis::open(&server.url()).expect("a good address")).denial_cache(DenialCache::of_keys(50));
-    let rule = rule("gcra 1/1h");
+    let cache = DenialCache::of_keys(50).longest(PATIENCE);
+    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE);
+    let (limiter, rule) = (limiter.denial_cache(cache), rule("gcra 1/1h"));
     for _ in 0..100 {
         limiter.acquire(&rule, "key").await.expect("a decision");
     }

@@ -7,12 +7,13 @@ mod matching;
 mod mistakes;
 mod reload;
 
+use tollgate::Limiter;
 use tollgate::rules::{Attributes, RuleSet};
-use tollgate::{Limiter, Redis};
+use tollgate_testing::redis_server::patient;
 use tollgate_testing::rules::rule_set;
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(Redis::open(url).expect("a good address"))
+    patient(url)
 }
 
 /// The name of the rule that applies.

@@ -16,7 +16,7 @@ use tollgate::rules::{Account, Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
 use tollgate_testing::alone::alone;
 use tollgate_testing::polling::wait_until;
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tower::{Layer, ServiceExt, service_fn};
 
 /// Name and labels of each series, and its value or how many were recorded.
@@ -114,7 +114,7 @@ const SECRET: &str = "user:alice@example.com";
 fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key() {
     let server = Server::start();
     let seen = recorded(async || {
-        let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address"));
+        let limiter = patient(&server.tcp_url());
         let (one, two) = (rule("gcra 2/1h", "one"), rule("gcra 9/1h, fixed-window 9/1h", "two"));
         for _ in 0..3 {
             limiter.acquire(&one, SECRET).await.expect("a decision");

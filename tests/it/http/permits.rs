@@ -14,7 +14,7 @@ use tollgate::middleware::{Permits, RateLimitLayer, Usage};
 use tollgate::rules::RuleSet;
 use tollgate::{Clock, Embedded, Limiter, Redis, Rule};
 use tollgate_testing::polling::{wait_for_value, wait_until};
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{PERMITS, answer, get, left, redis_limiter, rule_set, until_left};
@@ -213,7 +213,7 @@ async fn permits_dropped_during_a_short_redis_outage_are_given_back() {
 fn permits_are_given_back_by_whichever_runtime_lives() {
     let lives = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address"));
+    let limiter = patient(&server.tcp_url());
     let rule = "concurrency 9 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
     let hold = async || limiter.hold(&rule, "key").await.expect("an answer").permit.expect("a permit");
     let left = || {

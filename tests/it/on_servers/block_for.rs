@@ -10,7 +10,7 @@ use tollgate::{
 };
 use tollgate_testing::engines::{Engine, Micros, time};
 use tollgate_testing::oracle::Retry;
-use tollgate_testing::redis_server::{Server, free_port};
+use tollgate_testing::redis_server::{Server, free_port, patient};
 use tollgate_testing::rules::{FOUR, assert_of_every_algorithm, by_own_id, limit, rule};
 
 const SECOND: Micros = 1_000_000;
@@ -286,7 +286,7 @@ fn denials_of_a_blocked_key_are_counted_where_a_rule_counts_them() {
 #[tokio::test]
 async fn a_block_outlives_what_was_used_and_the_key_outlives_the_block() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     for text in FIVE {
         let rule = blocking(text, 600);
         limiter.acquire(&rule, by_own_id(&rule, Request::new("key").cost(5))).await.expect("a decision");
@@ -329,7 +329,7 @@ async fn many_calls_denied_at_once_block_once() {
 #[tokio::test]
 async fn a_server_out_of_memory_refuses_to_block_and_keeps_the_state() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     let mut redis = server.connection();
     let mut memory = |bytes: &str| cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).exec(&mut redis).expect("set");
     for text in [FIVE.as_slice(), &["gcra 5/10s, fixed-window 9/1d"]].concat() {

@@ -1,15 +1,10 @@
 //! Callers that share a connection and give up: they don't affect others. That many tasks and processes together are
 //! admitted exactly the limit is the tool's test of this name.
 
-use std::time::Duration;
-
 use tokio::task::JoinSet;
-use tollgate::{Limiter, Redis, Request};
-use tollgate_testing::redis_server::Server;
+use tollgate::{Limiter, Request};
+use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::rules::{THOUSAND, rule};
-
-/// Ends a test that would hang; no machine is so slow that it decides one.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn callers_that_give_up_are_charged_at_most_once_and_replies_stay_matched() {
@@ -58,5 +53,5 @@ async fn assert_answers_are_the_callers_own(limiter: &Limiter) {
 }
 
 fn limiter(server: &Server) -> Limiter {
-    Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
+    patient(&server.url())
 }

@@ -12,7 +12,7 @@ use tollgate_testing::acl::{least, more, rights_of};
 use tollgate_testing::cluster::{cluster_of_one, cluster_url};
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::PATIENCE;
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::repository::read;
 use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id, rule};
 
@@ -348,7 +348,7 @@ fn forget(server: &Server) {
 }
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
+    patient(url)
 }
 
 #[tokio::test]

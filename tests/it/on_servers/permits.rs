@@ -6,7 +6,7 @@ use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::proxy::Proxy;
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::rules::{by_own_id, rule};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ async fn comes_to(limiter: &Limiter, rule: &Rule, remaining: u64) {
 #[tokio::test]
 async fn a_permit_goes_back_when_its_value_is_dropped_or_released() {
     let server = Server::start();
-    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+    for limiter in [Limiter::new(Embedded::new()), patient(&server.url())] {
         let rule = rule("concurrency 2 ttl 1h");
         let (one, other) = (held(&limiter, &rule).await.expect("one"), held(&limiter, &rule).await.expect("two"));
         assert!(held(&limiter, &rule).await.is_none());
@@ -109,7 +109,7 @@ async fn a_waiting_caller_is_served_when_a_permit_is_released_not_when_it_would_
 #[tokio::test]
 async fn a_permit_and_a_rate_are_taken_together_or_not_at_all_and_only_the_permit_comes_back() {
     let server = Server::start();
-    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+    for limiter in [Limiter::new(Embedded::new()), patient(&server.url())] {
         let rule = rule("concurrency 2 ttl 1h").and("gcra 3/30d".parse().expect("a limit")).expect("two limits");
         for left in [2, 1, 0] {
             let permit = held(&limiter, &rule).await.expect("a permit");
@@ -138,7 +138,7 @@ async fn a_permit_and_a_rate_are_taken_together_or_not_at_all_and_only_the_permi
 #[tokio::test]
 async fn an_id_that_requests_more_takes_the_difference_and_a_lost_permit_is_not_remembered() {
     let server = Server::start();
-    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+    for limiter in [Limiter::new(Embedded::new()), patient(&server.url())] {
         let full = rule("concurrency 10 ttl 1h");
         let of = |id: &'static str, cost| Request::new("key").id(id).cost(cost);
         assert_eq!(limiter.acquire(&full, of("a", 1)).await.expect("a decision").remaining, 9);
@@ -166,7 +166,7 @@ async fn an_id_that_requests_more_takes_the_difference_and_a_lost_permit_is_not_
 #[tokio::test]
 async fn permits_are_given_back_where_redis_is_out_of_memory() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     let (rule, mut redis) = (rule("concurrency 5 ttl 1h"), server.connection());
     let [a, b] = ["a", "b"].map(|id| Request::new("key").id(id));
     for request in [a, b] {
@@ -225,7 +225,7 @@ async fn permit_operations_on_a_limit_without_permits_are_errors() {
 #[tokio::test]
 async fn a_value_written_by_another_program_is_not_read_as_permits() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     let (rule, mut redis) = (rule("concurrency 5 ttl 10s"), server.connection());
     let name = "tollgate:{key}:test/concurrency";
     for poison in [
@@ -257,7 +257,7 @@ async fn a_value_written_by_another_program_is_not_read_as_permits() {
 #[tokio::test]
 async fn permits_are_forgotten_after_they_have_expired_and_a_long_block_once_lifted() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     let mut redis = server.connection();
     let mut ttl = |name: &str| cmd("PTTL").arg(name).query::<i64>(&mut redis).expect("a ttl");
     for text in
@@ -305,7 +305,7 @@ async fn permits_are_taken_by_an_id_or_by_hold() {
 #[tokio::test]
 async fn a_hold_by_the_id_of_a_permit_just_dropped_keeps_its_permit() {
     let server = Server::start();
-    for limiter in [Limiter::new(Embedded::new()), Limiter::new(Redis::open(&server.url()).expect("a good address"))] {
+    for limiter in [Limiter::new(Embedded::new()), patient(&server.url())] {
         let (one, mixed) = (rule("concurrency 1 ttl 1h"), rule("concurrency 1 ttl 1h, gcra 100/30d"));
         let request = Request::new("key").id("job-7");
         for rule in [&one, &mixed.named("mixed").expect("a good name")] {
@@ -343,7 +343,7 @@ async fn a_rate_beside_permits_is_not_polled() {
     // In real time, as the engine's is.
     tokio::time::resume();
     let (server, rule) = (Server::start(), self::rule("concurrency 2 ttl 1h, gcra 1/200ms"));
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     for _ in 0..2 {
         assert!(limiter.hold_wait(&rule, "key", MINUTE).await.expect("a decision").permit.is_some());
     }
@@ -369,7 +369,7 @@ async fn a_permit_whose_longest_hold_is_over_is_not_released_for_another_holder(
 fn a_permit_dropped_on_a_runtime_without_timers_goes_back() {
     let server = Server::start();
     let full = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     let rule = rule("concurrency 2 ttl 1h");
     for id in [None, Some("job")] {
         let request = Request::new("key");
@@ -411,7 +411,7 @@ async fn permits_held_in_this_process_go_back_while_many_wait_for_redis() {
 async fn a_release_without_an_answer_takes_no_permit_from_the_next_holder() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
-    let there = Limiter::new(Redis::open(&server.tcp_url()).expect("a good address"));
+    let there = patient(&server.tcp_url());
     for how in ["in vain", "dropped", "overdue"] {
         let key = format!("key {how}");
         let slow = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));

@@ -4,6 +4,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
@@ -14,7 +15,7 @@ use tollgate_testing::fake_redis::fake_redis_with_hello;
 use tollgate_testing::histories::{beginning, steps};
 use tollgate_testing::limits::any_limit;
 use tollgate_testing::polling::PATIENCE;
-use tollgate_testing::redis_server::{Server, free_port};
+use tollgate_testing::redis_server::{Server, free_port, patient};
 use tollgate_testing::rules::{FIVE, rule};
 
 #[tokio::test]
@@ -109,10 +110,14 @@ async fn a_frozen_server_leaves_the_charge_unknown_and_later_replies_matched() {
     let (first, key) = number(1000);
     limiter.acquire(&first, &key).await.expect("a decision");
     server.signal("-STOP");
-    for n in 1..=20 {
+    // All at once, since the silence of the connection is noticed after a quarter of a second; and with as long a deadline
+    // as that allows, since each is to be sent.
+    let errors = (1..=20).map(async |n| {
         let (rule, key) = number(n);
-        let request = Request::new(&key).deadline(Duration::from_millis(10));
-        let error = limiter.acquire(&rule, request).await.unwrap_err();
+        let request = Request::new(&key).deadline(Duration::from_millis(200));
+        limiter.acquire(&rule, request).await.unwrap_err()
+    });
+    for error in join_all(errors).await {
         assert!(error.is_deadline() && !error.is_unreachable(), "{error:?}");
         assert_eq!(error.charged(), Charged::Unknown);
     }
@@ -287,7 +292,7 @@ async fn in_real_time_a_bucket_refills_and_a_key_expires() {
 }
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
+    patient(url)
 }
 
 /// By what the server says of itself, whichever is on the PATH.

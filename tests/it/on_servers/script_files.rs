@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use tollgate::redis::{Value, cmd, from_redis_value};
-use tollgate::{Algorithm, Limiter, Redis, Request, Rule, Script};
+use tollgate::{Algorithm, Request, Rule, Script};
 use tollgate_testing::acl::least;
 use tollgate_testing::engines::time;
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::repository::{read, stems};
 use tollgate_testing::rules::by_own_id;
 
@@ -193,7 +193,7 @@ fn scripts_stay_plain_lua_that_any_client_can_call() {
 #[tokio::test]
 async fn rust_sends_the_numbers_that_the_header_lists() {
     let server = Server::with(&["--slowlog-log-slower-than", "0"]);
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
+    let limiter = patient(&server.url());
     let mut redis = server.connection();
     for (number, (algorithm, file)) in (1..).zip(Algorithm::all().zip(algorithms())) {
         let name = &file.name;

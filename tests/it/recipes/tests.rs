@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::{Limiter, OnError, Redis, Rule};
-use tollgate_testing::polling::PATIENCE;
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::repository::read;
 
 use super::{batch, call, complete, crawl, export, guess, login, pay, report, report_in_turn, send_mail, upload};
@@ -19,7 +18,7 @@ const ONE: NonZeroU32 = NonZeroU32::MIN;
 const LOCAL: OnError = OnError::Local { processes: ONE };
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
+    patient(url)
 }
 
 /// A limiter whose Redis is unreachable, for rules that don't say what then.

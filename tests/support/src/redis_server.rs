@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tollgate::redis::{self, Client, Connection, RedisResult, Value, cmd, from_redis_value};
+use tollgate::{Limiter, Redis};
 
 use crate::polling::PATIENCE;
 
@@ -211,6 +212,11 @@ fn launch_with(
         .stderr(Stdio::null())
         .spawn()
         .expect("redis-server 7.0 or newer on the PATH: tests/run.sh installs it")
+}
+
+/// A limiter on the Redis at this address that waits for answers as long as any test: the machine may be busy.
+pub fn patient(url: &str) -> Limiter {
+    Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
 }
 
 pub fn free_port() -> u16 {

@@ -7,12 +7,11 @@ use axum::http::{HeaderName, Request, Response};
 use futures_util::future::join_all;
 use tollgate::middleware::{ApiKeyLayer, RateLimitLayer};
 use tollgate::rules::{Account, ApiKeyError, RuleSet};
-use tollgate::{Limiter, Redis};
 use tollgate_record::{KeyTerms, OwnLimits};
 use tollgate_testing::api_keys::Forger;
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::record::{database, limiter, prepared};
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tower::{Layer, ServiceExt, service_fn};
 
 fn terms(name: &str) -> KeyTerms {
@@ -34,7 +33,7 @@ async fn a_key_identifies_its_user_until_it_is_revoked() {
     assert!(!format!("{key:?}{stored:?}").contains(key.secret()));
     let mut services = Vec::new();
     for _ in 0..2 {
-        let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+        let limiter = patient(&redis.tcp_url());
         services.push(database(&server).follow(&limiter).await.expect("a configuration"));
     }
     for service in &services {
@@ -95,7 +94,7 @@ async fn a_key_identifies_its_user_until_it_is_revoked() {
 async fn an_unknown_key_is_remembered_as_unknown_until_it_is_made() {
     let redis = Server::start();
     let (server, tool) = prepared().await;
-    let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+    let limiter = patient(&redis.tcp_url());
     let service = database(&server).follow(&limiter).await.expect("a configuration");
     let asked = Forger::of(&server).await.unknown(7);
     let answers = join_all((0..200).map(|_| service.account_of_key(&asked))).await;
@@ -107,7 +106,7 @@ async fn an_unknown_key_is_remembered_as_unknown_until_it_is_made() {
     assert_eq!(service.status().key_look_ups, 1);
     // Another process knows by Redis.
     wait_until("it is in Redis", async || cached(&redis) == 1).await;
-    let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+    let limiter = patient(&redis.tcp_url());
     let other = database(&server).follow(&limiter).await.expect("a configuration");
     assert_eq!(other.account_of_key(&asked).await.expect_err("none"), ApiKeyError::Unknown);
     assert_eq!(other.status().key_look_ups, 0);
@@ -140,7 +139,7 @@ async fn a_storm_of_unknown_keys_does_not_reach_postgres() {
     let redis = Server::start();
     let (server, tool) = prepared().await;
     let (key, _) = tool.create_key("42", &terms(""), "").await.expect("made");
-    let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+    let limiter = patient(&redis.tcp_url());
     let mut services = Vec::new();
     for _ in 0..2 {
         services.push(database(&server).follow(&limiter).await.expect("a configuration"));
@@ -187,7 +186,7 @@ async fn deleting_a_row_does_not_affect_other_keys() {
         keys.push(tool.create_key(&number.to_string(), &terms(""), "").await.expect("made"));
     }
     tool.block_user("old", None, None, "").await.expect("blocked");
-    let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+    let limiter = patient(&redis.tcp_url());
     let service = database(&server).follow(&limiter).await.expect("a configuration");
     for (key, _) in &keys {
         wait_until("it is known", async || service.account_of_key(key.secret()).await.is_ok()).await;
@@ -228,7 +227,7 @@ async fn keys_of_one_database_open_no_other() {
     let secret = one.run("SELECT key_secret::text FROM tollgate.configuration").await.remove(0);
     let foreign = Forger::of(&other).await.unknown(1);
     other.run(&format!("UPDATE tollgate.configuration SET key_secret = '{secret}'")).await;
-    let limiter = || Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+    let limiter = || patient(&redis.tcp_url());
     let first = database(&one).follow(&limiter()).await.expect("a configuration");
     let second = database(&other).follow(&limiter()).await.expect("a configuration");
     let (key, _) = tool.create_key("admin", &terms(""), "").await.expect("made");

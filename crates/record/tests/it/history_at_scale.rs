@@ -11,7 +11,6 @@ use http::{Request, Response};
 use tokio::sync::Notify;
 use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::RuleSet;
-use tollgate::{Limiter, Redis};
 use tollgate_record::Postgres as Database;
 use tollgate_record::archive::{Archive, ArchiveOptions, Step};
 use tollgate_record::history::HistorySettings;
@@ -19,7 +18,7 @@ use tollgate_testing::effort::times;
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::python::python;
 use tollgate_testing::record::{database, prepared};
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tower::{Layer, ServiceExt, service_fn};
 
 const REQUESTS: u64 = 1_000;
@@ -45,7 +44,7 @@ async fn every_decision_is_found_again() {
     let settings = HistorySettings::new().queue(1_500_000).region("eu");
     let history = database(&server).record(settings).expect("recording");
     let rules: RuleSet = RULES.parse().expect("rules");
-    let limiter = Limiter::new(Redis::open(&redis.url()).expect("an address"));
+    let limiter = patient(&redis.url());
     // Each request must be decided, however busy the machine is.
     let limiter = limiter.deadline(Duration::from_secs(60));
     let layer = RateLimitLayer::new(limiter, rules).header("user", HeaderName::from_static("user"));

@@ -4,12 +4,11 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 use tollgate::rules::ApiKeyError;
-use tollgate::{Limiter, Redis};
 use tollgate_record::{Configuration, KeyTerms, Postgres as Database};
 use tollgate_testing::api_keys::{Forger, made_up};
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::record::{database, limiter, prepared};
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 
 async fn until_known(service: &Configuration, count: u64) {
     wait_until("the ids are known", async || service.status().keys_known == Some(count)).await;
@@ -32,7 +31,7 @@ async fn each_valid_key_is_answered_after_a_start_whatever_else_is_asked_for() {
     let forger = Forger::of(&server).await;
     // Each with a cache of its own.
     for (wait, prefix) in [(false, "a"), (true, "b")] {
-        let limiter = Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+        let limiter = patient(&redis.tcp_url());
         let limiter = limiter.prefix(prefix).expect("a prefix");
         let service = database(&server).follow(&limiter).await.expect("a configuration");
         if wait {
@@ -109,7 +108,7 @@ async fn ids_follow_the_database() {
 async fn a_process_that_starts_without_postgres_reads_the_ids_once_it_is_back() {
     let redis = Server::start();
     let (mut server, tool) = prepared().await;
-    let limiter = || Limiter::new(Redis::open(&redis.tcp_url()).expect("an address"));
+    let limiter = || patient(&redis.tcp_url());
     let services = database(&server).cache_secret("32 bytes by chance, from a vault").expect("long enough");
     let (used, unused) = (make(&tool, "1").await, make(&tool, "2").await);
     let first = services.follow(&limiter()).await.expect("a configuration");

@@ -4,7 +4,7 @@ use super::*;
 
 /// Charged nothing, answered by policy, and taken back once the server is put right.
 async fn refused_until(server: &Server, classes: &[&str], put_right: impl AsyncFnOnce(&Server)) {
-    let limiter = limiter(&server.tcp_url());
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     let closed = rule("gcra 5/1d", OnError::Closed);
     let error = acquire(&limiter, &closed, "key").await.expect_err("refused");
     assert!(classes.contains(&error.class()) && error.charged() == Charged::No, "{}: {error}", error.class());
@@ -68,7 +68,7 @@ async fn stays_closed_on(url: &str, key: &str, class: &str) {
 async fn a_lost_permission_is_an_error_under_every_policy() {
     let server = Server::start();
     let url = server.user("service", "+@all ~*");
-    let (limiter, closed) = (limiter(&url), rule("gcra 5/1d", OnError::Closed));
+    let (limiter, closed) = (limiter(&url).deadline(PATIENCE), rule("gcra 5/1d", OnError::Closed));
     acquire(&limiter, &closed, "key").await.expect("a decision");
     run(&server, &["ACL", "SETUSER", "service", "-evalsha"]);
     stays_closed(&url, "permission").await;
