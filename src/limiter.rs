@@ -55,7 +55,7 @@ use server_clock::ServerClock;
 #[derive(Clone, Debug)]
 pub struct Limiter {
     engine: Engine,
-    prefix: String,
+    prefix: Arc<str>,
     pub(crate) deadline: Duration,
     on_error: OnError,
     denials: Option<DenialCache>,
@@ -90,7 +90,7 @@ impl Limiter {
     ///
     /// An empty prefix, or one with braces.
     pub fn prefix(mut self, prefix: &str) -> Result<Self, Error> {
-        self.prefix = key::checked_prefix(prefix)?.to_owned();
+        self.prefix = key::checked_prefix(prefix)?.into();
         Ok(self)
     }
 

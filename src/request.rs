@@ -108,6 +108,14 @@ pub(crate) struct Earlier {
     taken_us: u64,
 }
 
+impl Earlier {
+    fn of(decision: &Decision) -> Self {
+        let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
+        let taken_us = microseconds(decision.decided_at()).unwrap_or_default();
+        Self { by: decision.by, granted: decision.granted, charged, taken_us }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Parts<'a> {
     Borrowed(&'a [(&'a str, &'a [u8])]),
@@ -233,9 +241,7 @@ impl<'a> Request<'a> {
 
     /// The same of any call but a refund, which alone has to know what each limit answered.
     pub(crate) fn following(mut self, decision: &Decision) -> Self {
-        let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
-        let taken_us = microseconds(decision.decided_at()).unwrap_or_default();
-        self.rare.after = Some(Earlier { by: decision.by, granted: decision.granted, charged, taken_us });
+        self.rare.after = Some(Earlier::of(decision));
         self
     }
 
@@ -258,6 +264,11 @@ impl OwnedRequest {
     pub(crate) fn charging(key: Vec<u8>, parts: Vec<(String, Vec<u8>)>, cost: Option<u64>) -> Self {
         let terms = Terms { cost, ..Terms::default() };
         Self { key, parts, id: None, terms, rare: Rare::NONE, answers: Vec::new() }
+    }
+
+    /// The call had this decision: see [`Request::following`].
+    pub(crate) fn follow(&mut self, decision: &Decision) {
+        self.rare.after = Some(Earlier::of(decision));
     }
 
     /// The key.

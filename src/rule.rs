@@ -36,12 +36,13 @@ pub use on_error::OnError;
 /// assert_eq!(rule.to_string(), "token-bucket 100/1s burst 20, fixed-window 10000/1d");
 /// # Ok::<(), tollgate::RuleError>(())
 /// ```
+// Shared by its clones, of which each permit has one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// None for a rule parsed from text, which can't decide yet.
-    name: Option<String>,
-    limits: Vec<ScopedLimit>,
-    tag: Option<String>,
+    name: Option<Arc<str>>,
+    limits: Arc<[ScopedLimit]>,
+    tag: Option<Arc<str>>,
     on_change: Change,
     counts_denials: bool,
     /// In whole microseconds.
@@ -93,7 +94,7 @@ impl Rule {
     fn of(limits: Vec<ScopedLimit>) -> Self {
         Self {
             name: None,
-            limits,
+            limits: limits.into(),
             tag: None,
             on_change: Change::KeepUsed,
             counts_denials: false,
@@ -112,10 +113,9 @@ impl Rule {
     /// The same as [`Rule::new`].
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?;
-        for scoped in &mut self.limits {
-            *scoped = ScopedLimit::new(name, Arc::clone(&scoped.limit), scoped.by.take());
-        }
-        self.name = Some(name.to_owned());
+        let renamed = |scoped: &ScopedLimit| ScopedLimit::new(name, Arc::clone(&scoped.limit), scoped.by.clone());
+        self.limits = self.limits.iter().map(renamed).collect();
+        self.name = Some(name.into());
         Ok(self)
     }
 
@@ -152,7 +152,7 @@ impl Rule {
     /// Groups all keys of a decision by this part of the request, so that they share a slot of Redis Cluster.
     #[must_use]
     pub fn tagged(mut self, part: &str) -> Self {
-        self.tag = Some(part.to_owned());
+        self.tag = Some(part.into());
         self
     }
 
@@ -300,7 +300,7 @@ impl Rule {
 
     /// The only limit, if it has shards.
     pub(crate) fn sharded(&self) -> Option<&ScopedLimit> {
-        match self.limits.as_slice() {
+        match &*self.limits {
             [scoped] if scoped.limit.shards() > 1 => Some(scoped),
             _ => None,
         }
@@ -366,7 +366,8 @@ impl Rule {
             let why = "nothing would tell the two apart, so name one";
             return Err(self.error(&format!("expected limits of different names, got {label} twice: {why}")));
         }
-        self.limits.push(ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by));
+        let one_more = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by);
+        self.limits = self.limits.iter().cloned().chain([one_more]).collect();
         self.checked()
     }
 

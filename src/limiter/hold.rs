@@ -149,7 +149,7 @@ impl Limiter {
             None => decision.allowed,
             Some(error) => error.charged() != Charged::No || (decision.allowed && decision.by == By::Local),
         };
-        permit.request = request.following(&decision).into_owned();
+        permit.request.follow(&decision);
         Ok(Held { permit: decision.allowed.then_some(permit), decision })
     }
 

@@ -55,7 +55,7 @@ impl Limiter {
     /// A name that no rule can have. No answer; see [`Error`]. What was forgotten by then stays forgotten.
     pub async fn reset_all(&self, rule: &str, mut progress: impl FnMut(ResetProgress)) -> Result<u64, Error> {
         key::checked_name(rule).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
-        let prefix = self.prefix.as_str();
+        let prefix = &*self.prefix;
         let glob = key::glob_of_rule(prefix, rule);
         let which =
             Which { glob: &glob, exactly: |which, key| key::is_of_rule(key, which.prefix, which.rule), prefix, rule };

@@ -86,9 +86,9 @@ impl RuleFields {
         let (on_error, processes) = Policy::parts(rule.on_error);
         let [block_for, max_hold] = [rule.block_period(), rule.hold_period()].map(|time| Some(time?.to_string()));
         Self {
-            name: rule.name.clone(),
+            name: rule.name().map(str::to_owned),
             limits: rule.limits.iter().map(LimitFields::of).collect(),
-            tag: rule.tag.clone(),
+            tag: rule.tag().map(str::to_owned),
             cost: rule.cost,
             on_change: rule.on_change,
             overage: rule.counts_denials,
@@ -131,13 +131,12 @@ impl RuleFields {
         if rule.limits.is_empty() {
             return Err(Refusal { field: "limits", item: None, why: Why::NoLimits }.into());
         }
-        rule.limits.shrink_to_fit();
         Ok(self.with_limits(rule)?)
     }
 
     fn without_limits(&self) -> Result<Rule, RuleError> {
         let rule = Rule {
-            tag: self.tag.clone(),
+            tag: self.tag.as_deref().map(Arc::from),
             on_change: self.on_change,
             counts_denials: self.overage,
             hash_keys: self.hash_keys,
