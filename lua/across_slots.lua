@@ -17,7 +17,7 @@
 --   those of the script, but no MGET: a command must not span slots
 
 local count = tonumber(ARGV[1]) or 0
-if count % 1 ~= 0 or count < 2 or count > 7997 or #ARGV <= count then
+if count % 1 ~= 0 or count < 2 or count > 7997 or #ARGV < count + 2 then
   return redis.error_reply('BADARG across_slots: expected a count of 2 to 7997 keys, then the keys and the arguments')
 end
 local KEYS, ARGV = { unpack(ARGV, 2, count + 1) }, { unpack(ARGV, count + 2) }

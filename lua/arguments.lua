@@ -38,7 +38,7 @@ end
 -- Permits' holders are arguments, from there on, one for each call; `ordinal` counts the calls.
 local keys, holders, ordinal, to_shape = KEYS, 4, 0, nil
 if not packed then
-  local at, fault, names, named, numbers_of, only, several = 1, nil, {}, {}, {}, nil, nil
+  local at, fault, named, numbers_of, only, several, holder = 1, nil, {}, {}, nil, nil, nil
 
   -- The next argument as a whole number in this range. The first that isn't one is the fault.
   local function number(name, least, most)
@@ -61,7 +61,8 @@ if not packed then
     for name in string.gmatch(algorithm.arguments, '[%a_]+') do
       if name == 'holder' then
         if not ARGV[at] then fault = fault or 'missing holder' end
-        holders, at = at, at + 1
+        if holder and holder ~= ARGV[at] then fault = fault or 'one holder of all permits' end
+        holder, holders, at = ARGV[at], at, at + 1
       else
         local least, most = find('start first second stop', name, 1, true) and -2^53 or 0, algorithm.most_of
         own[#own + 1] = number(name, least, name == 'tick' and 1000000 or most and most[name] or 2^53)
@@ -131,7 +132,6 @@ if not packed then
     at = at + 1
     number('now_us', -1, 2^52)
     if ARGV[at] then fault = fault or 'more than these' end
-    if not several then keys = { KEYS[1] } end
     for index, key in ipairs(keys) do
       for other = 1, index - 1 do if keys[other] == key then fault = fault or 'two of KEYS are alike' end end
     end

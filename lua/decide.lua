@@ -43,11 +43,12 @@
 --   or none is charged; each that has none answers how long until used <= most - cost.
 --   at-most: takes of each limit what the scarcest has, of its cost at most; if that is 0, denied as an acquire of 1
 --   refund: gives back the newest units. +taken, settle, cancel: at most what is still owed of those that a call took,
---           since units pass in the order in which they were taken
+--           since units pass in the order in which they were taken. +taken doesn't know what was given back since
 --   settle: makes `cost` the final cost of the call with this id, once; cancel gives back all, and forgets the id
 --   +within: denies a reserve that would wait longer; of cost 0, retry_after_us is then until no units are owed
 --   +block: blocks the keys of the limits that deny, unless one could never allow the cost, or they are blocked already
---   An allowed call with an id leaves a marker with its answer: the same id gets it again, and is charged once.
+--   An allowed call with an id leaves a marker with its answer: the same id gets it again, and is charged once, while
+--   the marker lasts and the permits that the call took are held; after that it is decided anew.
 --
 -- Source
 --   Two-phase commit, within one script: first what all limits say, then the writes.
@@ -131,11 +132,31 @@ local function give_back(n, units)
   return given
 end
 
+-- Charges a limit so many units, under its own numbers. Returns the limit, and how many there was room for.
+local function charge(found_limit, units)
+  local limit = rewritten(found_limit)
+  local addable = forced and complete(limit.algorithm).addable(limit.x, limit.y, limit.a, limit.b, limit.c) or units
+  -- The cost is what is answered and remembered as taken.
+  limit.cost = limit.cost - math.max(units - addable, 0)
+  units = math.min(units, addable)
+  -- Where there is no room for more, the state stays as it is.
+  if units == 0 then
+    found_limit.cost = limit.cost
+    return found_limit, 0
+  end
+  if limit ~= found_limit or limit.changed then
+    notes_of(limit).altered, limit.notes.owed = now, -1
+    -- The first of several calls, which are decided at once, has ended the memory of denials under other numbers.
+    if units > limit.cost and now - limit.notes.denied >= limit.longest then limit.notes.denials = 0 end
+  end
+  if not limit.algorithm.holds then count_units(limit, units) end
+  return limit, units
+end
+
 -- What the operation does to a limit's key. Returns the limit, the units to take, and whether the key changes.
 local function alter(n, units)
-  local limit = found[n]
-  local algorithm, cost, mark = limit.algorithm, limit.cost, marks and marks[n]
-  local notes = limit.notes
+  local limit, mark = found[n], marks and marks[n]
+  local algorithm, cost, notes = limit.algorithm, limit.cost, limit.notes
   local changed = limit.ahead
     and (limit.used > 0 or algorithm.holds or notes and (notes.blocked > 0 or notes.owed > 0))
   if not writes then return limit, 0, false end
@@ -144,21 +165,12 @@ local function alter(n, units)
   if operation == 'cancel' then units = -mark.took end
   if code > 137 or operation == 'block' then units = 0 end
   if algorithm.holds and forced then
+    -- A settlement leaves permits as they are.
+    if operation == 'settle' then limit.cost = mark.took end
     units = algorithm.hold(limit.x, operation, cost)
     changed = limit.x.give > 0 or changed
   elseif units > 0 then
-    local state = limit
-    limit = rewritten(limit)
-    local addable = forced and complete(algorithm).addable(limit.x, limit.y, limit.a, limit.b, limit.c) or units
-    units = math.min(units, addable)
-    -- Where there is no room for more, the state stays as it is.
-    if units == 0 then return state, 0, changed end
-    if limit ~= state or limit.changed then
-      notes_of(limit).altered, limit.notes.owed = now, -1
-      -- As the second of several calls finds it, under its own numbers.
-      if units > limit.cost and now - limit.notes.denied >= limit.longest then limit.notes.denials = 0 end
-    end
-    if not algorithm.holds then count_units(limit, units) end
+    limit, units = charge(limit, units)
   elseif units < 0 then
     local before = limit.x
     changed = give_back(n, -units) > 0 or limit.x ~= before or changed
@@ -391,6 +403,8 @@ for first = 1, #keys, width do
       if complete(algorithm).spare then remaining = math.min(algorithm.spare(used - most, a), most) end
     end
     if units > 0 or changed or writes_note then
+      -- What an earlier call's reset says of its units went by other numbers.
+      if limit.changed and used > 0 then notes_of(limit).altered, limit.notes.owed = now, -1 end
       written = save(limit, keys[index], x, y, at, used, reset)
     elseif expires_early then
       written = prolong(limit, keys[index], reset)

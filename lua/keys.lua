@@ -225,10 +225,10 @@ local function save(limit, key, x, y, at, used, reset)
   return call('SET', key, state, option, expires)
 end
 
--- Keeps a state that other numbers have written until it resets by this call's.
+-- Keeps a state that other numbers have written, as it is, for as long as this call's numbers would.
 local function prolong(limit, key, reset)
-  local held, at, ends = limit.held, limit.algorithm.numbers_at - 5, now + reset
-  local seconds = (ends + -ends % 1000000) / 1000000
+  local held, at, latest = limit.held, limit.algorithm.numbers_at - 5, now + math.max(reset, limit.kept)
+  local seconds = (latest + 1000000 - latest % 1000000) / 1000000
   local armed, expires = pack('<I5', seconds), string.format('%d', seconds * 1000)
   if limit.algorithm.prolong then return limit.algorithm.prolong(key, armed, expires) end
   return call('SET', key, sub(held, 1, at - 1) .. armed .. sub(held, at + 5), 'PXAT', expires)

@@ -111,6 +111,8 @@ ALGORITHMS[1] = {
     -- give back.
     own.after = function(since, resets, lead, _, at, rate, period, tick)
       local left = (resets - at + -(resets - at) % tick) / tick * rate
+      -- A reset is rounded up to a tick, in which several units may pass.
+      if rate > period then left = left - rate + 1 end
       local newer = lead - math.max(left, 0)
       return newer > 0 and (newer + -newer % period) / period or 0, 2^53
     end

@@ -146,11 +146,14 @@ fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer
                         together.refund_of(taken, took, now);
                     } else {
                         deep |= cost > took;
-                        let (_, taken) = match cost.checked_sub(took) {
-                            Some(more) if more > 0 => together.penalty_of(taken, more, now),
-                            _ => together.refund_of(taken, took - cost, now),
+                        let (taken, took) = match cost.checked_sub(took) {
+                            Some(more) if more > 0 => {
+                                let (_, taken, more) = together.penalty_of(taken, more, now);
+                                (taken, took + more)
+                            }
+                            _ => (together.refund_of(taken, took - cost, now).1, cost),
                         };
-                        open.push((id.clone(), since, taken, cost, true));
+                        open.push((id.clone(), since, taken, took, true));
                     }
                     call(&engine, subject, operation, request.id(&id))
                 }

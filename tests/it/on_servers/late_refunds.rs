@@ -354,3 +354,42 @@ fn the_text_form_has_a_reset_for_each_limit() {
     let refund = format!("refund+taken=1000000,{},{}", taken[4], taken[9]);
     assert_eq!(call(2, &refund, 1), [1, 5, 4, 0, 1_000_000, 1, 5, 4, 0, 10_000_000]);
 }
+
+/// Whatever writes a state under other numbers: from then on, what an earlier reset says is unknown.
+#[test]
+fn after_a_write_under_other_numbers_an_earlier_reset_gives_nothing_back() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    for (algorithm, slow, fast) in [
+        (Algorithm::TokenBucket, "5 1 10000000 1 0", "5 1 1000000 1 0"),
+        (Algorithm::FixedWindow, "5 1 10000000 0 0", "5 1 1000000 0 0"),
+    ] {
+        for write in ["acquire+overage", "acquire+block=1", "refund", "block"] {
+            let key = format!("{algorithm} {write}");
+            let mut call = |numbers: &str, cost: u64, mode: &str, seconds: u64| -> Vec<i64> {
+                let now = (1_000_000_000_000_000 + seconds * 1_000_000).to_string();
+                let mut eval = cmd("EVAL");
+                eval.arg(algorithm.script().text()).arg(1).arg(&key).arg(numbers.split(' ').collect::<Vec<_>>());
+                eval.arg(cost).arg(mode).arg(now).query(&mut redis).expect("an answer")
+            };
+            assert_eq!(call(slow, 5, "acquire", 0)[4], 50_000_000);
+            call(fast, 1, write, 0);
+            // Three have passed since, and three are taken by another.
+            assert_eq!(call(fast, 3, "acquire", 3)[0], 1, "{key}");
+            let before = call(fast, 0, "peek", 3)[2];
+            assert_eq!(call(fast, 5, "refund+taken=3000000,50000000", 3)[2], before, "{key}");
+        }
+    }
+}
+
+/// A reset is rounded up to a microsecond, in which ten units pass here.
+#[test]
+fn after_a_decision_at_many_units_a_tick_no_more_comes_back_than_is_owed() {
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let rule = rule("token-bucket 10/1us burst 100");
+        let at = |us: u64, cost: u64| Request::new("key").cost(cost).at(time((1 << 50) + us));
+        let first = engine.call(engine.limiter.acquire(&rule, at(0, 11)));
+        assert_eq!(engine.call(engine.limiter.acquire(&rule, at(1, 9))).remaining, 90);
+        assert_eq!(engine.call(engine.limiter.refund(&rule, at(1, 11).after(&first))).remaining, 91);
+    }
+}

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use tollgate::{Charged, Decision, Error, Operation, Request};
+use tollgate::redis::cmd;
+use tollgate::{Algorithm, Charged, Decision, Error, Operation, Request, Script};
 use tollgate_testing::engines::{Engine, Subject, answer, on_both_engines, time};
 use tollgate_testing::histories::{Step, beginning, call_of, steps_with};
 use tollgate_testing::limits::two_limits;
 use tollgate_testing::oracle::{Answer, Taken};
 use tollgate_testing::oracle_spec::{oracle, spec};
+use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::limit;
 
 fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Result<Decision, Error> {
@@ -74,12 +76,19 @@ fn the_same_id_gets_the_same_answer_and_is_charged_and_settled_once() {
                     (oracle.refund_of(taken, took, now).0, 0)
                 }
                 (Operation::Settle, Some((was, _, took, false, taken))) => {
-                    let (answer, taken) = match cost.checked_sub(took) {
-                        Some(more) if more > 0 => oracle.penalty_of(taken, more, now),
-                        _ => oracle.refund_of(taken, took - cost, now),
+                    // More than can be counted isn't taken.
+                    let (answer, taken, took) = match cost.checked_sub(took) {
+                        Some(more) if more > 0 => {
+                            let (answer, taken, more) = oracle.penalty_of(taken, more, now);
+                            (answer, taken, took + more)
+                        }
+                        _ => {
+                            let (answer, taken) = oracle.refund_of(taken, took - cost, now);
+                            (answer, taken, cost)
+                        }
                     };
-                    remembered.insert(id, (was, answer, cost, true, taken));
-                    (answer, cost)
+                    remembered.insert(id, (was, answer, took, true, taken));
+                    (answer, took)
                 }
                 (Operation::Settle, Some((_, answer, took, true, _))) => (again(answer), took),
                 (_, Some((was, ..))) if was != operation => {
@@ -260,4 +269,24 @@ fn a_call_with_permits_is_settled_cancelled_and_released_in_any_order() {
             }
         }
     }
+}
+
+/// What a settlement says of permits, and remembers, is what the call took. As other languages call them.
+#[test]
+fn a_settlement_leaves_permits_as_they_are() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    let text = Script::of([Algorithm::TokenBucket, Algorithm::Concurrency]).text();
+    let mut call = |cost: &str, mode: &str, seconds: u64| -> Vec<i64> {
+        let now = 1_000_000_000_000_000 + seconds * 1_000_000;
+        let limits = "token_bucket 10 1 1000000000 1 0 concurrency 8 1000000 ann 600000";
+        let mut eval = cmd("EVAL");
+        eval.arg(text).arg(&["3", "bucket", "permits", "marker"]).arg(limits.split(' ').collect::<Vec<_>>());
+        eval.arg(cost).arg(mode).arg(now).query(&mut redis).expect("an answer")
+    };
+    assert_eq!(call("3,1", "acquire", 0)[10..], [3, 1]);
+    assert_eq!(call("2,0", "settle", 0)[10..], [2, 1]);
+    // Nobody holds the permit any more, so the call is decided anew.
+    let anew = call("3,1", "acquire", 2);
+    assert_eq!((anew[2], anew[7]), (5, 7));
 }

@@ -221,6 +221,8 @@ fn an_argument_that_is_missing_or_no_number_is_named() {
             refused(&mut redis, script, &["key"], &good[..given], &format!("missing {}", names[given]));
         }
         refused(&mut redis, script, &[], &good, "0 KEYS");
+        // Also a marker, which only calls that name their limits have.
+        refused(&mut redis, script, &["key", "marker"], &good, "2 KEYS");
         for (at, name) in names.iter().enumerate().filter(|(_, name)| !["mode", "holder"].contains(&name.as_str())) {
             for bad in ["", "x", "1x", "1 000", "\0"] {
                 // At the beginning, this tells the packed form.
@@ -318,6 +320,8 @@ fn a_bad_argument_of_several_limits_is_named_and_nothing_is_charged() {
     ] {
         refused(&mut redis, both, keys, &words(&arguments), fault);
     }
+    let holders = "concurrency 8 30000000 ann concurrency 4 30000000 bob 0 1 acquire -1";
+    refused(&mut redis, "token_bucket+concurrency", two, &words(holders), "one holder of all permits");
     let error = call(&mut redis, both, two, &words(&format!("{limits} 0 1 settle -1"))).expect_err("no id");
     assert!(error.code() == Some("BADARG") && error.to_string().contains("or an id"), "{error}");
 }

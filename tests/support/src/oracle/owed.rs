@@ -90,8 +90,10 @@ impl Oracle {
         u64_of(self.find(now_us).units())
     }
 
-    /// Takes so many more for the same call, there or not: as if they had come directly after what it took.
-    pub fn penalty_of(&mut self, taken: Taken, units: u64, now_us: u64) -> (Answer, Taken) {
+    /// Takes so many more for the same call, there or not: as if they had come directly after what it took. Returns how
+    /// many could be counted as well.
+    pub fn penalty_of(&mut self, taken: Taken, units: u64, now_us: u64) -> (Answer, Taken, u64) {
+        let units = u64_of(self.room(now_us).min(units.into()));
         // A call that is settled has an id.
         let by_id = std::mem::replace(&mut self.by_id, true);
         let answer = self.penalty(units, now_us);
@@ -101,7 +103,7 @@ impl Oracle {
             true => Taken { taken: taken.taken + more, units: taken.units + more, ..taken },
             false => Taken { units: more, ..own },
         };
-        (answer, taken)
+        (answer, taken, units)
     }
 }
 
@@ -123,7 +125,9 @@ impl Rule {
         match self.settled(state, at) {
             State::Bucket { .. } => {
                 let left = gone_by_then(&|used| State::Bucket { used, time: at });
-                (ceil_div((used - left).max(0), self.parts()), used)
+                // The reset was rounded up to a tick, in which several units may pass.
+                let passed = if self.rate > self.parts() { self.rate - 1 } else { 0 };
+                (ceil_div(used - (left - passed).clamp(0, used), self.parts()), used)
             }
             State::Window { start, .. } => {
                 let left = gone_by_then(&|used| State::Window { used, start, time: at });
