@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures decisions end to end, with much concurrency and on the server, finding rules, and the HTTP layer, with
-# variants in turn, and prints what is promised and what is wanted, with the measurements: about ten minutes by
+# variants in turn, and prints what is promised and what is wanted, with the measurements: about a quarter of an hour by
 # default. Needs cargo and redis-server; starts its own servers on loopback.
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
@@ -16,6 +16,7 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
     "$(rustc --version | cut -d ' ' -f 1,2)" "$(uptime | sed 's/.*load average[s]*: *//')"
 "$binaries/end_to_end" "$@"
 "$binaries/cluster" "$@"
+"$binaries/calls" "$@"
 "$binaries/many" "$@"
 "$binaries/crowds" "$@"
 "$binaries/rules" "$@"

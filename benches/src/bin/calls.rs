@@ -1,0 +1,189 @@
+//! Throughput and latency of what isn't a plain acquire of one limit, compared with that: several limits, ids, blocks,
+//! counted denials and permits, on one Redis, and several limits on a cluster of three primaries.
+
+use std::time::Duration;
+
+use tollgate::{Cluster, Engine, Limiter, Redis, Request, Rule};
+use tollgate_benches::callers::{Slice, callers, in_turn};
+use tollgate_benches::options::Options;
+use tollgate_benches::report::{Targets, header, median, row, short};
+use tollgate_benches::{rule, server};
+
+const KEYS: usize = 10_000;
+const PLAIN: &str = "token-bucket 1000000/1s";
+const TWO: &str = "token-bucket 1000000/1s, fixed-window 1000000000/1d";
+/// A part of every request, which has one value: what counts by it counts all callers.
+const EVERYBODY: &str = "everybody";
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Variant {
+    OneLimit,
+    TwoLimits,
+    OneShared,
+    WithId,
+    BlockFor,
+    CountedDenials,
+    Denied,
+    Permit,
+    ThreeNodes,
+    ThreeNodesTwoLimits,
+}
+
+use Variant::*;
+
+/// The variants in the order of their turns, with their names in the table.
+const VARIANTS: [(Variant, &str); 10] = [
+    (OneLimit, "one limit"),
+    (TwoLimits, "two limits"),
+    (OneShared, "two limits, of which all callers share one"),
+    (WithId, "an acquire with an id"),
+    (BlockFor, "`block_for`, allowed"),
+    (CountedDenials, "counted denials, allowed"),
+    (Denied, "counted denials, denied"),
+    (Permit, "a permit, taken and given back"),
+    (ThreeNodes, "three primaries: one limit"),
+    (ThreeNodesTwoLimits, "three primaries: two limits"),
+];
+
+impl Variant {
+    /// What it is compared with.
+    fn plain(self) -> Self {
+        if matches!(self, ThreeNodes | ThreeNodesTwoLimits) { ThreeNodes } else { OneLimit }
+    }
+
+    /// The throughput of 64 callers that is promised and wanted, as a part of the plain call's.
+    fn promised(self) -> Option<(f64, f64)> {
+        match self {
+            OneLimit | Denied | ThreeNodes => None,
+            Permit => Some((0.28, 0.35)),
+            _ => Some((0.45, 0.5)),
+        }
+    }
+}
+
+struct Bench {
+    keys: Vec<String>,
+    of_one: Limiter,
+    of_three: Limiter,
+    plain: Rule,
+    two: Rule,
+    shared: Rule,
+    blocking: Rule,
+    counting: Rule,
+    denying: Rule,
+    permits: Rule,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() {
+    let options = Options::read();
+    let (one, three) = (server::Server::start(), server::Cluster::start(3));
+    // Leaked, so that callers share it at no measurable cost.
+    let bench: &Bench = Box::leak(Box::new(Bench::on(&one, &three)));
+    let mut cells: Vec<Vec<String>> = VARIANTS.iter().map(|(_, name)| vec![(*name).to_owned()]).collect();
+    let counts: Vec<_> = options.callers.iter().copied().filter(|count| *count != 16).collect();
+    let mut targets = Targets::default();
+    for count in &counts {
+        eprintln!("other calls, callers: {count}");
+        let variants = VARIANTS.iter().map(|(variant, _)| *variant);
+        let slice = async |variant, time| bench.slice(variant, *count, time).await;
+        let slices = in_turn(variants, options.rounds, options.slice, slice).await;
+        let of = |variant: Variant, what: fn(&Slice) -> f64| {
+            let at = VARIANTS.iter().position(|(one, _)| *one == variant).expect("a variant of the list");
+            median(slices[at].iter().map(what))
+        };
+        for (cells, (variant, name)) in cells.iter_mut().zip(VARIANTS) {
+            let (per_second, p99_us) = (of(variant, |slice| slice.per_second), of(variant, |slice| slice.p99_us));
+            let rate = per_second / of(variant.plain(), |slice| slice.per_second);
+            let p99 = p99_us / of(variant.plain(), |slice| slice.p99_us);
+            if let (64, Some((promised, wanted))) = (*count, variant.promised()) {
+                let what = format!("64 callers, {name}: throughput, x one limit there");
+                targets.at_least(what, promised, rate).wanted(wanted);
+            }
+            cells.push(if variant == variant.plain() {
+                format!("{per_second:.0} a second, p99 {} µs", short(p99_us))
+            } else {
+                format!("{} ({per_second:.0} a second), p99 {}", short(rate), short(p99))
+            });
+        }
+    }
+    let counts: Vec<_> = counts.iter().map(|count| format!("callers: {count}")).collect();
+    let titles: Vec<_> = std::iter::once("").chain(counts.iter().map(String::as_str)).collect();
+    println!(
+        "## Other calls\n\n\
+         Calls a second and the 99th percentile of their latency, as multiples of those of one limit on as many nodes.\n"
+    );
+    println!("{}", header(&titles));
+    cells.iter().for_each(|cells| println!("{}", row(cells)));
+    println!("\n{targets}");
+}
+
+impl Bench {
+    fn on(one: &server::Server, three: &server::Cluster) -> Self {
+        let limiter = |engine: Engine| Limiter::new(engine).deadline(Duration::from_secs(5));
+        let everybody = "token-bucket 1000000000/1s".parse().expect("a limit");
+        Self {
+            keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
+            of_one: limiter(Redis::open(&one.url()).expect("a good address").into()),
+            of_three: limiter(Cluster::open(&three.url()).expect("a good address").into()),
+            plain: rule(PLAIN),
+            two: rule(TWO),
+            shared: rule(PLAIN).tagged(EVERYBODY).and_by(EVERYBODY, everybody).expect("two limits"),
+            blocking: rule(PLAIN).block_for(Duration::from_secs(60)).expect("a time"),
+            counting: rule(PLAIN).count_denials(true),
+            denying: rule("token-bucket 1/1h").count_denials(true),
+            permits: rule("concurrency 10000 ttl 1m"),
+        }
+    }
+
+    /// One turn of a variant. Nobody may be denied, but by the rule that denies: its keys' first calls aside, everybody.
+    async fn slice(&'static self, variant: Variant, count: usize, time: Duration) -> Slice {
+        let key = |random: u64| self.keys[random as usize % KEYS].as_str();
+        let slice = match variant {
+            OneLimit => callers(count, time, move |random| acquire(&self.of_one, &self.plain, key(random))).await,
+            TwoLimits => callers(count, time, move |random| acquire(&self.of_one, &self.two, key(random))).await,
+            OneShared => callers(count, time, move |random| self.shared(key(random))).await,
+            WithId => callers(count, time, move |random| self.with_id(key(random), random)).await,
+            BlockFor => callers(count, time, move |random| acquire(&self.of_one, &self.blocking, key(random))).await,
+            CountedDenials => {
+                callers(count, time, move |random| acquire(&self.of_one, &self.counting, key(random))).await
+            }
+            Denied => callers(count, time, move |random| acquire(&self.of_one, &self.denying, key(random))).await,
+            Permit => callers(count, time, move |random| self.held(key(random))).await,
+            ThreeNodes => callers(count, time, move |random| acquire(&self.of_three, &self.plain, key(random))).await,
+            ThreeNodesTwoLimits => {
+                callers(count, time, move |random| acquire(&self.of_three, &self.two, key(random))).await
+            }
+        };
+        let denied = slice.calls - slice.allowed;
+        match variant {
+            Denied => assert!(slice.allowed <= KEYS as u64, "{count} callers: {} were allowed", slice.allowed),
+            _ => assert_eq!(denied, 0, "{variant:?} denied some of {count} callers"),
+        }
+        slice
+    }
+
+    async fn shared(&self, key: &str) -> bool {
+        let request = Request::new(key).parts(&[(EVERYBODY, b"all")]);
+        self.of_one.acquire(&self.shared, request).await.expect("a decision").allowed
+    }
+
+    /// By an id of its own, which is remembered for a second.
+    async fn with_id(&self, key: &str, random: u64) -> bool {
+        let id = random.to_le_bytes();
+        let request = Request::new(key).id(&id).id_ttl(Duration::from_secs(1));
+        self.of_one.acquire(&self.plain, request).await.expect("a decision").allowed
+    }
+
+    async fn held(&self, key: &str) -> bool {
+        let held = self.of_one.hold(&self.permits, key).await.expect("a decision");
+        match held.into_result() {
+            Ok(permit) => permit.release().await.is_ok(),
+            Err(_) => false,
+        }
+    }
+}
+
+async fn acquire(limiter: &Limiter, rule: &Rule, key: &str) -> bool {
+    limiter.acquire(rule, key).await.expect("a decision").allowed
+}
