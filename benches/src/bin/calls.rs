@@ -121,7 +121,7 @@ async fn main() {
 impl Bench {
     fn on(one: &server::Server, three: &server::Cluster) -> Self {
         let limiter = |engine: Engine| Limiter::new(engine).deadline(Duration::from_secs(5));
-        let everybody = "token-bucket 1000000000/1s".parse().expect("a limit");
+        let everybody = "fixed-window 1000000000/1d".parse().expect("a limit");
         Self {
             keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
             of_one: limiter(Redis::open(&one.url()).expect("a good address").into()),
