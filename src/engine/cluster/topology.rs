@@ -231,8 +231,10 @@ impl Topology {
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let (mut doubtful, mut why) = (None, None);
-        // Nobody waits behind a node that is asked beside all others, and connecting to a distant one takes its time.
-        let (at_once, patience) = if self.known().said { (1, PATIENCE) } else { (nodes.len(), LONGEST_REFRESH) };
+        // Nobody waits behind a node that is asked beside all others, and connecting to a distant one takes its time. But
+        // a silent one is given up before the refresh is, so that what the others say counts.
+        let (at_once, patience) =
+            if self.known().said { (1, PATIENCE) } else { (nodes.len(), LONGEST_REFRESH * 3 / 4) };
         let nodes = nodes.into_iter().chain(seeds).map(|node| {
             self.looks.fetch_add(1, Ordering::Relaxed);
             async move { node.says(patience).await }
