@@ -31,8 +31,7 @@ struct Loaded {
 impl Loaded {
     fn start() -> Self {
         let server = Server::start();
-        let load =
-            ["load", "gcra 1000000/1s", "--no-audit", "--key-count", "30", "--rate", "300", "--duration", "120s"];
+        let load = ["load", "gcra 1000000/1s", "--no-audit", "--key-count", "30", "--rate", "300", "--duration", "1h"];
         let load = command(&[&load[..], &["--url", &server.url()]].concat())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -256,7 +256,18 @@ fn the_documented_smallest_user_suffices_and_each_right_that_it_lacks_is_named()
     ] {
         let less: Vec<_> = rights.iter().copied().filter(|other| *other != right).collect();
         assert_eq!(less.len() + 1, rights.len(), "{right} in {rights:?}");
-        let (exit, told, seen) = once("less", &less);
+        let mut last = once("less", &less);
+        if !lacking.is_empty() {
+            // On a busy machine there may be no time to look at a key.
+            block_until(right, || {
+                let says_why = last.2["sample"][lacking].is_string();
+                if !says_why {
+                    last = once("less", &less);
+                }
+                says_why
+            });
+        }
+        let (exit, told, seen) = last;
         if lacking.is_empty() {
             assert!(
                 exit == 2
