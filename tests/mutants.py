@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Changes the scripts one place at a time, as tests/mutants.json lists them, and runs the tests that decide with them
+until one fails. Ends with the mutants that no test has noticed.
+  python3 tests/mutants.py [FILE.lua | NAME]...
+Builds the tests and runs them for each mutant, in a copy of the files: one to four minutes each. Exits with 1 if one
+survived, with 2 on misuse."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# What finds most comes first. The last are left out: they hold the texts themselves to the files.
+STAGES = [
+    ["vectors", "laws", "law_"],
+    ["random", "together", "turns"],
+    ["expiry", "late_refunds", "two_versions", "request_ids", "packed", "across", "corrupted_state", "operations"],
+    ["on_servers"],
+]
+LEFT_OUT = ["script_files", "layouts"]
+
+
+def chosen(words):
+    mutants = json.loads((ROOT / "tests/mutants.json").read_text())
+    unknown = [word for word in words if not any(word in (m["file"], m["name"]) for m in mutants)]
+    if unknown:
+        print(f"tests/mutants.py: expected a file or a name in tests/mutants.json, got {unknown[0]}", file=sys.stderr)
+        sys.exit(2)
+    for m in mutants:
+        count = (ROOT / "lua" / m["file"]).read_text().count(m["old"])
+        if count != 1:
+            print(f"tests/mutants.py: {m['name']}: expected its text once in {m['file']}, got {count}", file=sys.stderr)
+            sys.exit(2)
+    return [m for m in mutants if not words or m["file"] in words or m["name"] in words]
+
+
+def copied(folder):
+    """A copy of the files under version control, in which the scripts are changed."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    for name in filter(None, files.split("\0")):
+        to = folder / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, to)
+
+
+def built(folder):
+    """The test program."""
+    environment = {**os.environ, "CARGO_INCREMENTAL": "0", "CARGO_TARGET_DIR": str(ROOT / "target/mutants")}
+    command = ["cargo", "test", "--quiet", "-p", "tollgate", "--all-features", "--test", "it", "--no-run",
+               "--message-format=json"]
+    output = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    programs = [json.loads(line).get("executable") for line in output.splitlines() if line.startswith("{")]
+    return [program for program in programs if program][-1]
+
+
+def killed_by(mutant, folder):
+    """The first tests that failed; none if all passed."""
+    file = folder / "lua" / mutant["file"]
+    whole = file.read_text()
+    file.write_text(whole.replace(mutant["old"], mutant["new"]))
+    try:
+        program = built(folder)
+        for words in STAGES:
+            command = [program, "--quiet", *words, *(word for name in LEFT_OUT for word in ("--skip", name))]
+            environment = {**os.environ, "RUST_BACKTRACE": "0"}
+            try:
+                run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+            except subprocess.TimeoutExpired:
+                return [f"{words[0]} and others, by their time"]
+            if run.returncode != 0:
+                last = run.stdout.rsplit("\nfailures:\n", 1)[-1]
+                failed = [line.strip() for line in last.splitlines() if line.startswith("    ")]
+                return failed or [run.stderr.strip()[-200:]]
+        return []
+    finally:
+        file.write_text(whole)
+
+
+def main():
+    words = sys.argv[1:]
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return
+    mutants = chosen(words)
+    survived = []
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        copied(folder)
+        for m in mutants:
+            tests = killed_by(m, folder)
+            print(f"{m['file']} {m['name']}: {'killed by ' + ', '.join(tests[:2]) if tests else 'SURVIVED'}", flush=True)
+            if not tests:
+                survived.append(m)
+    print(f"{len(mutants) - len(survived)} of {len(mutants)} mutants killed")
+    for m in survived:
+        print(f"survived: {m['file']} {m['name']}: {m['shows']}")
+    sys.exit(1 if survived else 0)
+
+
+if __name__ == "__main__":
+    main()
