@@ -64,7 +64,7 @@
 -- A deny writes
 --   nothing, except in four cases: a state's time lay too far ahead and is brought back to now; +overage counts it;
 --   +block blocks the key; other numbers have written it, and it would expire before its reset by these: it is kept,
---   as it is, until then. Only the keys of limits that deny are written.
+--   as it is, for as long as these would. Only the keys of limits that deny are written.
 
 -- From keys.lua: `limits`, as the shape has them, and `found`, the same as a call's keys have them; `look` reads a key,
 -- `save` and `prolong` write it, and `refuse` answers a whole call.
