@@ -23,8 +23,9 @@ mod sharded;
 mod together;
 pub(crate) mod wait;
 
+use std::sync::Arc;
 #[cfg(feature = "embedded")]
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::algorithm::numbers::LONGEST_RESET_US;
