@@ -163,6 +163,7 @@ fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer
                 }
                 Operation::Penalty => {
                     deep = true;
+                    together.by_id(false);
                     together.penalty(cost, now);
                     subject.penalty(cost, now)
                 }

@@ -252,6 +252,7 @@ impl Oracle {
             // A block that is over isn't written again.
             let until = if found.is_blocked(now_us) { found.until } else { 0 };
             let longest = if found.spec == self.spec { Rule::of(self.spec).longest() } else { found.longest };
+            found.note_change(self.spec);
             found.end_life(longest, now_us);
             // A key as if never used is forgotten.
             let forgotten = found.used() == 0 && until == 0 && self.denied.is_empty() && found.life.is_none();

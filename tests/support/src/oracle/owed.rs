@@ -2,8 +2,8 @@
 //! enough to know how many came after the call's, and how many are in use. And of a call that is known only by when it
 //! was and the reset that it answered.
 
-use super::rule::{Rule, State, ceil_div, u64_of};
-use super::{Answer, Found, Oracle, Retry};
+use super::rule::{Kind, Rule, State, ceil_div, u64_of};
+use super::{Answer, Found, Oracle, Retry, Spec};
 
 /// What is counted from when nothing was used until nothing is used, once an id has taken units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +164,15 @@ impl Found {
             if by_id || self.changed {
                 life.until = None;
             }
+        }
+    }
+
+    /// What is written under other numbers than before is noted, whether or not units are taken.
+    pub(super) fn note_change(&mut self, own: Spec) {
+        let is_converted = !matches!(self.rule().kind, Kind::Calendar | Kind::Permits);
+        if self.changed && is_converted && self.spec == own && self.used() > 0 {
+            let life = self.life.get_or_insert_with(Life::new);
+            (life.altered, life.until) = (true, None);
         }
     }
 
