@@ -21,14 +21,14 @@ if live then
 end
 -- What the short way of an algorithm's file has read and answered, key by key, and whether it left any key over.
 local states, answers, missed = nil, {}, true
--- Of calls that are listed, those keys that an earlier call has: it may have taken of them.
-local repeated
+-- Of calls that are listed, the keys that several of them have: later calls see what earlier ones took.
+local shared
 if each then
   local seen = {}
-  for index, key in ipairs(KEYS) do
+  for _, key in ipairs(KEYS) do
     if seen[key] then
-      repeated = repeated or {}
-      repeated[index] = true
+      shared = shared or {}
+      shared[key] = true
     end
     seen[key] = true
   end

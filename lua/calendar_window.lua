@@ -25,7 +25,7 @@
 --   The window's end plus an hour (or the window's length, if less), since a clock may step back across the end.
 
 -- The short way of plain acquires, on states that were written under their numbers, in the same window.
-if live and #shape == 38 and not repeated and find(shape, '^\3') and find(shape, '\128\0', 30, true) == 30 and KEYS[1]
+if live and #shape == 38 and not shared and find(shape, '^\3') and find(shape, '\128\0', 30, true) == 30 and KEYS[1]
   and (not each or #each == 10 * #KEYS) then
   local _, limit, start, ends, stop, _, _, cost = unpacked('<BI7i7i7i7BBI7', shape)
   if now >= ends then start, ends = ends, stop end

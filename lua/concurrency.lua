@@ -30,30 +30,43 @@
 -- Asked before a call's first write: refused half-way, it would take a permit for nobody, without an expiry. Of the
 -- first key, whether the caller may run all that permits need; of the others, what follows. What is refused is run all
 -- the same, each on a line of its own, by which clients name it.
-local asked = false
+local asked, lacked = false, false
+local function lacks(command, key)
+  local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
+  lacked = lacked or redis.acl_check_cmd and not (known and may)
+  return lacked
+end
 local function ask_rights(key, expire, adds, removes, passes)
-  local lacked = false
-  local function lacks(command)
-    local known, may = pcall(redis.acl_check_cmd, command, key, '1', '1')
-    if redis.acl_check_cmd and not (known and may) then lacked = true end
-    return lacked
-  end
-  if expire == 'PEXPIRE' and lacks('PEXPIRE') then call('PEXPIRE', key, '1') end
-  if expire == 'PEXPIREAT' and lacks('PEXPIREAT') then call('PEXPIREAT', key, '1') end
-  if adds and lacks('ZADD') then call('ZADD', key, '1', '1') end
-  if (removes or not asked) and lacks('ZREM') then call('ZREM', key, '1') end
-  if (passes or not asked) and lacks('ZREMRANGEBYSCORE') then call('ZREMRANGEBYSCORE', key, '1', '1') end
+  lacked = false
+  if expire == 'PEXPIRE' and lacks('PEXPIRE', key) then call('PEXPIRE', key, '1') end
+  if expire == 'PEXPIREAT' and lacks('PEXPIREAT', key) then call('PEXPIREAT', key, '1') end
+  if adds and lacks('ZADD', key) then call('ZADD', key, '1', '1') end
+  if (removes or not asked) and lacks('ZREM', key) then call('ZREM', key, '1') end
+  if (passes or not asked) and lacks('ZREMRANGEBYSCORE', key) then call('ZREMRANGEBYSCORE', key, '1', '1') end
   asked = asked or not lacked
 end
 
--- The short way of a plain acquire by a holder of no permit, and of a release by one of a single permit: on a set whose
--- permits all last, no longer than they may, and of which nothing is noted. Returns the answer; nothing if it isn't so.
-local function shortly(key, holder, takes, units, limit, ttl)
-  local own, members = '1:' .. holder, redis.pcall('ZRANGE', key, '-inf', '+inf', 'BYSCORE', 'LIMIT', '0', '3')
-  local was, note, held, reset, latest = members[1], pack('<I7', now), 0, ttl, now + 2 * ttl
+-- The short way, without a count or options.
+local short = live and #shape == 19 and byte(shape) == 6 and byte(shape, 12) == 0 and each and #each == 10 * #KEYS
+  and #ARGV == 3 + #KEYS
+local _, limit, ttl, code = unpacked('<BI2I7B', short and #KEYS > 0 and shape or string.rep('\0', 11))
+short = (code == 128 or code == 139) and limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51
+-- What is the same for all calls.
+local note, until_us, expires, unused
+if short then
+  local latest = now + 2 * ttl
+  note, until_us, unused = pack('<I7', now), string.format('%d', now + ttl), pack('<i7i7i7i3', limit, 0, 0, 1)
+  expires = string.format('%d', (latest + 1000000 - latest % 1000000) / 1000)
+end
+
+-- A plain acquire by a holder of no permit, and a release by one of a single permit: on a set whose permits all last,
+-- no longer than they may, and of which nothing is noted. Returns the answer; nothing if it isn't so.
+local function shortly(key, holder, takes, units)
+  local own, members = '1:' .. holder, redis.pcall('ZRANGE', key, '0', '2')
+  local was, held, reset = members[1], 0, ttl
   if members.err or was and (#was ~= 7 or unpacked('<I7', was) > now) then return end
   if not takes and members[2] == own and not members[3] then
-    return call('DEL', key) and pack('<i7i7i7i3', limit, 0, 0, 1)
+    return call('DEL', key) and unused
   elseif was then
     held = call('ZCOUNT', key, '1', '+inf')
     local has, due = call('ZSCORE', key, own), string.format('%d', unpacked('<I7', was) + ttl)
@@ -67,8 +80,8 @@ local function shortly(key, holder, takes, units, limit, ttl)
   if was == note then was = nil end
   ask_rights(key, 'PEXPIREAT', not takes, was, false)
   if takes then
-    local added = { '-1', note }
-    for n = 1, units do added[2 * n + 1], added[2 * n + 2] = string.format('%d', now + ttl), n .. ':' .. holder end
+    local added = { '-1', note, until_us, own }
+    for n = 2, units do added[2 * n + 1], added[2 * n + 2] = until_us, n .. ':' .. holder end
     if not call('ZADD', key, unpack(added)) then return end
     if was then call('ZREM', key, was) end
   else
@@ -77,30 +90,24 @@ local function shortly(key, holder, takes, units, limit, ttl)
     local last = call('ZRANGE', key, '+inf', '1', 'BYSCORE', 'REV', 'LIMIT', '0', '1', 'WITHSCORES')
     reset = math.ceil(last[2]) - now
   end
-  return call('PEXPIREAT', key, string.format('%d', (latest + 1000000 - latest % 1000000) / 1000))
-    and pack('<i7i7i7i3', limit - held - units, reset, 0, 1)
+  return call('PEXPIREAT', key, expires) and pack('<i7i7i7i3', limit - held - units, reset, 0, 1)
 end
 
 -- Without a holder or with a count, the whole call is an error.
-local short = live and #shape == 19 and byte(shape) == 6 and byte(shape, 12) == 0 and each and #each == 10 * #KEYS
-  and #ARGV == 3 + #KEYS
 for index = 1, short and #KEYS or 0 do
   short = short and ARGV[3 + index] ~= '' and find(each, '\1\0\0', 10 * index - 9, true) == 10 * index - 9
 end
-local _, limit, ttl, code = unpacked('<BI2I7B', short and #KEYS > 0 and shape or string.rep('\0', 11))
-if (code == 128 or code == 139) and limit >= 1 and limit <= 10000 and ttl >= 1 and ttl <= 2^51 then
-  missed = false
-  for index, key in ipairs(KEYS) do
-    local units = code == 139 and -1 or unpacked('<I7', each, index * 10 - 6)
-    if units ~= 0 and units <= 1000 then
-      answers[index] = shortly(key, ARGV[3 + index], units > 0, units, limit, ttl) or nil
-    end
-    missed = missed or not answers[index]
-    -- Where a call is left, so are later ones of its key.
-    if missed and repeated then break end
+missed = not short or not KEYS[1]
+for index = 1, missed and 0 or #KEYS do
+  local units = code == 139 and -1 or unpacked('<I7', each, index * 10 - 6)
+  if units ~= 0 and units <= 1000 then
+    answers[index] = shortly(KEYS[index], ARGV[3 + index], units > 0, units) or nil
   end
-  if not missed then return table.concat(answers) end
+  missed = missed or not answers[index]
+  -- Where a call is left, so are later ones of its key.
+  if missed and shared then break end
 end
+if not missed then return table.concat(answers) end
 
 local function after(time) return '(' .. string.format('%d', time) end
 

@@ -260,7 +260,7 @@ if id_ttl then
     local key, held = keys[first + count], states[first + count] or nil
     marks, answers[first + count] = nil, ''
     if not writes or operation == 'block' or code > 137 then return false end
-    if not (held or known) or repeated and repeated[first + count] then held = redis.pcall('GET', key) end
+    if not (held or known) or shared and shared[key] then held = redis.pcall('GET', key) end
     if type(held) == 'table' then
       -- Another type is the call's answer; any other refusal, such as a missing right, ends the script here.
       if not find(held.err, '^WRONGTYPE') then call('GET', key) end
@@ -355,7 +355,7 @@ for first = 1, #keys, width do
     if each then limit.cost = unpacked('<I7', each, listed_at + 7 * n - 4) else limit.cost = common end
     if operation == 'cancel' then limit.cost = 0 end
     -- An earlier call may have taken of it.
-    if repeated and repeated[first + n - 1] then held = nil end
+    if shared and shared[keys[first + n - 1]] then held = nil end
     found[n], why = look(limit, held, keys[first + n - 1])
     if not found[n] then
       local name = limits[n].algorithm.name

@@ -22,7 +22,7 @@
 --   The counter per window of Redis's INCR documentation; roll-over as in the Convex rate limiter.
 
 -- The short way of plain acquires, on states that were written under their numbers, in the same window.
-if live and #shape == 45 and not repeated and find(shape, '^\2') and find(shape, '\128\0', 37, true) == 37 and KEYS[1]
+if live and #shape == 45 and not shared and find(shape, '^\2') and find(shape, '\128\0', 37, true) == 37 and KEYS[1]
   and (not each or #each == 10 * #KEYS) then
   local _, capacity, rate, period, _, debt, _, _, cost = unpacked('<BI7I7I7i7I7BBI7', shape)
   local numbers, span, calls, latest = sub(shape, 1, 29), capacity + debt, 1, nil

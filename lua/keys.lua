@@ -109,20 +109,24 @@ end
 -- nothing or what calls of these numbers wrote, neither blocked nor with counted denials. What follows would answer the
 -- same, but only to define its functions costs as much.
 local plain, left = operation == 'acquire' and live and not reads, false
+-- Whether all calls have the usual number and costs, so that they needn't be read.
+local usual = each and string.rep(pack('<I3', 1) .. string.rep(pack('<I7', common), count), #keys / width) == each
+-- Of a shared key, what it comes to, call by call, and the second at which it is to expire, if that changes: it is
+-- written once.
+local current, expiring, remembered = {}, {}, id_ttl and string.format('%d', id_ttl)
+local unnoted = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 for first = 1, plain and #keys or 0, width do
   local calls, units, asked, fits, listed_at = 1, common, not answers[first], true, (first - 1) / width * each_width + 1
   local marker = id_ttl and states[first + count]
-  if each then calls = unpacked('<I3', each, listed_at) end
+  if each and not usual then calls = unpacked('<I3', each, listed_at) end
   for n = 1, asked and count or 0 do
     local limit, index = limits[n], first + n - 1
-    local algorithm, numbers, held = limit.algorithm, limit.numbers, states[index]
-    if repeated and repeated[index] or not (held or known) then
-      held = redis.pcall('GET', keys[index])
-      states[index] = held
-    end
-    if each then units = unpacked('<I7', each, listed_at + 7 * n - 4) end
+    local algorithm, numbers, held = limit.algorithm, limit.numbers, current[keys[index]] or states[index]
+    if not (held or known) then held = redis.pcall('GET', keys[index]) end
+    states[index] = held
+    if each and not usual then units = unpacked('<I7', each, listed_at + 7 * n - 4) end
     local at, ends, used, time = algorithm.numbers_at, held and #held - #numbers + 1, nil, nil
-    if not held or (ends == at or id_ttl and ends == at + 53 and sub(held, -18) == string.rep('\0', 18))
+    if not held or (ends == at or id_ttl and ends == at + 53 and sub(held, -18) == unnoted)
       and find(held, numbers, at, true) == at then
       used, limit.x, limit.y, limit.at, limit.armed, time =
         algorithm.level(held, now, limit.longest, limit.a, limit.b, limit.c)
@@ -139,7 +143,7 @@ for first = 1, plain and #keys or 0, width do
   if id_ttl and asked and not (marker or known) then marker = redis.pcall('GET', keys[first + count]) end
   if marker and asked then asked, left = false, true end
   -- What an earlier call will take of its keys is still to be seen.
-  if left and repeated then break end
+  if left and shared then break end
   local memory, lost = '\128\0\0\0\0\0\0\0\0', false
   for n = 1, asked and count or 0 do
     local limit, index = limits[n], first + n - 1
@@ -154,7 +158,7 @@ for first = 1, plain and #keys or 0, width do
       if limit.used == 0 or net + given + took > 2^53 then net, given, born = 0, 0, math.max(now, born + 1) end
       net = net + took
       local owed = math.max(math.max(at, now) + limit.longest, now + reset)
-      noted = pack(NOTED, net, given, born, altered, owed, 0, 0, 0)
+      noted = pack('<i7I7I7I7I7', net, given, born, altered, owed) .. unnoted
       local before = algorithm.counted and algorithm.counted(limit.x, limit.y) or limit.used
       marker = pack('<I7I7i7I7I7I7', took, took, net, given, born, before)
     end
@@ -162,8 +166,11 @@ for first = 1, plain and #keys or 0, width do
       local armed, latest, key, written = limit.armed, now + (reset > limit.kept and reset or limit.kept), keys[index]
       local covered = held and armed * 1000000 >= now + reset and armed * 1000000 <= latest + 1000000
       if not covered then armed = (latest + 1000000 - latest % 1000000) / 1000000 end
-      if not covered or id_ttl then state = state .. pack('<I5', armed) .. limit.numbers .. noted end
-      if covered then
+      local again = shared and shared[key]
+      if not covered or id_ttl or again then state = state .. pack('<I5', armed) .. limit.numbers .. noted end
+      if again then
+        current[key], expiring[key], written = state, not covered and armed or expiring[key], true
+      elseif covered then
         written = call('SETRANGE', key, '0', state)
       else
         written = call('SET', key, state, 'PXAT', string.format('%d', armed * 1000))
@@ -177,11 +184,19 @@ for first = 1, plain and #keys or 0, width do
   if id_ttl and asked then
     answers[first + count] = ''
     if fits and not lost then
-      lost = not call('SET', keys[first + count], memory, 'PX', string.format('%d', id_ttl))
+      lost = not call('SET', keys[first + count], memory, 'PX', remembered)
     end
   end
   -- A key was refused (across_slots.lua): what follows tells.
   if lost then answers[first], left = nil, true end
+end
+for key, state in pairs(current) do
+  local armed = expiring[key]
+  local written = not armed and call('SETRANGE', key, '0', state)
+    or armed and call('SET', key, state, 'PXAT', string.format('%d', armed * 1000))
+  for index = 1, written and 0 or #keys do
+    if keys[index] == key then answers[index - (index - 1) % width], left = nil, true end
+  end
 end
 if plain and packed and not left then return table.concat(answers) end
 

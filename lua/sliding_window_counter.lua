@@ -29,7 +29,7 @@ local function until_left(units, count, windows, at, period, tick)
 end
 
 -- The short way of plain acquires, on states that were written under their numbers, in ticks of a microsecond.
-if live and #shape == 27 and not repeated and find(shape, '^\4') and find(shape, '\1\0\0\128\0', 16, true) == 16
+if live and #shape == 27 and not shared and find(shape, '^\4') and find(shape, '\1\0\0\128\0', 16, true) == 16
   and KEYS[1] and (not each or #each == 10 * #KEYS) then
   local _, limit, period, _, _, _, cost = unpacked('<BI7I7I3BBI7', shape)
   missed = false

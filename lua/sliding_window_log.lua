@@ -58,7 +58,7 @@ end
 local function bounded(log, time) return math.max(math.min(time, log.newest), log.oldest) end
 
 -- The short way of plain acquires of one limit: on logs that have room for an entry, and no notes.
-if live and #shape == 22 and byte(shape) == 5 and find(shape, '\128\0', 14, true) == 14 and not repeated
+if live and #shape == 22 and byte(shape) == 5 and find(shape, '\128\0', 14, true) == 14 and not shared
   and (not each or #each == 10 * #KEYS) then
   local _, limit, period, _, _, cost = unpacked('<BI5I7BBI7', shape)
   local numbers, calls, cutoff, left = sub(shape, 1, 13), 1, now - period, false

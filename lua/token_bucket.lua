@@ -28,7 +28,7 @@
 --   communications", IEEE Communications Magazine 24(10), 1986.
 
 -- The short way of plain acquires, on states that were written under their numbers, in ticks of a microsecond.
-if live and #shape == 41 and not repeated and find(shape, '^\1') and find(shape, '\1\0\0', 23, true) == 23
+if live and #shape == 41 and not shared and find(shape, '^\1') and find(shape, '\1\0\0', 23, true) == 23
   and find(shape, '\128\0', 33, true) == 33 and KEYS[1] and (not each or #each == 10 * #KEYS) then
   local _, capacity, rate, period, _, debt, _, _, cost = unpacked('<BI7I7I7I3I7BBI7', shape)
   local numbers, full, calls, latest = sub(shape, 1, 25), capacity * period, 1, nil

@@ -239,3 +239,24 @@ fn overages_are_reported_by_the_limits_that_counted_them_also_by_at_most() {
     let acquired = told(engine.runtime.block_on(engine.limiter.acquire(&rule, call(1))).expect("a decision"));
     assert_eq!(acquired, [(true, false, Some(2)), (false, false, Some(4))]);
 }
+
+#[test]
+fn a_key_that_many_calls_of_a_batch_share_is_written_once_and_sees_each_of_them() {
+    let engine = Engine::redis();
+    let rule: Rule = "fixed-window 100/1d".parse().expect("a rule");
+    let organisation = "sliding-window 25/1h".parse().expect("a limit");
+    let rule = rule.named("shared").expect("a name").tagged("org").and_by("org", organisation).expect("two limits");
+    let (server, org) = (engine.server.as_ref().expect("a redis"), engine.fresh_key());
+    let users: Vec<String> = (0..10).map(|user| format!("{org}:{user}")).collect();
+    for (round, allowed, written) in [(0, 10, 11), (1, 10, 11), (2, 5, 6), (3, 0, 0)] {
+        server.reset_command_counts();
+        let parts = [("org", org.as_bytes())];
+        let requests = users.iter().map(|user| Request::new(user).parts(&parts));
+        let decisions = engine.runtime.block_on(engine.limiter.acquire_many(&rule, requests));
+        let allowing = decisions.iter().filter(|decision| decision.as_ref().expect("a decision").allowed).count();
+        assert_eq!(allowing, allowed, "round {round}");
+        let commands = server.commands();
+        let writes = ["set", "setrange"].map(|name| commands.get(name).map_or(0, |(calls, _)| *calls));
+        assert_eq!(writes.iter().sum::<u64>(), written, "round {round}: {commands:?}");
+    }
+}
