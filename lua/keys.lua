@@ -105,10 +105,10 @@ for index = #states + 1, known and operation ~= 'reset' and width or 0 do
   states[index] = redis.pcall('GET', keys[index])
 end
 
--- The short way of plain calls, which most are: acquires in the server's time, perhaps with an id, of keys that hold
--- nothing or what calls of these numbers wrote, neither blocked nor with counted denials. What follows would answer the
--- same, but only to define its functions costs as much.
-local plain, left = operation == 'acquire' and live and not reads, false
+-- The short way of plain calls, which most are, in the server's time: acquires, perhaps with an id, peeks, and those
+-- reserves and at-mosts that there is room for; of keys that hold nothing or what calls of these numbers wrote, neither
+-- blocked nor with counted denials. What follows would answer the same, but only to define its functions costs as much.
+local plain, left = code <= 131 and (writes or not id_ttl) and live and not reads, false
 -- Whether all calls have the usual number and costs, so that they needn't be read.
 local usual = each and string.rep(pack('<I3', 1) .. string.rep(pack('<I7', common), count), #keys / width) == each
 -- Of a shared key, what it comes to, call by call, and the second at which it is to expire, if that changes: it is
@@ -133,8 +133,8 @@ for first = 1, plain and #keys or 0, width do
     end
     local room = used and used + units * calls <= limit.most
     -- A denial of several calls, or one that is written, isn't plain.
-    if not used or time and time > now or units == 0 or not room and (calls > 1 or units > limit.most
-      or option.overage or option.block or algorithm.window and limit.armed * 1000000 < limit.b) then
+    if not used or time and time > now or units == 0 or not room and (calls > 1 or units > limit.most or code == 129
+      or code == 130 or option.overage or option.block or algorithm.window and limit.armed * 1000000 < limit.b) then
       asked, left = false, true
       break
     end
@@ -144,10 +144,11 @@ for first = 1, plain and #keys or 0, width do
   if marker and asked then asked, left = false, true end
   -- What an earlier call will take of its keys is still to be seen.
   if left and shared then break end
-  local memory, lost = '\128\0\0\0\0\0\0\0\0', false
+  local memory, lost = string.char(code) .. '\0\0\0\0\0\0\0\0', false
   for n = 1, asked and count or 0 do
     local limit, index = limits[n], first + n - 1
-    local algorithm, held, took, retry = limit.algorithm, states[index], fits and limit.cost * calls or 0, 0
+    local algorithm, held, granted, retry = limit.algorithm, states[index], fits and limit.cost * calls or 0, 0
+    local took = writes and granted or 0
     local x, y, at, used, reset = algorithm.take(took, limit.x, limit.y, limit.at, limit.a, limit.b, limit.c)
     if not limit.fits then retry = algorithm.wait(limit.most - limit.cost, x, y, at, limit.a, limit.b, limit.c) end
     local net, given, born, altered, state, noted = 0, 0, now, 0, took > 0 and pack(algorithm.front, at, x, y), ''
@@ -179,7 +180,7 @@ for first = 1, plain and #keys or 0, width do
     end
     local answer = pack('<i7i7i7i3', used < limit.most and limit.most - used or 0, reset, retry, fits and calls or 0)
     if id_ttl and fits then memory = memory .. answer .. marker end
-    answers[index] = wide and answer .. pack('<I7I4', took, 0) or answer
+    answers[index] = wide and answer .. pack('<I7I4', granted, 0) or answer
   end
   if id_ttl and asked then
     answers[first + count] = ''
