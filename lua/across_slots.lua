@@ -25,8 +25,8 @@ local KEYS, ARGV = { unpack(ARGV, 2, count + 1) }, { unpack(ARGV, count + 2) }
 -- Why each key was refused. Nothing more is written to it, and of a key's writes it is the last that takes the units.
 -- A call's keys are all read before the first is written, and no slot moves within a script: what can be read is here,
 -- and can be written. But a user may be allowed to read what he may not write, and to read by some commands alone. So
--- that is asked as well with the first reading of each key: what else reads it, once for all keys; and of calls of
--- several keys (several limits, or an id), what writes it.
+-- that is asked as well with the first reading of each key: what else reads it; and of calls of several keys (several
+-- limits, or an id) that write, what writes it.
 local refused, server = {}, redis
 local redis = { error_reply = server.error_reply, acl_check_cmd = server.acl_check_cmd }
 local sizes, place, limits = { 32, 36, 29, 18, 13, 10 }, 1, 0
@@ -35,26 +35,30 @@ while sizes[string.byte(ARGV[1], place)] do
 end
 local several = limits > 1 or (string.byte(ARGV[1], place + 1) or 0) % 64 >= 32
 local expire, writes = (ARGV[2] or '-1') == '-1' and 'PEXPIREAT' or 'PEXPIRE', {}
-if several then
+if several and string.byte(ARGV[1], place) ~= 131 then
   writes = { GET = { 'SET', 'SETRANGE' }, GETRANGE = { 'SET', 'SETRANGE', expire },
     ZRANGE = { 'ZADD', 'ZREM', 'ZREMRANGEBYSCORE', expire } }
   -- What gives back may leave a key as if never used.
   local gives = (string.byte(ARGV[1], place) or 0) > 132
   for _, commands in pairs(gives and writes or {}) do commands[#commands + 1] = 'DEL' end
 end
-local reads, known = { GETRANGE = { 'EXISTS', 'STRLEN' }, ZRANGE = { 'EXISTS', 'ZCOUNT', 'ZSCORE' } }, {}
+local reads = { GETRANGE = { 'EXISTS', 'STRLEN' }, ZRANGE = { 'EXISTS', 'ZCOUNT', 'ZSCORE' } }
 
 -- The script reads a key by this first, and refuses the call if it is an error.
 function redis.pcall(command, key, ...)
   local reply = refused[key] or server.pcall(command, key, ...)
-  local function may(other) return not server.acl_check_cmd or server.acl_check_cmd(other, key, '1', '1') end
+  -- Of EXISTS and DEL all arguments are keys.
+  local function may(other)
+    if not server.acl_check_cmd then return true end
+    if other == 'EXISTS' or other == 'DEL' then return server.acl_check_cmd(other, key) end
+    return server.acl_check_cmd(other, key, '1', '1')
+  end
   if type(reply) == 'table' and reply.err then
     if not string.find(reply.err, '^WRONGTYPE') then refused[key] = reply end
     return reply
   end
   for _, read in ipairs(reads[command] or {}) do
-    if known[read] == nil then known[read] = may(read) end
-    if not known[read] then refused[key] = { err = 'NOPERM expected a key to read' } end
+    if not may(read) then refused[key] = { err = 'NOPERM expected a key to read' } end
   end
   for _, write in ipairs(writes[command] or {}) do
     if not may(write) then refused[key] = { err = 'NOPERM expected a key to write' } end

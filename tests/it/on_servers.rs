@@ -2,6 +2,7 @@
 //! other tests would find nothing new there.
 
 mod across_slots;
+mod across_slots_rights;
 mod batching;
 mod block_for;
 mod calendar_windows;

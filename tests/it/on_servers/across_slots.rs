@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tollgate::redis::{cmd, from_redis_value};
 use tollgate::{Algorithm, Breaker, Charged, Cluster, Decision, Error, Limiter, Redis, Request, Rule};
-use tollgate_testing::acl::{least, more};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::{PATIENCE, block_until};
 use tollgate_testing::redis_server::{Server, command_text, run_command};
-use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id, rule};
+use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 
 /// A rule of each algorithm that decides on many keys in one call.
 const RULES: [&str; 7] = [
@@ -27,25 +26,25 @@ const RULES: [&str; 7] = [
     "sliding-log 200/10s",
 ];
 
-fn on_cluster(servers: &ClusterServers) -> (Cluster, Limiter) {
+pub(super) fn on_cluster(servers: &ClusterServers) -> (Cluster, Limiter) {
     let cluster = Cluster::open(&servers.url()).expect("a good address");
     (cluster.clone(), Limiter::new(cluster).deadline(PATIENCE))
 }
 
 /// All of these at once.
-async fn many(limiter: &Limiter, rule: &Rule, keys: &[String]) -> Vec<Result<Decision, Error>> {
+pub(super) async fn many(limiter: &Limiter, rule: &Rule, keys: &[String]) -> Vec<Result<Decision, Error>> {
     limiter.acquire_many(rule, keys.iter().map(String::as_str)).await
 }
 
 /// What each has left, where all are allowed.
-async fn left(limiter: &Limiter, rule: &Rule, keys: &[String]) -> Vec<u64> {
+pub(super) async fn left(limiter: &Limiter, rule: &Rule, keys: &[String]) -> Vec<u64> {
     let answers = many(limiter, rule, keys).await;
     let decisions = answers.into_iter().map(|answer| answer.expect("a decision"));
     decisions.inspect(|decision| assert!(decision.allowed, "{decision:?}")).map(|decision| decision.remaining).collect()
 }
 
 /// Script calls that this node ran since it was made to forget; not those that it sent elsewhere.
-fn ran(node: &Server) -> u64 {
+pub(super) fn ran(node: &Server) -> u64 {
     let counts = node.commands();
     let of = |name: &&str| counts.get(*name).map_or(0, |(calls, failed)| calls - failed);
     ["evalsha", "eval"].iter().map(of).sum()
@@ -251,101 +250,6 @@ async fn slots_that_move_under_load_admit_exactly_the_limit_of_each_key() {
         admitted.iter_mut().zip(of_task).for_each(|(all, one)| *all += one);
     }
     assert_eq!(admitted, vec![UNITS; keys.len()]);
-}
-
-/// A user who may not use some keys, or may only read them, gets the error that a call of this key alone gets; and what
-/// the same call took of other keys is answered.
-#[tokio::test]
-async fn a_key_that_a_user_may_not_use_fails_by_itself() {
-    let servers = ClusterServers::of_primaries();
-    let rule = rule("gcra 9/30d");
-    let (_, all) = on_cluster(&servers);
-    let keys = servers.keys_of(0, 12);
-    assert_eq!(left(&all, &rule, &keys).await, vec![8; 12]);
-    let mut patterns = Vec::new();
-    for (at, key) in keys.iter().enumerate() {
-        let name = &all.inspect(&rule, key.as_str()).await.expect("a state")[0].key;
-        patterns.extend(match at % 4 {
-            0 => None,
-            1 => Some(format!("%R~{name}")),
-            _ => Some(format!("~{name}")),
-        });
-    }
-    let more = more("+cluster\\|slots").into_iter().map(|right| right.replace('\\', ""));
-    let rights: Vec<_> =
-        least().into_iter().filter(|right| !right.starts_with('~')).map(str::to_owned).chain(more).collect();
-    for node in servers.nodes() {
-        let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"].map(str::to_owned);
-        let words: Vec<_> = user.iter().chain(&rights).chain(&patterns).map(String::as_str).collect();
-        run_command(node, &words);
-    }
-    let url = servers.url().replace("://", "://limiter:sesame@");
-    let limiter = Limiter::new(Cluster::open(&url).expect("a good address")).deadline(PATIENCE);
-    for remaining in [7, 6] {
-        for (at, answer) in many(&limiter, &rule, &keys).await.into_iter().enumerate() {
-            match answer {
-                Ok(decision) => assert_eq!((at % 4 > 1, decision.remaining), (true, remaining), "{at}"),
-                Err(error) => {
-                    assert!(at % 4 <= 1 && error.is_permission() && error.charged() == Charged::No, "{at}: {error}");
-                }
-            }
-        }
-    }
-    let untouched = all.peek(&rule, keys[1].as_str()).await.expect("a decision");
-    assert_eq!(untouched.remaining, 8, "what could only be read");
-}
-
-#[tokio::test]
-async fn a_command_that_a_user_may_not_run_is_reported_as_by_a_call_of_one_key() {
-    let servers = ClusterServers::of_primaries();
-    let (all, keys) = (on_cluster(&servers).1, servers.keys_of(0, 16));
-    let (together, alone) = keys.split_at(8);
-    let url = servers.url().replace("://", "://limiter:sesame@");
-    let texts = ["time", "get", "set", "setrange"].map(|command| (command, "gcra 9/30d", 1));
-    let texts = texts.into_iter().chain([
-        ("setrange", "fixed-window 9/30d", 1),
-        ("setrange", "fixed-window 9/year", 1),
-        ("setrange", "sliding-window 9/30d", 1),
-        ("getrange", "sliding-log 9/30d", 1),
-        ("exists", "sliding-log 9/30d", 1),
-        ("setrange", "sliding-log 90/30d", 30),
-        ("strlen", "sliding-log 90/30d", 30),
-        ("exists", "concurrency 9 ttl 30d", 1),
-        ("zcount", "concurrency 9 ttl 30d", 1),
-        ("zscore", "concurrency 9 ttl 30d", 1),
-        ("zadd", "concurrency 9 ttl 30d", 1),
-    ]);
-    for (forbidden, text, taken) in texts {
-        let rule = rule(text).named(forbidden).expect("a name");
-        let asked = |key| by_own_id(&rule, Request::new(key));
-        // Four of each have a state, which is overwritten in place.
-        for key in together[..4].iter().chain(&alone[..4]).cycle().take(8 * taken) {
-            assert!(all.acquire(&rule, asked(key)).await.expect("a decision").allowed, "{text}");
-        }
-        for node in servers.nodes() {
-            let forbidden = format!("-{forbidden}");
-            run_command(node, &["ACL", "SETUSER", "limiter", "reset", "on", ">sesame", "~*", "+@all", &forbidden]);
-        }
-        let limiter = || Limiter::new(Cluster::open(&url).expect("a good address")).deadline(PATIENCE);
-        let (many_at_once, one_by_one) = (limiter(), limiter());
-        // Knows the slots from here on.
-        let _ = many_at_once.peek(&rule, keys[0].as_str()).await;
-        let answers = many_at_once.acquire_many(&rule, together.iter().map(&asked)).await;
-        for (at, answer) in answers.into_iter().enumerate() {
-            let alone = one_by_one.acquire(&rule, asked(&alone[at])).await;
-            match (answer, alone) {
-                (Ok(decision), Ok(alone)) => {
-                    assert_eq!(decision.remaining, alone.remaining, "{text}: {forbidden}, {at}");
-                }
-                (Err(error), Err(alone)) => {
-                    let told = (alone.to_string(), Charged::No);
-                    assert_eq!((error.to_string(), error.charged()), told, "{text}: {forbidden}");
-                    assert!(error.is_permission(), "{error}");
-                }
-                (answer, alone) => panic!("{text}: {forbidden}, {at}: {answer:?}, but alone {alone:?}"),
-            }
-        }
-    }
 }
 
 /// As one that is out of memory refuses them, before they run.
