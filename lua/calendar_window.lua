@@ -28,12 +28,13 @@
 if live and #shape == 38 and not shared and find(shape, '^\3') and find(shape, '\128\0', 30, true) == 30 and KEYS[1]
   and (not each or #each == 10 * #KEYS) then
   local _, limit, start, ends, stop, _, _, cost = unpacked('<BI7i7i7i7BBI7', shape)
+  local in_order = start < ends and ends < stop and stop <= 2^53
   if now >= ends then start, ends = ends, stop end
   local numbers, calls, reset, latest = pack('<BI7i7', 3, limit, start), 1, ends - now, nil
-  latest, missed = ends + math.min(ends - start, 3600000000) + 1000000, false
+  latest, missed = ends + math.min(ends - start, 3600000000) + 1000000, not in_order
   states = KEYS[2] and call('MGET', unpack(KEYS))
     or { call('GET', KEYS[1]) }
-  for index, held in ipairs(states) do
+  for index, held in ipairs(missed and {} or states) do
     if each then calls, cost = unpacked('<I3I7', each, index * 10 - 9) end
     if held and #held == 34 and calls == 1 and cost > 0 and cost <= limit and find(held, numbers, 20, true) == 20 then
       local time, used, armed = unpacked('<I7I7I5', held)

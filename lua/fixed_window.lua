@@ -26,14 +26,14 @@ if live and #shape == 45 and not shared and find(shape, '^\2') and find(shape, '
   and (not each or #each == 10 * #KEYS) then
   local _, capacity, rate, period, _, debt, _, _, cost = unpacked('<BI7I7I7i7I7BBI7', shape)
   local numbers, span, calls, latest = sub(shape, 1, 29), capacity + debt, 1, nil
-  latest, missed = now + 2 * (span + -span % rate) / rate * period + 1000000, false
+  latest, missed = now + 2 * (span + -span % rate) / rate * period + 1000000, span > 2^53 - rate
   states = KEYS[2] and call('MGET', unpack(KEYS))
     or { call('GET', KEYS[1]) }
-  for index, held in ipairs(states) do
+  for index, held in ipairs(missed and {} or states) do
     if each then calls, cost = unpacked('<I3I7', each, index * 10 - 9) end
     if held and #held == 55 and calls == 1 and cost > 0 and cost <= capacity and find(held, numbers, 27, true) then
       local time, used, window, armed = unpacked('<I7I7i7I5', held)
-      local early, expires, spare = used + cost - capacity, armed * 1000000, capacity - used
+      local early, expires, spare = used - (capacity - cost), armed * 1000000, capacity - used
       if early <= 0 then used, spare = used + cost, -early end
       local reset = window + (used + -used % rate) / rate * period - now
       local writes = early <= 0 and expires >= now + reset and expires <= latest

@@ -32,16 +32,17 @@ if live and #shape == 41 and not shared and find(shape, '^\1') and find(shape, '
   and find(shape, '\128\0', 33, true) == 33 and KEYS[1] and (not each or #each == 10 * #KEYS) then
   local _, capacity, rate, period, _, debt, _, _, cost = unpacked('<BI7I7I7I3I7BBI7', shape)
   local numbers, full, calls, latest = sub(shape, 1, 25), capacity * period, 1, nil
-  latest, missed = now + 2 * (full + debt * period) / rate + 1000000, false
+  latest, missed = now + 2 * (full + debt * period) / rate + 1000000, full + debt * period > 2^53 - period - rate
   states = KEYS[2] and call('MGET', unpack(KEYS))
     or { call('GET', KEYS[1]) }
-  for index, held in ipairs(states) do
+  for index, held in ipairs(missed and {} or states) do
     if each then calls, cost = unpacked('<I3I7', each, index * 10 - 9) end
     if held and #held == 44 and calls == 1 and cost > 0 and cost <= capacity and find(held, numbers, 20, true) then
       local time, lead, armed = unpacked('<I7I7I5', held)
       local passed = (now - time) * rate
       lead = passed < lead and lead - passed or 0
-      local early, expires, spare = lead + cost * period - full, armed * 1000000, full - lead
+      -- In this order nothing exceeds 2^53.
+      local early, expires, spare = lead - (full - cost * period), armed * 1000000, full - lead
       if early <= 0 then lead, spare = lead + cost * period, -early end
       local reset = (lead + -lead % rate) / rate
       local writes = early <= 0 and expires >= now + reset and expires <= latest

@@ -177,3 +177,27 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
     }
     assert!(compared > 6000 && grouped > 40, "{compared}, {grouped}");
 }
+
+#[tokio::test]
+async fn waits_are_exact_up_to_the_largest_numbers_by_the_short_ways_too() {
+    let cases = [
+        ("token-bucket 5/1us burst 9007199254740976", 9_007_199_254_740_975, 9_007_199_254_740_976),
+        ("token-bucket 5/1us burst 9007199254740976", 9_007_199_254_740_961, 9_007_199_254_740_976),
+        (
+            "fixed-window 1125899906842624/140737488355328us burst 7881299347898367 start first-hit",
+            4_503_599_627_370_497,
+            7_881_299_347_898_366,
+        ),
+    ];
+    let now = UNIX_EPOCH + Duration::from_micros(1 << 50);
+    for (text, taken, cost) in cases {
+        let rule = text.parse::<Rule>().and_then(|rule| rule.named("huge")).expect("a rule");
+        let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(now)));
+        let request = Request::new("key");
+        assert!(limiter.acquire(&rule, request.cost(taken)).await.expect("a decision").allowed, "{text}");
+        let denied = limiter.acquire(&rule, request.cost(cost)).await.expect("a decision");
+        let as_asked = limiter.acquire(&rule, request.cost(cost).at(now)).await.expect("a decision");
+        assert_eq!(denied.retry_after, as_asked.retry_after, "{text}");
+        assert!(!denied.allowed, "{text}: {denied:?}");
+    }
+}

@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::redis::{Connection, cmd};
+use tollgate::redis::{Connection, RedisError, cmd};
 use tollgate::{Algorithm, Charged, Decision, Error, Operation, Request, Rule};
 use tollgate_testing::effort;
 use tollgate_testing::engines::{Engine, Micros, micros, time};
 use tollgate_testing::histories::call_of;
+use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{assert_of_every_algorithm, by_own_id};
 
 /// Long enough that nothing refills during a test.
@@ -413,4 +414,43 @@ fn a_window_before_all_time_is_no_state() {
     let [window @ .., _] = (-24 * ((1_i64 << 54) / 24 + 1)).to_le_bytes();
     cmd("SETRANGE").arg(&name).arg(7).arg(&window).exec(&mut redis).expect("poisoned");
     assert!(acquire().expect_err("no state").is_unreadable_state());
+}
+
+#[test]
+fn numbers_out_of_range_take_nothing_also_where_the_key_is_of_the_others() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    let hour = 3_600_000_000;
+    let seconds: i64 = cmd("TIME").query::<(i64, i64)>(&mut redis).expect("the time").0;
+    let begun = (seconds - 60) * 1_000_000;
+    // Of each limit the good numbers, each in so many bytes, and the one that becomes another.
+    type Numbers = Vec<(i64, usize)>;
+    let bucket = |debt| vec![(1, 1), (5, 7), (1, 7), (hour, 7), (1, 3), (debt, 7)];
+    let window = |debt| vec![(2, 1), (5, 7), (5, 7), (hour, 7), (0, 7), (debt, 7)];
+    let calendar = |stop| vec![(3, 1), (5, 7), (begun, 7), (begun + hour, 7), (stop, 7)];
+    let cases: [(Algorithm, Numbers, Numbers); 5] = [
+        (Algorithm::TokenBucket, bucket(0), bucket((1 << 53) - 1)),
+        (Algorithm::FixedWindow, window(0), window((1 << 53) - 1)),
+        (Algorithm::CalendarWindow, calendar(begun + 2 * hour), calendar(begun + hour)),
+        (Algorithm::CalendarWindow, calendar(begun + 2 * hour), calendar(0)),
+        (Algorithm::CalendarWindow, calendar(begun + 2 * hour), calendar(begun)),
+    ];
+    for (algorithm, good, bad) in cases {
+        let shape = |numbers: &Numbers| -> Vec<u8> {
+            let acquire = [(128, 1), (0, 1), (1, 7)];
+            numbers.iter().chain(&acquire).flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec()).collect()
+        };
+        for keys in [["a"].as_slice(), &["a", "missing"]] {
+            cmd("FLUSHALL").exec(&mut redis).expect("flushed");
+            let mut call = |numbers: &Numbers, keys: &[&str]| -> Result<Vec<u8>, RedisError> {
+                let text = algorithm.script().text();
+                cmd("EVAL").arg(text).arg(keys.len()).arg(keys).arg(shape(numbers)).query(&mut redis)
+            };
+            call(&good, &["a"]).expect("a decision");
+            let error = call(&bad, keys).expect_err("numbers out of range");
+            assert_eq!(error.code(), Some("BADARG"), "{algorithm} {bad:?}: {error}");
+            let left = call(&good, &["a"]).expect("a decision");
+            assert_eq!(left[0], 3, "{algorithm} {bad:?}");
+        }
+    }
 }
