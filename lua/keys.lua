@@ -106,9 +106,10 @@ for index = #states + 1, known and operation ~= 'reset' and width or 0 do
 end
 
 -- The short way of plain calls, which most are, in the server's time: acquires, perhaps with an id, peeks, and those
--- reserves and at-mosts that there is room for; of keys that hold nothing or what calls of these numbers wrote, neither
--- blocked nor with counted denials. What follows would answer the same, but only to define its functions costs as much.
-local plain, left = code <= 131 and (writes or not id_ttl) and live and not reads, false
+-- reserves, at-mosts and penalties that there is room for; of keys that hold nothing or what calls of these numbers
+-- wrote, neither blocked nor with counted denials. What follows would answer the same, but only to define its functions
+-- costs as much.
+local plain, left = (code <= 131 or code == 134) and (writes or not id_ttl) and live and not reads, false
 -- Whether all calls have the usual number and costs, so that they needn't be read.
 local usual = each and string.rep(pack('<I3', 1) .. string.rep(pack('<I7', common), count), #keys / width) == each
 -- Of a shared key, what it comes to, call by call, and the second at which it is to expire, if that changes: it is
@@ -133,8 +134,9 @@ for first = 1, plain and #keys or 0, width do
     end
     local room = used and used + units * calls <= limit.most
     -- A denial of several calls, or one that is written, isn't plain.
-    if not used or time and time > now or units == 0 or not room and (calls > 1 or units > limit.most or code == 129
-      or code == 130 or option.overage or option.block or algorithm.window and limit.armed * 1000000 < limit.b) then
+    if not used or time and time > now or units == 0 or not room and (calls > 1 or units > limit.most
+      or writes and code > 128 or option.overage or option.block
+      or algorithm.window and limit.armed * 1000000 < limit.b) then
       asked, left = false, true
       break
     end
