@@ -2,8 +2,8 @@
 """Changes the scripts one place at a time, as tests/mutants.json lists them, and runs the tests that decide with them
 until one fails. Ends with the mutants that no test has noticed.
   python3 tests/mutants.py [FILE.lua | NAME]...
-Builds the tests once, in a copy of the files whose library reads the changed script when it runs; a mutant takes some
-seconds to minutes. Exits with 1 if one survived, with 2 on misuse."""
+Builds the tests once, in a copy of the files whose library reads the changed script when it runs; a mutant takes up
+to some minutes. Exits with 1 if one survived, with 2 on misuse."""
 import json
 import os
 import pathlib
