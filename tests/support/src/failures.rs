@@ -84,6 +84,16 @@ impl Servers {
         }
     }
 
+    /// After which `all_run_scripts` means scripts that were run since.
+    pub fn reset_command_counts(&self) {
+        self.primaries().into_iter().for_each(|at| self.server(at).reset_command_counts());
+    }
+
+    /// Whether each primary has run some.
+    pub fn all_run_scripts(&self) -> bool {
+        self.primaries().into_iter().all(|at| self.server(at).commands().contains_key("evalsha"))
+    }
+
     pub fn events(&self) -> &'static [Event] {
         match self {
             Self::One(_) => &[LoseScripts, LoseKeys, KillConnections, Freeze, Restart],

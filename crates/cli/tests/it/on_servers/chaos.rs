@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde_json::Value;
 use tollgate_testing::failures::{Event, Servers};
-use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::polling::{PATIENCE, block_until};
 
 use crate::support::tool::{command, stderr, stdout};
 
@@ -66,7 +66,10 @@ impl Round {
 
     fn run(servers: &mut Servers, anything: bool, time: Duration, rng: &mut Rng) -> Self {
         let name = servers.name(anything);
-        let load = load(&servers.url(), time);
+        servers.reset_command_counts();
+        let mut load = load(&servers.url(), time);
+        // A tool that loses its connections before it has begun says so and ends.
+        block_until("the load", || ended(&mut load) || servers.all_run_scripts());
         let began = Instant::now();
         let (mut events, mut losses) = (0, 0);
         loop {
@@ -139,10 +142,14 @@ fn load(url: &str, time: Duration) -> Child {
     load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs")
 }
 
+fn ended(load: &mut Child) -> bool {
+    load.try_wait().expect("a state").is_some()
+}
+
 /// Whether it had to be ended, and what it said.
 fn end(mut load: Child, last: Instant) -> (bool, Result<Value, String>) {
     let mut hung = false;
-    while load.try_wait().expect("a state").is_none() {
+    while !ended(&mut load) {
         if Instant::now() > last {
             hung = true;
             load.kill().expect("it runs");
