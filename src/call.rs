@@ -33,8 +33,9 @@ pub(crate) struct Ask<'a> {
     pub(crate) across_partitions: bool,
 }
 
-/// One cost for all limits, or one for each.
-pub(crate) type Costs = SmallVec<[u64; 2]>;
+/// What a call takes of each of its limits, in units: one cost for all of them, or one for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Costs(SmallVec<[u64; 2]>);
 
 /// What is asked of the limits, whichever they are: the end of a shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -116,6 +117,51 @@ impl Ask<'_> {
     /// Whether calls like it on the same keys are one group: as many of them are allowed as fit one after the other.
     pub(crate) fn joins(&self) -> bool {
         self.terms == Terms::of(Mode::Call(Operation::Acquire)) && self.holder.is_none()
+    }
+}
+
+impl Costs {
+    /// The same of all limits.
+    pub(crate) fn all(cost: u64) -> Self {
+        Self(SmallVec::from_slice(&[cost]))
+    }
+
+    /// One of each, in order. Those that are alike are one cost of all.
+    pub(crate) fn each_of(costs: impl Iterator<Item = u64>) -> Self {
+        let mut costs: SmallVec<[u64; 2]> = costs.collect();
+        if costs.iter().all(|cost| *cost == costs[0]) {
+            costs.truncate(1);
+        }
+        Self(costs)
+    }
+
+    /// The cost of the limit of this number.
+    pub(crate) fn of(&self, limit: usize) -> u64 {
+        let at = if self.0.len() > 1 { limit } else { 0 };
+        self.0.get(at).copied().unwrap_or_default()
+    }
+
+    /// The costs of so many limits.
+    pub(crate) fn each(&self, limits: usize) -> impl Iterator<Item = u64> {
+        (0..limits).map(|limit| self.of(limit))
+    }
+
+    pub(crate) fn most(&self) -> u64 {
+        self.0.iter().copied().max().unwrap_or_default()
+    }
+
+    /// The cost, if all limits have the same.
+    pub(crate) fn of_all(&self) -> Option<u64> {
+        match *self.0 {
+            [cost] => Some(cost),
+            _ => None,
+        }
+    }
+
+    /// Whether none of them is less than the other's for the same limit.
+    pub(crate) fn reach(&self, others: &Self) -> bool {
+        let limits = self.0.len().max(others.0.len());
+        self.each(limits).zip(others.each(limits)).all(|(cost, other)| cost >= other)
     }
 }
 

@@ -34,7 +34,7 @@ pub struct Decision {
     pub retry_after: RetryAfter,
     /// How long until the key is as if it had never been used.
     pub reset_after: Duration,
-    /// Units that this call took.
+    /// Units that this call took; of limits with [costs of their own](crate::Rule::cost_of), the most of any.
     pub granted: u64,
     /// Whether the key is blocked, whatever it has left: by [`block`](crate::Limiter::block), or by a denial, this one
     /// included, under a rule with [`block_for`](crate::Rule::block_for).
@@ -70,6 +70,8 @@ pub struct LimitDecision {
     pub retry_after: RetryAfter,
     /// How long until its key is as if never used.
     pub reset_after: Duration,
+    /// Units that this call took of it.
+    pub granted: u64,
     /// Whether its key is blocked.
     pub blocked: bool,
     /// Denied calls on it, if the rule counts them.
@@ -120,7 +122,7 @@ pub struct Denied {
 
 impl Decision {
     /// The decision of these limits; none without any.
-    pub(crate) fn of(limits: LimitDecisions, granted: u64, by: By, decided_at: SystemTime) -> Option<Self> {
+    pub(crate) fn of(limits: LimitDecisions, by: By, decided_at: SystemTime) -> Option<Self> {
         let scarcest = limits.iter().min_by_key(|limit| limit.remaining)?;
         let denied_by = limits.first_denial();
         Some(Self {
@@ -129,7 +131,7 @@ impl Decision {
             remaining: scarcest.remaining,
             retry_after: limits.iter().map(|limit| limit.retry_after).max()?,
             reset_after: limits.iter().map(|limit| limit.reset_after).max()?,
-            granted,
+            granted: limits.iter().map(|limit| limit.granted).max()?,
             blocked: limits.iter().any(|limit| limit.blocked),
             overage: limits.iter().filter_map(|limit| limit.overage).max(),
             denied_by,
@@ -141,14 +143,14 @@ impl Decision {
     }
 
     /// The same of a single limit.
-    pub(crate) fn of_one(limit: LimitDecision, granted: u64, by: By, decided_at: SystemTime) -> Self {
+    pub(crate) fn of_one(limit: LimitDecision, by: By, decided_at: SystemTime) -> Self {
         Self {
             allowed: limit.allowed,
             limit: limit.limit,
             remaining: limit.remaining,
             retry_after: limit.retry_after,
             reset_after: limit.reset_after,
-            granted,
+            granted: limit.granted,
             blocked: limit.blocked,
             overage: limit.overage,
             denied_by: (!limit.allowed).then(|| Arc::clone(limit.quota.title())),
@@ -206,10 +208,11 @@ impl Decision {
             remaining,
             retry_after: RetryAfter::Now,
             reset_after,
+            granted,
             blocked: false,
             overage: None,
         };
-        Self::of_one(limit, granted, By::Lease, at)
+        Self::of_one(limit, By::Lease, at)
     }
 
     /// Allowed without knowing the state, while Redis is unreachable.
@@ -264,6 +267,7 @@ impl Decision {
         for (limit, reserved) in self.limits.0.iter_mut().zip(&reservation.limits) {
             limit.retry_after = reserved.retry_after;
             limit.allowed = limit.retry_after == RetryAfter::Now;
+            limit.granted = 0;
         }
         self.denied_by = self.limits.first_denial();
         self
@@ -307,8 +311,14 @@ impl Decision {
 }
 
 impl LimitDecision {
-    /// From what a reply says of a limit of so many units. None if no script can have said it.
-    pub(crate) fn new(quota: &Arc<Quota>, limit: u64, reply: &LimitReply, counts_denials: bool) -> Option<Self> {
+    /// From what a reply says of a limit of so many units, which took so many. None if no script can have said it.
+    pub(crate) fn new(
+        quota: &Arc<Quota>,
+        limit: u64,
+        reply: &LimitReply,
+        granted: u64,
+        counts_denials: bool,
+    ) -> Option<Self> {
         let LimitReply { allowed, remaining, retry_after_us, reset_after_us, blocked, granted: _, overage } = *reply;
         let remaining = count(remaining)?;
         if remaining > limit || retry_after_us < if allowed { 0 } else { -1 } || !allowed && retry_after_us == 0 {
@@ -321,6 +331,7 @@ impl LimitDecision {
             remaining,
             retry_after: RetryAfter::from_reply(retry_after_us)?,
             reset_after: Duration::from_micros(count(reset_after_us)?),
+            granted,
             blocked,
             overage: Some(count(overage)?).filter(|_| counts_denials),
         })

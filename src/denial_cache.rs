@@ -8,6 +8,7 @@ use std::time::Duration;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
+use crate::call::Costs;
 use crate::decision::Decision;
 
 /// Remembers the keys that Redis denied, and denies them in this process until their wait is over: the same cost on the
@@ -55,7 +56,7 @@ const LATEST: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 struct Denial {
     decision: Arc<Decision>,
-    cost: u64,
+    costs: Costs,
     /// The rule's numbers, and the changes known when the decision was requested.
     seen: Seen,
     /// When the answer came: its waits start there.
@@ -112,20 +113,20 @@ impl DenialCache {
         Sighting { keys, seen, at: Instant::now() }
     }
 
-    /// The denial that still applies to this cost.
-    pub(crate) fn recall(&self, sighting: &Sighting, cost: u64) -> Option<Decision> {
+    /// The denial that still applies to these costs.
+    pub(crate) fn recall(&self, sighting: &Sighting, costs: &Costs) -> Option<Decision> {
         let Sighting { keys, seen, at } = sighting;
         let denial = self.shared.denials.get(keys)?;
         let holds = denial.seen == *seen && *at < denial.until;
         if !holds {
             self.shared.denials.remove(keys);
         }
-        let holds = holds && cost >= denial.cost;
+        let holds = holds && costs.reach(&denial.costs);
         holds.then(|| Decision::recalled(&denial.decision, at.saturating_duration_since(denial.told)))
     }
 
     /// Remembers a denial from the time it was requested: Redis decided no earlier.
-    pub(crate) fn remember(&self, sighting: Sighting, cost: u64, decision: &Decision) {
+    pub(crate) fn remember(&self, sighting: Sighting, costs: &Costs, decision: &Decision) {
         if decision.allowed {
             return;
         }
@@ -139,8 +140,8 @@ impl DenialCache {
         // The answer may have waited here for others of its batch.
         let told = now.checked_sub(decision.age()).unwrap_or(now).max(at);
         if now < until {
-            let decision = Arc::new(decision.clone());
-            self.shared.denials.insert(keys, Denial { decision, cost, seen, told, until });
+            let (decision, costs) = (Arc::new(decision.clone()), costs.clone());
+            self.shared.denials.insert(keys, Denial { decision, costs, seen, told, until });
         }
     }
 

@@ -255,9 +255,16 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No decision could be made; see [`Error`].
+    /// Limits with different costs; no decision could be made, see [`Error`].
     pub async fn at_most<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, request.into(), Operation::AtMost).await
+        let request = request.into();
+        if request.units(rule).of_all().is_none() {
+            let why = "expected one cost of all limits, since it takes of each what the scarcest has";
+            let error = Error::new(Kind::Input, format!("at_most: {why}, got costs of {rule} that differ"));
+            counted(rule, Err(&error));
+            return Err(error);
+        }
+        self.decide(rule, request, Operation::AtMost).await
     }
 
     /// Gives the cost back, never above full. In windows and logs the newest units go first, and expired units give
@@ -274,14 +281,7 @@ impl Limiter {
             let why = "expected a rule without permits beside other limits (settle or cancel the call instead)";
             return Err(Error::new(Kind::Input, format!("refund: {why}, got {rule}")));
         }
-        let request = request.into();
-        match request.earlier() {
-            Some(earlier) => {
-                let cost = request.units(rule).min(earlier.granted);
-                self.follow_up(rule, &request.cost(cost), Operation::Refund).await
-            }
-            None => self.follow_up(rule, &request, Operation::Refund).await,
-        }
+        self.follow_up(rule, &request.into(), Operation::Refund).await
     }
 
     /// Takes the cost whether or not it is available, as far as the rule's arithmetic stays exact; `granted` is never
@@ -309,7 +309,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let length = u64::try_from(time.as_nanos().div_ceil(1000)).ok().filter(|us| *us <= LONGEST_RESET_US);
         let bad = || Error::new(Kind::Input, format!("block: expected at most 71 years, got {time:?}"));
-        self.decide(rule, request.into().cost(length.ok_or_else(bad)?), Operation::Block).await
+        self.decide(rule, request.into().cost_of_all(length.ok_or_else(bad)?), Operation::Block).await
     }
 
     /// Lifts a [block](Self::block).

@@ -1,16 +1,20 @@
 //! What a call counts by, and what it takes.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+mod owned;
+mod plain;
+
+use std::time::{Duration, SystemTime};
 
 use crate::algorithm::numbers::LONGEST_RESET_US;
-use crate::call::Taken;
+use crate::call::{Costs, Taken};
 use crate::decision::{By, Decision, LimitDecision};
 use crate::error::{Charged, Error, Kind};
 use crate::quota::Quota;
-use crate::rule::Rule;
+use crate::rule::{Rule, ScopedLimit};
 
-/// The last microsecond since the epoch at which a decision can be made: the year 2112.
-const LAST_TIME: u64 = 1 << 52;
+pub use owned::OwnedRequest;
+pub(crate) use plain::PlainRequest;
+use plain::{LAST_TIME, OwnCosts, Parts, Terms, microseconds};
 
 /// How long an id is remembered by default.
 const ID_TTL: Duration = Duration::from_secs(600);
@@ -31,54 +35,6 @@ pub struct Request<'a> {
     rare: Rare,
     /// What each limit answered to the call whose units a refund gives back.
     answers: &'a [LimitDecision],
-}
-
-/// What any request has, without what few have: all that an acquire depends on, unless its id has a time of its own. There
-/// may be thousands of those, so it is kept small.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlainRequest<'a> {
-    key: &'a [u8],
-    pub(crate) id: Option<&'a [u8]>,
-    parts: Parts<'a>,
-    terms: Terms,
-}
-
-/// A request that owns its key, parts, id and decision. A reference to one is a [`Request`].
-///
-/// ```
-/// use tollgate::{OwnedRequest, Request};
-///
-/// struct Customer {
-///     user: String,
-///     org: String,
-/// }
-///
-/// fn request(customer: &Customer) -> OwnedRequest {
-///     let key = format!("user:{}", customer.user);
-///     Request::new(&key).parts(&[("org", customer.org.as_bytes())]).into_owned()
-/// }
-///
-/// let request = request(&Customer { user: "42".into(), org: "acme".into() });
-/// let of_cost_5 = Request::from(&request).cost(5);
-/// ```
-#[derive(Clone, Debug)]
-pub struct OwnedRequest {
-    key: Vec<u8>,
-    parts: Vec<(String, Vec<u8>)>,
-    id: Option<Vec<u8>>,
-    terms: Terms,
-    rare: Rare,
-    answers: Vec<LimitDecision>,
-}
-
-/// The fields of a plain request that aren't borrowed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Terms {
-    /// None: the rule's.
-    cost: Option<u64>,
-    at: Option<SystemTime>,
-    deadline: Option<Duration>,
-    jitter: u8,
 }
 
 /// The fields that few requests have.
@@ -116,17 +72,17 @@ impl Earlier {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Parts<'a> {
-    Borrowed(&'a [(&'a str, &'a [u8])]),
-    Owned(&'a [(String, Vec<u8>)]),
-}
-
 impl<'a> Request<'a> {
     /// A request for this key, at the rule's cost. Any bytes except an empty key.
     #[must_use]
     pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        let plain = PlainRequest { key: key.as_ref(), id: None, parts: Parts::Borrowed(&[]), terms: Terms::default() };
+        let plain = PlainRequest {
+            key: key.as_ref(),
+            id: None,
+            parts: Parts::NONE,
+            costs: OwnCosts::NONE,
+            terms: Terms::default(),
+        };
         Self::of_plain(plain)
     }
 
@@ -178,10 +134,31 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Units that it takes; 0 takes nothing. Default: the [rule's](Rule::cost), which itself defaults to 1.
+    /// Units that it takes of each limit without a cost of its own; 0 takes nothing. Default: the [rule's](Rule::cost),
+    /// which itself defaults to 1.
     #[must_use]
     pub fn cost(mut self, units: u64) -> Self {
         self.plain.terms.cost = Some(units);
+        self
+    }
+
+    /// Units that it takes of these limits, by their [names](crate::Limit::named) (of a limit without a name, its
+    /// text), whatever cost the rule [gives them](Rule::cost_of). A name that no limit of the rule has is an error of
+    /// class `input`.
+    ///
+    /// ```
+    /// use tollgate::{Limit, Request, Rule};
+    ///
+    /// let requests: Limit = "token-bucket 60/1m".parse()?;
+    /// let tokens: Limit = "token-bucket 100000/1m".parse()?;
+    /// let rule = Rule::new("model", requests)?.and(tokens.named("tokens")?)?;
+    /// // One of 60 requests, and 900 of 100,000 tokens.
+    /// let request = Request::new("user:42").costs(&[("tokens", 900)]);
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    #[must_use]
+    pub fn costs(mut self, units: &'a [(&'a str, u64)]) -> Self {
+        self.plain.costs = OwnCosts::Borrowed(units);
         self
     }
 
@@ -245,41 +222,16 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// The same at this cost of all limits, also of those with a cost of their own.
+    pub(crate) fn cost_of_all(mut self, units: u64) -> Self {
+        self.plain.terms = Terms { cost: Some(units), of_all: true, ..self.plain.terms };
+        self
+    }
+
     /// The same, with copies of what it borrows.
     #[must_use]
     pub fn into_owned(self) -> OwnedRequest {
-        let PlainRequest { key, id, parts, terms } = self.plain;
-        let parts = match parts {
-            Parts::Borrowed(parts) => parts.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect(),
-            Parts::Owned(parts) => parts.to_vec(),
-        };
-        let (id, rare, answers) = (id.map(<[u8]>::to_vec), self.rare, self.answers.to_vec());
-        OwnedRequest { key: key.to_vec(), parts, id, terms, rare, answers }
-    }
-}
-
-impl OwnedRequest {
-    /// About this key, with these parts, at this cost or the rule's.
-    #[allow(dead_code, reason = "made by sets of rules, which are a feature")]
-    pub(crate) fn charging(key: Vec<u8>, parts: Vec<(String, Vec<u8>)>, cost: Option<u64>) -> Self {
-        let terms = Terms { cost, ..Terms::default() };
-        Self { key, parts, id: None, terms, rare: Rare::NONE, answers: Vec::new() }
-    }
-
-    /// The call had this decision: see [`Request::following`].
-    pub(crate) fn follow(&mut self, decision: &Decision) {
-        self.rare.after = Some(Earlier::of(decision));
-    }
-
-    /// The key.
-    #[must_use]
-    pub fn key(&self) -> &[u8] {
-        &self.key
-    }
-
-    /// The parts, by name.
-    pub fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.parts.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
+        OwnedRequest::of(self)
     }
 }
 
@@ -294,8 +246,22 @@ impl<'a> Request<'a> {
     }
 
     /// See [`PlainRequest::units`].
-    pub(crate) fn units(&self, rule: &Rule) -> u64 {
+    pub(crate) fn units(&self, rule: &Rule) -> Costs {
         self.plain.units(rule)
+    }
+
+    /// What a refund gives back: of a known call, no more than it took.
+    pub(crate) fn units_to_give_back<'r>(
+        &self,
+        rule: &Rule,
+        limits: impl Iterator<Item = &'r ScopedLimit> + Clone,
+    ) -> Costs {
+        let units = self.plain.units_of(rule, limits.clone());
+        let Some(earlier) = self.rare.after else { return units };
+        Costs::each_of(limits.enumerate().map(|(at, scoped)| {
+            let its = answer_of(self.answers, &scoped.quota);
+            units.of(at).min(its.map_or(earlier.granted, |its| its.granted))
+        }))
     }
 
     /// See [`PlainRequest::now_us`].
@@ -347,13 +313,13 @@ impl<'a> Request<'a> {
     ) -> Option<Taken> {
         let earlier = self.rare.after?;
         let now_us = microseconds(now()).unwrap_or_default();
-        let reset_us = |(at, quota): (usize, &Quota)| {
-            let its = self.answers.get(at).filter(|its| its.quota.label() == quota.label());
+        let reset_us = |quota: &Quota| {
+            let its = answer_of(self.answers, quota);
             // Where the reset isn't known, as of a blocked key, nothing is given back.
             let reset = its.filter(|its| !its.blocked).map_or(Duration::ZERO, |its| its.reset_after);
             u64::try_from(reset.as_micros()).unwrap_or(LAST_TIME).min(LAST_TIME)
         };
-        let resets_us = limits.enumerate().map(reset_us).collect();
+        let resets_us = limits.map(reset_us).collect();
         Some(Taken { ago_us: now_us.saturating_sub(earlier.taken_us), resets_us })
     }
 
@@ -366,7 +332,7 @@ impl<'a> Request<'a> {
 
     /// Whether it sets its own cost.
     pub(crate) fn has_cost(&self) -> bool {
-        self.plain.terms.cost.is_some()
+        self.plain.terms.cost.is_some() || !self.plain.costs.is_empty()
     }
 
     pub(crate) fn has_id(&self) -> bool {
@@ -384,69 +350,13 @@ impl<'a> Request<'a> {
     }
 }
 
-impl<'a> PlainRequest<'a> {
-    /// The time to decide at, in microseconds since the epoch.
-    pub(crate) fn now_us(&self) -> Result<Option<u64>, Error> {
-        self.terms.at.map(microseconds).transpose()
-    }
-
-    /// The time to decide at, unless it is the engine's.
-    pub(crate) fn time(&self) -> Option<SystemTime> {
-        self.terms.at
-    }
-
-    /// How long this call may take, given the limiter's deadline.
-    pub(crate) fn deadline_or(&self, deadline: Duration) -> Duration {
-        self.terms.deadline.unwrap_or(deadline)
-    }
-
-    /// By how many hundredths a denial's wait may be lengthened.
-    pub(crate) fn wait_jitter(&self) -> u8 {
-        self.terms.jitter
-    }
-
-    /// Units that it takes under this rule.
-    pub(crate) fn units(&self, rule: &Rule) -> u64 {
-        self.terms.cost.unwrap_or(rule.default_cost())
-    }
-
-    /// What a limit counts by: the part with this name, or the key.
-    pub(crate) fn counted(&self, rule: &Rule, part: Option<&str>) -> Result<&'a [u8], Error> {
-        let Some(name) = part else { return Ok(self.key) };
-        let found = match self.parts {
-            Parts::Borrowed(parts) => parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value),
-            Parts::Owned(parts) => parts.iter().find(|(part, _)| part == name).map(|(_, value)| value.as_slice()),
-        };
-        if found.is_some_and(<[u8]>::is_empty) {
-            return Err(Error::new(
-                Kind::EmptyKey,
-                format!("part {name}: expected at least one byte, got an empty one"),
-            ));
-        }
-        found.ok_or_else(|| {
-            let rule = rule.name().unwrap_or_default();
-            Error::new(Kind::Input, format!("request: expected the part {name:?} that rule {rule} counts, got none"))
-        })
-    }
+/// What this limit answered.
+fn answer_of<'d>(answers: &'d [LimitDecision], quota: &Quota) -> Option<&'d LimitDecision> {
+    answers.iter().find(|its| its.quota.label() == quota.label())
 }
 
 impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {
     fn from(key: &'a K) -> Self {
         Self::new(key)
     }
-}
-
-impl<'a> From<&'a OwnedRequest> for Request<'a> {
-    fn from(owned: &'a OwnedRequest) -> Self {
-        let OwnedRequest { key, parts, id, terms, rare, answers } = owned;
-        let plain = PlainRequest { key, id: id.as_deref(), parts: Parts::Owned(parts), terms: *terms };
-        Self { plain, rare: *rare, answers }
-    }
-}
-
-fn microseconds(at: SystemTime) -> Result<u64, Error> {
-    let since = at.duration_since(UNIX_EPOCH).ok().and_then(|since| u64::try_from(since.as_micros()).ok());
-    since
-        .filter(|now| *now <= LAST_TIME)
-        .ok_or_else(|| Error::new(Kind::Input, format!("now: expected a time from 1970 to 2112, got {at:?}")))
 }

@@ -6,6 +6,7 @@ pub(crate) mod fields;
 #[cfg(feature = "serde")]
 pub(crate) mod forms;
 mod on_error;
+mod scoped;
 #[cfg(feature = "serde")]
 mod serialized;
 
@@ -20,10 +21,10 @@ use crate::call::Options;
 use crate::error::RuleError;
 use crate::key;
 use crate::limit::{Limit, Period};
-use crate::quota::Quota;
 
 pub use change::Change;
 pub use on_error::OnError;
+pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 
 /// A named limit, or several that are charged all or none. The name keeps the rule's keys in Redis apart from those of
 /// other rules, so a rule without a name decides nothing.
@@ -56,27 +57,6 @@ pub struct Rule {
     hash_keys: Option<bool>,
 }
 
-/// One limit of a rule, and what it counts by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ScopedLimit {
-    /// Shared by the rules of a set that have the same.
-    pub(crate) limit: Arc<Limit>,
-    /// The part of a request that it counts by; its key if none.
-    pub(crate) by: Option<String>,
-    /// `<rule>/<limit>`, the end of each key; without the rule's name, `/<limit>`.
-    pub(crate) suffix: String,
-    pub(crate) quota: Arc<Quota>,
-}
-
-/// What a call takes from: the whole limit or, on a cluster, one of its shards.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target<'r> {
-    pub(crate) scoped: &'r ScopedLimit,
-    /// The whole limit, or the shard's part of it.
-    pub(crate) limit: &'r Limit,
-    pub(crate) shard: Option<u32>,
-}
-
 impl Rule {
     /// A rule with this name.
     ///
@@ -88,7 +68,7 @@ impl Rule {
     }
 
     fn unnamed(limit: Limit) -> Self {
-        Self::of(vec![ScopedLimit::new("", Arc::new(limit), None)])
+        Self::of(vec![ScopedLimit::new("", Arc::new(limit), None, None)])
     }
 
     fn of(limits: Vec<ScopedLimit>) -> Self {
@@ -113,7 +93,9 @@ impl Rule {
     /// The same as [`Rule::new`].
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?;
-        let renamed = |scoped: &ScopedLimit| ScopedLimit::new(name, Arc::clone(&scoped.limit), scoped.by.clone());
+        let renamed = |scoped: &ScopedLimit| {
+            ScopedLimit::new(name, Arc::clone(&scoped.limit), scoped.by.clone(), scoped.cost.clone())
+        };
         self.limits = self.limits.iter().map(renamed).collect();
         self.name = Some(name.into());
         Ok(self)
@@ -127,7 +109,7 @@ impl Rule {
     /// apart. A sharded limit beside another, since each shard has its own slot. A limit that could never admit the
     /// rule's [cost](Self::cost).
     pub fn and(self, limit: Limit) -> Result<Self, RuleError> {
-        self.with(Arc::new(limit), None)
+        self.with(Arc::new(limit), None, None)
     }
 
     /// One more limit, which counts by a [part](crate::Request::parts) of the request instead of its key.
@@ -146,7 +128,7 @@ impl Rule {
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn and_by(self, part: &str, limit: Limit) -> Result<Self, RuleError> {
-        self.with(Arc::new(limit), Some(part.to_owned()))
+        self.with(Arc::new(limit), Some(part.to_owned()), None)
     }
 
     /// Groups all keys of a decision by this part of the request, so that they share a slot of Redis Cluster.
@@ -234,6 +216,36 @@ impl Rule {
         self.checked()
     }
 
+    /// Cost of a request on the limit with this name (of one without a name, its text), whatever the request's
+    /// [cost](crate::Request::cost) is for the others; [`Request::costs`](crate::Request::costs) may say another. So one
+    /// limit counts requests, and another what they take.
+    ///
+    /// # Errors
+    ///
+    /// No limit of this name; a cost that it could never admit, debt included; a limit with shards, which is the only
+    /// one of its rule.
+    ///
+    /// ```
+    /// use tollgate::{Limit, Rule};
+    ///
+    /// let requests: Limit = "token-bucket 60/1m".parse()?;
+    /// let tokens: Limit = "token-bucket 100000/1m".parse()?;
+    /// let rule = Rule::new("model", requests.named("requests")?)?.and(tokens.named("tokens")?)?;
+    /// // A request counts as one, however many tokens it takes.
+    /// let rule = rule.cost_of("requests", 1)?;
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    pub fn cost_of(mut self, limit: &str, units: u64) -> Result<Self, RuleError> {
+        let mut limits = self.limits.to_vec();
+        let Some(own) = limits.iter_mut().find(|scoped| scoped.quota.limit() == limit) else {
+            let names: Vec<_> = self.limits.iter().map(|scoped| scoped.quota.limit()).collect();
+            return Err(self.error(&format!("cost: expected one of its limits ({}), got {limit:?}", names.join("; "))));
+        };
+        own.cost = Some(OwnCost::Units(units));
+        self.limits = limits.into();
+        self.checked()
+    }
+
     /// Whether keys, parts and tags are hashed with the limiter's [secret](crate::Limiter::key_secret), without which
     /// such a rule decides nothing. Default: they are if the limiter has one.
     #[must_use]
@@ -282,6 +294,15 @@ impl Rule {
     #[must_use]
     pub fn default_cost(&self) -> u64 {
         self.cost
+    }
+
+    /// Whether requests say by this name what they take of one of its limits.
+    pub(crate) fn costs_by(&self, name: &str) -> bool {
+        self.limits.iter().any(|scoped| scoped.costs_by(name))
+    }
+
+    pub(crate) fn has_own_costs(&self) -> bool {
+        self.limits.iter().any(|scoped| scoped.cost.is_some())
     }
 
     /// Its limits.
@@ -356,7 +377,7 @@ impl Rule {
         self.max_hold.map(written)
     }
 
-    fn with(mut self, limit: Arc<Limit>, by: Option<String>) -> Result<Self, RuleError> {
+    fn with(mut self, limit: Arc<Limit>, by: Option<String>, cost: Option<OwnCost>) -> Result<Self, RuleError> {
         if by.is_some() && self.tag.is_none() {
             let why = "its limits count different keys, which must share a slot";
             return Err(self.error(&format!("expected a tag, since {why}, got none")));
@@ -366,7 +387,7 @@ impl Rule {
             let why = "nothing would tell the two apart, so name one";
             return Err(self.error(&format!("expected limits of different names, got {label} twice: {why}")));
         }
-        let one_more = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by);
+        let one_more = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by, cost);
         self.limits = self.limits.iter().cloned().chain([one_more]).collect();
         self.checked()
     }
@@ -380,9 +401,8 @@ impl Rule {
 
     /// Returns the rule if its limits may be combined, could admit its cost, and can follow its policy.
     fn checked(self) -> Result<Self, RuleError> {
-        for limit in self.limits() {
-            // Valid on a cluster too, whatever engine decides.
-            let most = limit.smallest_shard().largest_cost(true);
+        for scoped in &*self.limits {
+            let (limit, cost) = (&scoped.limit, scoped.own_cost().unwrap_or(self.cost));
             if limit.shards() > 1 && self.limits.len() > 1 {
                 let why = "alone in its rule, since each of its shards has a slot of its own";
                 return Err(self.error(&format!("expected a limit with shards to be {why}, got {self}")));
@@ -391,12 +411,14 @@ impl Rule {
                 let why = "without shards beside block_for, since a denial would block one shard alone";
                 return Err(self.error(&format!("expected a limit {why}, got {limit} and block_for {time}")));
             }
-            if self.cost > most {
-                let what = if limit.shards() > 1 { "the smallest share of" } else { "all that is ever admitted by" };
-                return Err(RuleError::new(format!(
-                    "cost: expected at most {most}, {what} {limit}, got {}",
-                    self.cost
-                )));
+            if limit.shards() > 1 && scoped.cost.is_some() {
+                return Err(
+                    self.error(&format!("cost: expected the rule's, of a limit with shards, got one of {limit}"))
+                );
+            }
+            // Valid on a cluster too, whatever engine decides.
+            if let Some(why) = never_admitted(limit, cost) {
+                return Err(RuleError::new(format!("cost: {why}")));
             }
         }
         self.can_follow_policy()
@@ -412,27 +434,6 @@ fn whole(time: Duration) -> Result<Duration, String> {
 
 fn written(time: Duration) -> Period {
     Period(u64::try_from(time.as_micros()).unwrap_or(LONGEST_RESET_US))
-}
-
-impl ScopedLimit {
-    fn new(rule: &str, limit: Arc<Limit>, by: Option<String>) -> Self {
-        let suffix = format!("{rule}/{}", limit.end_of_key());
-        let quota = Arc::new(Quota::of(rule, &limit));
-        Self { limit, by, suffix, quota }
-    }
-
-    /// The whole limit.
-    pub(crate) fn whole(&self) -> Target<'_> {
-        Target { scoped: self, limit: &self.limit, shard: None }
-    }
-
-    /// The shard of this number; the whole limit if it has none.
-    pub(crate) fn shard(&self, number: u32) -> Target<'_> {
-        match self.limit.shard_limits() {
-            Some(parts) => Target { scoped: self, limit: parts.shard(number), shard: Some(number) },
-            None => self.whole(),
-        }
-    }
 }
 
 impl FromStr for Rule {

@@ -50,7 +50,7 @@ impl<'a> ScriptCall<'a> {
     }
 
     fn takes_for(self, group: &Group) -> bool {
-        self.terms.mode.takes() && group.costs.iter().any(|cost| *cost > 0)
+        self.terms.mode.takes() && group.costs.most() > 0
     }
 
     /// The groups with asks that are sent.
@@ -70,8 +70,8 @@ impl<'a> ScriptCall<'a> {
     /// Hands over ARGV in order: the shape, with the first cost; `now`, if it is given or another argument follows; the
     /// number and the costs of each group, if they differ or a key occurs twice; and holders.
     pub(crate) fn each_argument(self, mut give: impl FnMut(&[u8])) {
-        let first = self.asked().next().map_or(0, |group| group.costs[0]);
-        let alike = |group: &Group| group.asks == 1 && *group.costs == [first] && !group.has_holder;
+        let first = self.asked().next().map_or(0, |group| group.costs.of(0));
+        let alike = |group: &Group| group.asks == 1 && group.costs.of_all() == Some(first) && !group.has_holder;
         let are_alike = !self.repeats && self.groups.iter().all(alike);
         let mut shape = self.numbers.to_vec();
         self.terms.pack(first, &mut shape);
@@ -85,8 +85,7 @@ impl<'a> ScriptCall<'a> {
             let mut each = Vec::with_capacity(10 * self.groups.len());
             for Group { asks, costs, .. } in self.asked() {
                 each.extend_from_slice(&asks.to_le_bytes()[..3]);
-                let of_limits = costs.iter().cycle().take(self.limits);
-                each.extend(of_limits.flat_map(|cost| packed_cost(*cost)));
+                each.extend(costs.each(self.limits).flat_map(packed_cost));
             }
             give(&each);
             let holders = self.asked().filter(|group| group.has_holder);

@@ -19,7 +19,7 @@ fn ask_of<'a>(numbers: &'a Arc<[u8]>, keys: &[&str], costs: &[u64]) -> Ask<'a> {
         numbers: Cow::Borrowed(numbers),
         keys: keys.iter().map(|key| key.as_bytes().into()).collect(),
         holder: None,
-        costs: costs.into(),
+        costs: Costs::each_of(costs.iter().copied()),
         terms: Terms::of(Mode::Call(Operation::Acquire)),
         now_us: None,
         most_keys: KEYS_IN_CALL,

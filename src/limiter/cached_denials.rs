@@ -1,6 +1,7 @@
 //! Denials remembered in this process, which save asking again.
 
 use super::Limiter;
+use crate::call::Costs;
 use crate::decision::Decision;
 use crate::denial_cache::{Changing, DenialCache, Sighting};
 use crate::error::Error;
@@ -20,14 +21,14 @@ impl Limiter {
     pub(super) fn recall(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> Result<Recalled, Error> {
         let (Some(cache), Operation::Acquire) = (&self.denials, operation) else { return Ok(Recalled::Nothing(None)) };
         let Some(sighting) = self.sight(cache, rule, request)? else { return Ok(Recalled::Nothing(None)) };
-        Ok(match cache.recall(&sighting, request.units(rule)) {
+        Ok(match cache.recall(&sighting, &request.units(rule)) {
             Some(denial) => Recalled::Denial(Box::new(denial)),
             None => Recalled::Nothing(Some(Box::new(sighting))),
         })
     }
 
     /// Remembers the engine's decision if it is a denial.
-    pub(super) fn remember(&self, sighting: Option<Box<Sighting>>, units: u64, decision: &Decision) {
+    pub(super) fn remember(&self, sighting: Option<Box<Sighting>>, units: &Costs, decision: &Decision) {
         if let (Some(cache), Some(sighting)) = (&self.denials, sighting) {
             cache.remember(*sighting, units, decision);
         }

@@ -52,7 +52,7 @@ impl Limiter {
                             Err(error) => Err(error),
                         },
                     };
-                    decided.inspect(|decision| self.remember(sighting, request.units(rule), decision))
+                    decided.inspect(|decision| self.remember(sighting, &request.units(rule), decision))
                 }
             };
             let may_yet_run = decided.as_ref().is_err_and(|error| error.charged() == Charged::Unknown);
@@ -115,22 +115,24 @@ impl Limiter {
         reply: &Reply,
     ) -> Result<Decision, Error> {
         let counts_denials = rule.counts_denials();
-        let answered = targets.iter().zip(&reply.limits);
-        let limits = answered
-            .map(|(target, reply)| {
-                LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, counts_denials)
+        let allowed = reply.limits.iter().all(|limit| limit.allowed);
+        let costs = request.plain().units_of(rule, targets.iter().map(|target| target.scoped));
+        let limits = targets
+            .iter()
+            .zip(&reply.limits)
+            .zip(costs.each(targets.len()))
+            .map(|((target, reply), cost)| {
+                let mut granted = granted(cost, operation, allowed, reply.granted)?;
+                if operation == Operation::Penalty {
+                    granted = granted.min(target.limit.most_counted());
+                }
+                LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, granted, counts_denials)
             })
             .collect::<Option<LimitDecisions>>()
             .filter(|limits| limits.len() == targets.len())
             .ok_or_else(garbled)?;
-        let allowed = limits.iter().all(|limit| limit.allowed);
-        let took = reply.limits.first().and_then(|limit| limit.granted);
-        let mut granted = granted(request.units(rule), operation, allowed, took).ok_or_else(garbled)?;
-        if operation == Operation::Penalty {
-            granted = targets.iter().map(|target| target.limit.most_counted()).fold(granted, u64::min);
-        }
         let at = self.decided_at(request.plain(), reply);
-        Decision::of(limits, granted, self.engine.by(), at).ok_or_else(garbled)
+        Decision::of(limits, self.engine.by(), at).ok_or_else(garbled)
     }
 
     /// When this reply was made, by the clock that [`Self::now`] goes by.
@@ -144,8 +146,8 @@ impl Limiter {
     }
 }
 
-/// Units that a call took: what the reply says, otherwise the whole cost or nothing. None if no call can have taken
-/// that many.
+/// Units that a call took of a limit: what the reply says, otherwise the whole cost or nothing. None if no call can have
+/// taken that many.
 fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) -> Option<u64> {
     match (operation, took) {
         (

@@ -115,7 +115,7 @@ impl<'a> Deciding<'a> {
             };
             match decided {
                 Ok(decision) => {
-                    self.limiter.remember(self.sighting.take(), self.request.units(self.rule), &decision);
+                    self.limiter.remember(self.sighting.take(), &self.request.units(self.rule), &decision);
                     return Poll::Ready(Ok(decision.jittered(self.request.wait_jitter())));
                 }
                 // It has waited, and there are thousands of these when a crowd's time is over.

@@ -48,8 +48,8 @@ impl Limiter {
             OnError::Open => {
                 let granted = match operation {
                     Operation::Peek => 0,
-                    Operation::AtMost => request.units(rule).min(rule.capacity()),
-                    _ => request.units(rule),
+                    Operation::AtMost => request.units(rule).most().min(rule.capacity()),
+                    _ => request.units(rule).most(),
                 };
                 let decision = Decision::by_policy(rule.capacity(), granted).instead_of(error);
                 Ok(if operation == Operation::AtMost || self.may_fit(rule, request, operation) {
@@ -79,13 +79,15 @@ impl Limiter {
     #[cfg(feature = "embedded")]
     fn raised_if_never_admitted<'a>(&self, rule: &Rule, request: &Request<'a>, operation: Operation) -> Request<'a> {
         let refused = operation != Operation::AtMost && !self.may_fit(rule, request, operation);
-        if refused { request.cost(request.units(rule).max(EXACT)) } else { *request }
+        if refused { request.cost_of_all(request.units(rule).most().max(EXACT)) } else { *request }
     }
 
     /// Whether the rule could ever admit this.
     pub(super) fn may_fit(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> bool {
-        let cost = request.units(rule);
+        let costs = request.units(rule);
         let part = |limit| if self.splits_limits() { Limit::smallest_shard(limit) } else { limit };
-        rule.limits().all(|limit| cost <= part(limit).largest_cost(operation == Operation::Reserve))
+        rule.limits()
+            .enumerate()
+            .all(|(at, limit)| costs.of(at) <= part(limit).largest_cost(operation == Operation::Reserve))
     }
 }

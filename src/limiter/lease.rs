@@ -303,7 +303,7 @@ impl Shared {
         let must_look = self.stock().must_look(Instant::now());
         if must_look {
             let (hot_below, sent) = (self.stock().hot_below, Instant::now());
-            let peek = self.limiter.peek(&self.closed, self.request().cost(hot_below)).await?;
+            let peek = self.limiter.peek(&self.closed, self.request().cost_of_all(hot_below)).await?;
             if !self.turns.has(turn) || !self.stock().looked(&peek, sent, Instant::now()) {
                 return Ok(());
             }
@@ -314,7 +314,7 @@ impl Shared {
         }
         let (_out, sound_until) = (self.out(batch), self.stock().sound_until());
         let answer =
-            self.limiter.decide(&self.closed, self.request().cost(batch), Operation::AtMost).uncounted().await?;
+            self.limiter.decide(&self.closed, self.request().cost_of_all(batch), Operation::AtMost).uncounted().await?;
         if self.turns.has(turn) {
             self.stock().put(&answer, Instant::now());
         } else {
@@ -332,7 +332,7 @@ impl Shared {
     }
 
     async fn ask(&self, cost: u64, deadline: Duration) -> Result<Decision, Error> {
-        let request = self.request().cost(cost).deadline(deadline).jitter(self.jitter);
+        let request = self.request().cost_of_all(cost).deadline(deadline).jitter(self.jitter);
         let decision = self.limiter.acquire(&self.rule, request).await?;
         if decision.error.is_none() {
             self.stock().answered(&decision, Instant::now());
@@ -395,7 +395,7 @@ impl Shared {
 /// Gives units back, unless that might arrive too late.
 async fn give(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, unused: Unused) -> Result<u64, Error> {
     let (Some(within), units @ 1..) = (unused.within(Instant::now()), unused.units) else { return Ok(0) };
-    let request = Request::from(request).cost(units).deadline(within.min(limiter.deadline));
+    let request = Request::from(request).cost_of_all(units).deadline(within.min(limiter.deadline));
     limiter.refund(rule, request).await.map(|_| units)
 }
 

@@ -134,9 +134,9 @@ impl Limiter {
                 return Err(garbled());
             };
             let (quota, capacity) = (&target.scoped.quota, target.limit.capacity());
-            let limit = LimitDecision::new(quota, capacity, limit, rule.counts_denials());
+            let limit = LimitDecision::new(quota, capacity, limit, 0, rule.counts_denials());
             let limit = limit.filter(|_| fields.len() == names.len()).ok_or_else(garbled)?;
-            let (key, decision) = (self.state_key(rule, target, request.plain())?, Decision::of_one(limit, 0, by, at));
+            let (key, decision) = (self.state_key(rule, target, request.plain())?, Decision::of_one(limit, by, at));
             states.push(State {
                 key: String::from_utf8_lossy(&key).into_owned(),
                 decision,

@@ -186,7 +186,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let targets = self.targets_of_acquire(rule, shard);
         let decision = self.decision(rule, &targets, request, Operation::Acquire, reply)?;
-        self.remember(sighting, request.units(rule), &decision);
+        self.remember(sighting, &request.units(rule), &decision);
         Ok(decision)
     }
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
-use crate::call::{Ask, Mode, Terms};
+use crate::call::{Ask, Costs, Mode, Terms};
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::operation::Operation;
@@ -28,7 +28,13 @@ impl Limiter {
         mode: Mode,
         server_us: Option<u64>,
     ) -> Result<Ask<'r>, Error> {
-        let (now_us, cost) = (request.now_us()?, request.units(rule));
+        let now_us = request.now_us()?;
+        request.plain().check_costs(rule)?;
+        let limits = targets.iter().map(|target| target.scoped);
+        let costs = match mode {
+            Mode::Call(Operation::Refund) => request.units_to_give_back(rule, limits),
+            _ => request.plain().units_of(rule, limits),
+        };
         let mut keys: SmallVec<[Key; 1]> = SmallVec::with_capacity(targets.len());
         for target in targets {
             keys.push(self.state_key(rule, *target, request.plain())?);
@@ -40,7 +46,7 @@ impl Limiter {
                 let now = || request.time().unwrap_or_else(|| self.now());
                 terms.taken = request.taken(targets.iter().map(|target| &*target.scoped.quota), now);
             }
-            if let Some(marker) = self.marker(rule, targets, request, operation)? {
+            if let Some(marker) = self.marker(rule, targets, request, (operation, &costs))? {
                 keys.push(marker);
                 terms.id_ttl_ms = Some(request.id_ttl_ms()?);
             }
@@ -55,7 +61,7 @@ impl Limiter {
             numbers: self.numbers(rule, targets, request, now_us, server_us)?,
             keys,
             holder,
-            costs: [cost].into_iter().collect(),
+            costs,
             terms,
             now_us,
             most_keys: algorithms.map(|algorithm| algorithm.row().most_keys()).min().unwrap_or(1),
@@ -103,14 +109,14 @@ impl Limiter {
         rule: &Rule,
         targets: &[Target<'_>],
         request: &Request<'_>,
-        operation: Operation,
+        (operation, costs): (Operation, &Costs),
     ) -> Result<Option<Key>, Error> {
         let remembers = !matches!(operation, Operation::Peek | Operation::Block | Operation::Renew);
         let Some(id) = request.plain().id.filter(|_| remembers) else { return Ok(None) };
         if rule.limits().all(|limit| limit.algorithm().holds()) {
             return Ok(None);
         }
-        let got = request.units(rule);
+        let got = costs.most();
         if got > EXACT {
             return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
         }
@@ -152,7 +158,7 @@ impl Limiter {
 pub(super) fn concerned<'r>(rule: &'r Rule, operation: Operation, request: &Request<'_>) -> Result<Targets<'r>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match operation {
         // Lifts the blocks of all limits, since a denial may have blocked their keys too.
-        Operation::Block if request.units(rule) == 0 => (|_| true, "a limit"),
+        Operation::Block if request.units(rule).of_all() == Some(0) => (|_| true, "a limit"),
         Operation::Block => (|scoped| scoped.by.is_none(), "a limit that counts the request's key"),
         Operation::Renew | Operation::Release => (|scoped| scoped.limit.algorithm().holds(), "a concurrency limit"),
         _ => (|_| true, "a limit"),

@@ -18,13 +18,14 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
 use super::sharded::shard_for;
 use crate::algorithm::Algorithm;
+use crate::call::Costs;
 use crate::decision::{Decision, LimitDecision, RetryAfter};
 use crate::error::Error;
 use crate::limit::Limit;
@@ -81,7 +82,7 @@ struct Left {
 #[derive(Debug)]
 struct Member {
     reserved_at: Instant,
-    units: u64,
+    units: Costs,
     /// In each limit of the rule.
     turns: Turns,
 }
@@ -235,7 +236,7 @@ impl Queue {
             let _looking = Looking(self);
             self.again.store(false, Ordering::SeqCst);
             let asked_at = Instant::now();
-            let owed = request.cost(0).jitter(0).within(Duration::ZERO);
+            let owed = request.cost_of_all(0).jitter(0).within(Duration::ZERO);
             // What something else answers for Redis says nothing of its state, nor does a block.
             if let Ok(now) = limiter.decide(&self.rule, owed, Operation::Peek).uncounted().await
                 && now.allowed
@@ -259,8 +260,9 @@ impl Waiting {
     fn leave(&mut self, number: u64, rule: &Rule) -> bool {
         let Some(member) = self.members.remove(&number) else { return false };
         let now = Instant::now();
-        let sooner = rule.limits().zip(&member.turns).map(|(limit, turn)| match *turn > now {
-            true => refills(limit, member.units, 0),
+        let units = member.units.each(member.turns.len());
+        let sooner = rule.limits().zip(&member.turns).zip(units).map(|((limit, turn), units)| match *turn > now {
+            true => refills(limit, units, 0),
             // What its turn had come for is refilled, or will be found by a look.
             false => Duration::ZERO,
         });
@@ -302,15 +304,18 @@ impl Waiting {
         self.looked_at = Some(asked_at);
         let mut paid: Vec<_> = self.members.iter_mut().filter(|(_, member)| member.reserved_at <= asked_at).collect();
         paid.sort_unstable_by_key(|(number, member)| order(rule, **number, member));
-        let mut behind = 0_u64;
+        let mut behind: SmallVec<[u64; 2]> = smallvec![0; limits.len()];
         for (_, member) in paid.into_iter().rev() {
-            for ((limit, now), turn) in rule.limits().zip(limits).zip(&mut member.turns) {
-                let Some(wait) = now.retry_after.duration() else { continue };
-                let paid_at = answered_at + wait.min(LONGEST_WAIT);
-                let sooner = refills(limit, behind, now.remaining);
-                *turn = (*turn).min(paid_at.checked_sub(sooner).unwrap_or(asked_at));
+            let units = member.units.each(limits.len());
+            let each = rule.limits().zip(limits).zip(&mut member.turns).zip(behind.iter_mut().zip(units));
+            for (((limit, now), turn), (behind, units)) in each {
+                if let Some(wait) = now.retry_after.duration() {
+                    let paid_at = answered_at + wait.min(LONGEST_WAIT);
+                    let sooner = refills(limit, *behind, now.remaining);
+                    *turn = (*turn).min(paid_at.checked_sub(sooner).unwrap_or(asked_at));
+                }
+                *behind = behind.saturating_add(units);
             }
-            behind = behind.saturating_add(member.units);
         }
     }
 }
@@ -357,7 +362,8 @@ mod tests {
         let (now, mut waiting) = (Instant::now(), Waiting::default());
         let turn_of = |number| now + Duration::from_millis(number);
         for number in 1..=MANY {
-            let member = Member { reserved_at: now, units: 1, turns: Turns::from_slice(&[turn_of(number)]) };
+            let member =
+                Member { reserved_at: now, units: Costs::all(1), turns: Turns::from_slice(&[turn_of(number)]) };
             waiting.members.insert(number, member);
         }
         // All but each thousandth, those behind before those in front.

@@ -75,7 +75,7 @@ impl Limiter {
 
 /// The shard that decides such a call; none if it applies to all.
 pub(super) fn shard_for(rule: &Rule, scoped: &ScopedLimit, request: &Request<'_>, operation: Operation) -> Option<u32> {
-    let (cost, shards) = (request.units(rule), scoped.limit.shards());
+    let (cost, shards) = (request.units(rule).most(), scoped.limit.shards());
     let never = match operation {
         Operation::Acquire | Operation::Peek | Operation::Reserve => {
             cost > scoped.limit.smallest_shard().largest_cost(operation == Operation::Reserve)

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::Limiter;
 use super::prepare::concerned;
 use crate::batch::{Batch, Position};
-use crate::call::{Ask, Mode, Reply, Taken};
+use crate::call::{Ask, Costs, Mode, Reply, Taken};
 use crate::engine::embedded::{Clock, Embedded};
 use crate::error::Error;
 use crate::operation::Operation;
@@ -119,7 +119,7 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
                 };
                 // As a request for a model takes one call and some tokens.
                 if targets.len() > 1 && operation != Operation::Block && draws.below(3) == 0 {
-                    ask.costs = targets.iter().map(|_| draws.below(4)).collect();
+                    ask.costs = Costs::each_of(targets.iter().map(|_| draws.below(4)));
                 }
                 // Of calls some time ago, by what each limit answered.
                 if operation == Operation::Refund && draws.below(2) == 0 {

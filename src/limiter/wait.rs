@@ -87,8 +87,8 @@ impl Limiter {
         // An abandoned reservation must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         // No limit admits this much, nor more, which a call with an id can't say.
-        let cost = request.units(rule).min(EXACT);
-        let asked = request.jitter(0).cost(cost).id(&id).id_remembered_beyond(max_wait.min(longest));
+        let request = if request.units(rule).most() > EXACT { request.cost_of_all(EXACT) } else { request };
+        let asked = request.jitter(0).id(&id).id_remembered_beyond(max_wait.min(longest));
         let runtime = runtime::with_timers()?;
         let started = Instant::now();
         let until = started + max_wait.min(LONGEST_WAIT);
@@ -147,7 +147,7 @@ impl Limiter {
     /// Waits until the key is no longer blocked, or returns its present state if that takes too long.
     async fn after_blocks(&self, rule: &Rule, request: Request<'_>, until: Instant) -> Option<Decision> {
         // While Redis is unreachable, a block can't be known.
-        while let Ok(now) = self.decide(rule, request.cost(0), Operation::Peek).uncounted().await {
+        while let Ok(now) = self.decide(rule, request.cost_of_all(0), Operation::Peek).uncounted().await {
             let wait = now.retry_after.duration().filter(|_| now.blocked)?;
             if wait > until.saturating_duration_since(Instant::now()) {
                 return Some(now);

@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use crate::algorithm::numbers::EXACT;
 use crate::limiter::hold::Permit;
 use crate::limiter::{Limiter, persist};
+use crate::lock::Lock;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::telemetry;
@@ -45,6 +46,8 @@ pin_project! {
 #[derive(Clone, Debug)]
 pub struct Usage {
     units: Arc<AtomicU64>,
+    /// Of single limits, by their names.
+    own: Arc<Lock<Vec<(String, u64)>>>,
     /// The outer layer's.
     outer: Option<Box<Usage>>,
 }
@@ -109,14 +112,14 @@ impl Usage {
     /// No value yet.
     #[must_use]
     pub fn new() -> Self {
-        Self { units: Arc::new(AtomicU64::new(UNSAID)), outer: None }
+        Self { units: Arc::new(AtomicU64::new(UNSAID)), own: Arc::default(), outer: None }
     }
 
     pub(super) fn within(outer: Option<Self>) -> Self {
         Self { outer: outer.map(Box::new), ..Self::new() }
     }
 
-    /// Sets the final cost in units, at most 2^53.
+    /// Sets the final cost in units, at most 2^53, for limits without a [cost of their own](Rule::cost_of).
     pub fn set(&self, units: u64) {
         self.units.store(units.min(EXACT), Ordering::Relaxed);
         if let Some(outer) = &self.outer {
@@ -124,8 +127,32 @@ impl Usage {
         }
     }
 
-    fn said(&self) -> Option<u64> {
-        Some(self.units.load(Ordering::Relaxed)).filter(|units| *units != UNSAID)
+    /// Sets what the request finally takes, in units, at most 2^53, of the limits with this
+    /// [name](crate::Limit::named) or, in a file of rules, with this attribute as `cost`. A rule without such a limit
+    /// ignores it. So a request for a model settles its tokens and its price at once.
+    pub fn set_of(&self, limit: &str, units: u64) {
+        let mut own = self.own.lock();
+        own.retain(|(name, _)| name != limit);
+        own.push((limit.to_owned(), units.min(EXACT)));
+        drop(own);
+        if let Some(outer) = &self.outer {
+            outer.set_of(limit, units);
+        }
+    }
+
+    /// The request at the costs that were set; none if no limit of the rule has another cost by them.
+    fn settles(&self, rule: &Rule, request: &OwnedRequest) -> Option<OwnedRequest> {
+        let all = Some(self.units.load(Ordering::Relaxed)).filter(|units| *units != UNSAID);
+        let own: Vec<_> = self.own.lock().iter().filter(|(name, _)| rule.costs_by(name)).cloned().collect();
+        if all.is_none() && own.is_empty() {
+            return None;
+        }
+        let mut request = request.clone();
+        own.iter().for_each(|(name, units)| request.set_cost_of(name, *units));
+        if let Some(units) = all {
+            request.set_cost(units);
+        }
+        Some(request)
     }
 }
 
@@ -137,15 +164,15 @@ impl Default for Usage {
 
 impl Drop for Settlement {
     fn drop(&mut self) {
-        let Some(units) = self.usage.said() else { return };
-        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
+        let Some(request) = self.usage.settles(&self.rule, &self.request) else { return };
+        let (limiter, rule) = (self.limiter.clone(), self.rule.clone());
         let permits = Arc::clone(&self.permits);
         self.limiter.spawn(&self.runtime, move |at_once| {
             let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
             let permits = Arc::clone(&permits);
             async move {
                 // If this fails, what was charged before stays charged.
-                let request = Request::from(&request).cost(units).id_ttl(REMEMBERED_ONCE_SETTLED);
+                let request = Request::from(&request).id_ttl(REMEMBERED_ONCE_SETTLED);
                 let settled = persist(&at_once, || limiter.settle(&rule, limiter.unhurried(request))).await;
                 drop(permits);
                 if let Err(error) = &settled {

@@ -26,7 +26,7 @@ pub(super) async fn back_off(limiter: &Limiter, rule: &Rule, request: &OwnedRequ
     let request = Request::from(request).deadline(DEADLINE.min(limiter.deadline));
     // Without a cost, nothing but a block makes it wait. If Redis is unreachable, skip: the next response will repeat
     // it.
-    let Ok(now) = limiter.peek(rule, request.cost(0)).await else { return };
+    let Ok(now) = limiter.peek(rule, request.cost_of_all(0)).await else { return };
     let is_longer = now.blocked && now.retry_after.duration().is_some_and(|left| left >= time);
     if !is_longer && let Err(error) = limiter.block(rule, request, time).await {
         telemetry::upstream_backoff_failed(&error);

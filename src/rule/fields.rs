@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::forms::{Form, read};
-use super::{Change, Limit, OnError, Rule, ScopedLimit, whole};
+use super::{Change, Limit, OnError, OwnCost, Rule, ScopedLimit, whole};
 use crate::error::RuleError;
 use crate::limit::Period;
 
@@ -45,6 +45,7 @@ pub(crate) struct LimitFields<K = Option<String>> {
     pub(crate) name: Option<String>,
     pub(crate) limit: String,
     pub(crate) key: K,
+    pub(crate) cost: Option<OwnCost>,
 }
 
 /// The policy while Redis is unreachable, as written; see [`OnError`].
@@ -208,8 +209,9 @@ impl Policy {
 
 impl LimitFields {
     fn of(scoped: &ScopedLimit) -> Self {
-        let ScopedLimit { limit, by, .. } = scoped;
-        Self { name: limit.name().map(str::to_owned), limit: limit.to_string(), key: by.clone() }
+        let ScopedLimit { limit, by, cost, .. } = scoped;
+        let (name, cost) = (limit.name().map(str::to_owned), cost.clone());
+        Self { name, limit: limit.to_string(), key: by.clone(), cost }
     }
 
     fn added_to(
@@ -221,7 +223,7 @@ impl LimitFields {
         if let Some(name) = self.name {
             limit = Arc::new(Limit::clone(&limit).named(&name)?);
         }
-        rule.with(limit, self.key)
+        rule.with(limit, self.key, self.cost)
     }
 }
 
@@ -233,15 +235,18 @@ struct LimitTable<K: Default + PartialEq> {
     limit: String,
     #[serde(default, skip_serializing_if = "is_default")]
     key: K,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cost: Option<OwnCost>,
 }
 
 impl<K: Clone + Default + PartialEq + Serialize> Serialize for LimitFields<K> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { name, limit, key } = self;
-        if name.is_none() && is_default(key) {
+        let Self { name, limit, key, cost } = self;
+        if name.is_none() && is_default(key) && cost.is_none() {
             return serializer.serialize_str(limit);
         }
-        LimitTable { name: name.clone(), limit: limit.clone(), key: key.clone() }.serialize(serializer)
+        let (name, limit, key, cost) = (name.clone(), limit.clone(), key.clone(), cost.clone());
+        LimitTable { name, limit, key, cost }.serialize(serializer)
     }
 }
 
@@ -252,14 +257,41 @@ impl<'de, K: Default + PartialEq + Deserialize<'de>> Deserialize<'de> for LimitF
 }
 
 impl<'de, K: Default + PartialEq + Deserialize<'de>> Form<'de> for LimitFields<K> {
-    const EXPECTED: &'static str = "a limit's line, or a table of name, limit and key";
+    const EXPECTED: &'static str = "a limit's line, or a table of name, limit, key and cost";
 
     fn text(line: &str) -> Result<Self, RuleError> {
-        Ok(Self { name: None, limit: line.to_owned(), key: K::default() })
+        Ok(Self { name: None, limit: line.to_owned(), key: K::default(), cost: None })
     }
 
     fn table<D: Deserializer<'de>>(table: D) -> Result<Self, D::Error> {
-        LimitTable::deserialize(table).map(|LimitTable { name, limit, key }| Self { name, limit, key })
+        LimitTable::deserialize(table).map(|LimitTable { name, limit, key, cost }| Self { name, limit, key, cost })
+    }
+}
+
+impl Serialize for OwnCost {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Units(units) => serializer.serialize_u64(*units),
+            Self::Named(name) => serializer.serialize_str(name),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for OwnCost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        read(deserializer)
+    }
+}
+
+impl<'de> Form<'de> for OwnCost {
+    const EXPECTED: &'static str = "units, or the name by which requests say them";
+
+    fn text(name: &str) -> Result<Self, RuleError> {
+        Ok(Self::Named(name.into()))
+    }
+
+    fn units(units: u64) -> Option<Self> {
+        Some(Self::Units(units))
     }
 }
 

@@ -123,9 +123,23 @@ impl Charge<'_> {
         self.request.parts()
     }
 
-    /// Units that it takes.
+    /// Units that it takes of limits without a [cost of their own](Rule::cost_of).
     #[must_use]
     pub fn cost(&self) -> u64 {
-        self.request().units(&self.rule)
+        self.request.cost().unwrap_or(self.rule.default_cost())
+    }
+
+    /// Units that it takes of each limit, in their order; at another cost of those without one of their own, if that is
+    /// given.
+    #[must_use]
+    pub fn costs(&self, cost: Option<u64>) -> Vec<u64> {
+        let request = cost.map_or(self.request(), |cost| self.request().cost(cost));
+        request.units(&self.rule).each(self.rule.limits().len()).collect()
+    }
+
+    /// What single limits take by the request's attributes, each by its name, for
+    /// [`Request::costs`](crate::Request::costs).
+    pub fn own_costs(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.request.own_costs()
     }
 }

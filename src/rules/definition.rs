@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::error::RuleError;
 use crate::rule::fields::{LimitFields, Policy, RuleFields, is_default};
 use crate::rule::forms::{self, Form};
-use crate::rule::{Change, Rule};
+use crate::rule::{Change, OwnCost, Rule};
 
 /// A whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -170,7 +170,8 @@ pub struct Definition {
     pub retry_after: Option<String>,
 }
 
-/// One limit of a rule: a line, or a table if it has a name or counts by something other than its rule.
+/// One limit of a rule: a line, or a table if it has a name, counts by something other than its rule, or has a cost of
+/// its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "LimitFields<OneOrMore>", into = "LimitFields<OneOrMore>")]
 #[non_exhaustive]
@@ -181,6 +182,8 @@ pub struct LimitDefinition {
     pub limit: String,
     /// The attributes that it counts by. Default: its rule's.
     pub key: OneOrMore,
+    /// What a request takes of it, whatever its rule's `cost` is. Default: its rule's.
+    pub cost: Option<Cost>,
 }
 
 /// A string, or a list of them.
@@ -261,10 +264,11 @@ impl Definition {
     /// A rule with these limits for all requests, counting by these attributes.
     pub(super) fn of(rule: &Rule, key: impl Into<OneOrMore>) -> Self {
         let fields = RuleFields::of(rule);
-        let limits = fields.limits.into_iter().map(|LimitFields { name, limit, key }| LimitDefinition {
+        let limits = fields.limits.into_iter().map(|LimitFields { name, limit, key, cost }| LimitDefinition {
             name,
             limit,
             key: OneOrMore(key.into_iter().collect()),
+            cost: cost.map(Cost::from),
         });
         Self {
             name: fields.name.unwrap_or_default(),
@@ -302,12 +306,13 @@ impl Definition {
 
     /// The attributes that it matches, counts or costs by.
     pub(super) fn attributes(&self) -> impl Iterator<Item = &str> {
-        let cost = match &self.cost {
+        let costs = self.limits.iter().filter_map(|limit| limit.cost.as_ref()).chain([&self.cost]);
+        let costs = costs.filter_map(|cost| match cost {
             Cost::Attribute(name) => Some(name),
             Cost::Units(_) => None,
-        };
+        });
         let limits = self.limits.iter().flat_map(|limit| &limit.key.0);
-        let names = self.conditions.keys().chain(&self.key.0).chain(&self.tag).chain(limits).chain(cost);
+        let names = self.conditions.keys().chain(&self.key.0).chain(&self.tag).chain(limits).chain(costs);
         names.map(String::as_str).filter(|name| *name != "global")
     }
 
@@ -408,6 +413,24 @@ impl<'de> Form<'de> for Vec<LimitDefinition> {
     }
 }
 
+impl From<OwnCost> for Cost {
+    fn from(cost: OwnCost) -> Self {
+        match cost {
+            OwnCost::Units(units) => Self::Units(units),
+            OwnCost::Named(name) => Self::Attribute((*name).to_owned()),
+        }
+    }
+}
+
+impl From<Cost> for OwnCost {
+    fn from(cost: Cost) -> Self {
+        match cost {
+            Cost::Units(units) => Self::Units(units),
+            Cost::Attribute(name) => Self::Named(name.into()),
+        }
+    }
+}
+
 impl Serialize for Cost {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -436,13 +459,13 @@ impl<'de> Form<'de> for Cost {
 }
 
 impl From<LimitFields<OneOrMore>> for LimitDefinition {
-    fn from(LimitFields { name, limit, key }: LimitFields<OneOrMore>) -> Self {
-        Self { name, limit, key }
+    fn from(LimitFields { name, limit, key, cost }: LimitFields<OneOrMore>) -> Self {
+        Self { name, limit, key, cost: cost.map(Cost::from) }
     }
 }
 
 impl From<LimitDefinition> for LimitFields<OneOrMore> {
-    fn from(LimitDefinition { name, limit, key }: LimitDefinition) -> Self {
-        Self { name, limit, key }
+    fn from(LimitDefinition { name, limit, key, cost }: LimitDefinition) -> Self {
+        Self { name, limit, key, cost: cost.map(OwnCost::from) }
     }
 }

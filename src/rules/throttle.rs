@@ -15,8 +15,8 @@ use crate::algorithm::numbers::EXACT;
 use crate::error::{Error, Kind};
 use crate::limit::Limit;
 use crate::request::{OwnedRequest, Request};
-use crate::rule::Rule;
 use crate::rule::fields::{self, LimitFields, Why};
+use crate::rule::{OwnCost, Rule, never_admitted};
 
 /// What is wrong, and where in the definition.
 pub(super) type Refusal = (Field, String);
@@ -39,6 +39,8 @@ pub(super) struct Throttle {
     parts: Vec<(String, Names)>,
     /// The attribute that holds a request's cost.
     cost: Option<Name>,
+    /// The attributes that hold what single limits take.
+    own_costs: Names,
     /// The least that such a cost counts as: the client may have written it.
     min_cost: u64,
     ipv6_prefix: u8,
@@ -105,21 +107,22 @@ impl Throttle {
             let own = names("tag", &[tag.to_owned()])?.unwrap_or_default();
             parts.push((tag.to_owned(), own));
         }
-        let cost = match &definition.cost {
-            Cost::Units(_) => None,
-            Cost::Attribute(name)
-                if name.bytes().all(|byte| byte.is_ascii_digit())
-                    || [IP, PATH, METHOD, GLOBAL].contains(&name.as_str()) =>
-            {
-                let why = format!("cost: expected a number without quotes, or the name of an attribute, got {name:?}");
-                return Err((Field::named("cost"), why));
+        let cost = cost_attribute(&definition.cost).map_err(|why| (Field::named("cost"), why))?;
+        let mut own_costs = Names::new();
+        for (index, limit) in definition.limits.iter().enumerate() {
+            let own = limit.cost.as_ref().map(cost_attribute).transpose();
+            let own = own.map_err(|why| (Field::named("limits").item(index), why))?.flatten();
+            own_costs.extend(own.filter(|own| !own_costs.contains(own)));
+        }
+        for (index, limit) in definition.limits.iter().enumerate() {
+            let by = |name: &String| matches!(&limit.cost, Some(Cost::Attribute(cost)) if cost == name);
+            let named = limit.name.as_ref().filter(|name| own_costs.iter().any(|own| **own == ***name) && !by(name));
+            if let Some(name) = named {
+                let why =
+                    format!("limits: expected no name that is the attribute of another limit's cost, got {name:?}");
+                return Err((Field::named("limits").item(index), why));
             }
-            Cost::Attribute(name) if !is_plain(name) => {
-                let why = "cost: expected units, or the name of an attribute: letters, digits, -, _ or .";
-                return Err((Field::named("cost"), format!("{why}, got {name:?}")));
-            }
-            Cost::Attribute(name) => Some(names::name(name)),
-        };
+        }
         let min_cost = min_cost(definition, &rule)?;
         let skips = definition.missing == Some(Missing::Skip);
         let is_shadow = definition.shadow.unwrap_or_default();
@@ -127,7 +130,7 @@ impl Throttle {
         let has_permits = rule.limits().any(|limit| limit.algorithm().holds());
         let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
         let overrides = HashMap::new();
-        let mut throttle = Self { rule, key, parts, cost, min_cost, ipv6_prefix, skips, yields, overrides };
+        let mut throttle = Self { rule, key, parts, cost, own_costs, min_cost, ipv6_prefix, skips, yields, overrides };
         throttle.override_keys(definition, reading, limits)?;
         Ok(throttle)
     }
@@ -139,7 +142,17 @@ impl Throttle {
                 "block" => Override::Block,
                 "allow" => Override::Allow,
                 text => {
-                    let lines: Vec<LimitDefinition> = text.split(',').map(|line| line.trim().into()).collect();
+                    let mut lines: Vec<LimitDefinition> = text.split(',').map(|line| line.trim().into()).collect();
+                    if definition.limits.iter().any(|limit| limit.cost.is_some()) {
+                        let (count, got) = (definition.limits.len(), lines.len());
+                        if got != count {
+                            let why = "in the order of the rule's, whose names, keys and costs they have";
+                            return Err((at, format!("{key}: expected {count} limits, {why}, got {got}")));
+                        }
+                        for (line, own) in lines.iter_mut().zip(&definition.limits) {
+                            *line = LimitDefinition { limit: std::mem::take(&mut line.limit), ..own.clone() };
+                        }
+                    }
                     let rule = rule(definition, &lines, &mut Vec::new(), known).map_err(|(_, why)| {
                         let why = match text.contains(' ') {
                             true => why.trim_start_matches(&format!("rule {}: ", definition.name)).to_owned(),
@@ -224,7 +237,8 @@ impl Throttle {
 
     /// The first attribute that it counts by and the request lacks.
     pub(super) fn missing(&self, request: &Attributes<'_>) -> Option<&str> {
-        let counted = self.key.iter().chain(self.parts.iter().flat_map(|(_, part)| part)).chain(&self.cost);
+        let costs = self.cost.iter().chain(&self.own_costs);
+        let counted = self.key.iter().chain(self.parts.iter().flat_map(|(_, part)| part)).chain(costs);
         first_missing(counted, request)
     }
 
@@ -266,7 +280,9 @@ impl Throttle {
         }
         let parts = self.parts.iter().map(|(name, part)| (name.clone(), self.key_of(part, request))).collect();
         let cost = self.cost.as_ref().map(|attribute| self.units(attribute, request)).transpose()?;
-        let request = OwnedRequest::charging(key, parts, cost);
+        let own_cost = |attribute: &Name| Ok((attribute.to_string(), self.units(attribute, request)?));
+        let own_costs = self.own_costs.iter().map(own_cost).collect::<Result<_, Error>>()?;
+        let request = OwnedRequest::charging(key, parts, cost, own_costs);
         Ok((Throttled::Charge { rule: ChargedBy::Rule(rule), request }, overridden))
     }
 
@@ -362,7 +378,7 @@ fn rule(
     parts: &mut Vec<(String, Names)>,
     known: &mut Limits,
 ) -> Result<Rule, Refusal> {
-    let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key })| {
+    let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key, cost })| {
         let at = || Field::named("limits").item(index);
         if limit.contains(',') {
             let why = format!("limits: expected one limit in each string of the list, got {limit:?}");
@@ -375,7 +391,7 @@ fn rule(
             }
             part
         });
-        Ok(LimitFields { name: name.clone(), limit: limit.clone(), key: part })
+        Ok(LimitFields { name: name.clone(), limit: limit.clone(), key: part, cost: cost.clone().map(OwnCost::from) })
     });
     let read = |text: &str| match known.get(text) {
         Some(limit) => Ok(Arc::clone(limit)),
@@ -408,16 +424,39 @@ impl From<fields::Refusal> for Refusal {
 /// The least cost of a request that says its own.
 fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Refusal> {
     let fault = |why: String| (Field::named("min_cost"), why);
+    let by_attribute = |limit: &LimitDefinition| matches!(limit.cost, Some(Cost::Attribute(_)));
     match (definition.min_cost, &definition.cost) {
         (None, _) => Ok(1),
-        (Some(_), Cost::Units(_)) => {
+        (Some(_), Cost::Units(_)) if !definition.limits.iter().any(by_attribute) => {
             Err(fault("min_cost: expected none of a rule whose cost is a number, got one".into()))
         }
-        (Some(least), Cost::Attribute(_)) => match rule.clone().cost(least) {
-            Ok(_) => Ok(least),
-            Err(error) => Err(fault(format!("min_{error}"))),
-        },
+        (Some(least), of_rule) => {
+            let takes_it = |at: usize| {
+                // Of an override, all have the rule's.
+                let own = definition.limits.get(at).and_then(|limit| limit.cost.as_ref());
+                matches!(own.unwrap_or(of_rule), Cost::Attribute(_))
+            };
+            let limits = rule.limits().enumerate().filter(|(at, _)| takes_it(*at));
+            match limits.filter_map(|(_, limit)| never_admitted(limit, least)).next() {
+                Some(why) => Err(fault(format!("min_cost: {why}"))),
+                None => Ok(least),
+            }
+        }
     }
+}
+
+/// The attribute that holds a cost, if it isn't a number of units.
+fn cost_attribute(cost: &Cost) -> Result<Option<Name>, String> {
+    let Cost::Attribute(name) = cost else { return Ok(None) };
+    let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number || [IP, PATH, METHOD, GLOBAL].contains(&name.as_str()) {
+        return Err(format!("cost: expected a number without quotes, or the name of an attribute, got {name:?}"));
+    }
+    if !is_plain(name) {
+        let why = "cost: expected units, or the name of an attribute: letters, digits, -, _ or .";
+        return Err(format!("{why}, got {name:?}"));
+    }
+    Ok(Some(names::name(name)))
 }
 
 /// Whether rules may count by an attribute of this name.

@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tollgate::redis::cmd;
-use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::polling::{PATIENCE, turns_of_others};
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::Server;
@@ -189,6 +189,26 @@ async fn several_limits_are_denied_together_and_each_reports_its_wait() {
     let allowed: Vec<_> = again.limits.iter().map(|limit| (limit.allowed, limit.retry_after)).collect();
     assert_eq!(allowed, [(true, RetryAfter::Now), (false, again.retry_after)]);
     assert_eq!(again.denied_by.as_deref(), Some("fixed-window 1/1h"));
+}
+
+/// Whichever limit denied, a call that takes no less of any is denied again, and another is asked.
+#[tokio::test(start_paused = true)]
+async fn of_limits_with_costs_of_their_own_no_lower_cost_is_denied_from_the_cache() {
+    let pair = Pair::new(DenialCache::of_keys(100).longest(60 * SECOND));
+    let named = |text: &str, name: &str| text.parse::<Limit>().and_then(|limit| limit.named(name)).expect("a limit");
+    let rule = Rule::new("model", named("token-bucket 5/1m", "requests")).expect("a name");
+    let rule = rule.and(named("token-bucket 1000/1m", "tokens")).expect("another name");
+    let ask = async |requests, tokens| {
+        let costs = [("requests", requests), ("tokens", tokens)];
+        let decision = pair.remembering.acquire(&rule, Request::new("key").costs(&costs)).await.expect("a decision");
+        (decision.allowed, decision.by)
+    };
+    assert_eq!(ask(1, 600).await, (true, By::Embedded));
+    assert_eq!(ask(2, 500).await, (false, By::Embedded));
+    assert_eq!(ask(2, 500).await, (false, By::DenialCache));
+    assert_eq!(ask(3, 501).await, (false, By::DenialCache));
+    assert_eq!(ask(1, 500).await, (false, By::Embedded), "fewer requests");
+    assert_eq!(ask(1, 400).await, (true, By::Embedded), "fewer tokens");
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ mod late_refunds;
 mod laws;
 mod layouts;
 mod operations;
+mod own_costs;
 mod packed;
 mod permissions;
 mod permits;

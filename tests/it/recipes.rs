@@ -6,7 +6,7 @@ use std::error::Error;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use tollgate::{By, Charged, Decision, DenialCache, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{By, Charged, Decision, DenialCache, Limit, Limiter, OnError, Redis, Request, Rule};
 
 async fn upload(limiter: &Limiter, user: &str, megabytes: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
     let rule = "token-bucket 100/1m".parse::<Rule>()?.named("uploads")?;
@@ -80,7 +80,11 @@ async fn complete(
     estimate: u64,
     model: impl Future<Output = Result<(String, u64), Box<dyn Error + Send + Sync>>>,
 ) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 100000/1m max-debt 20000".parse::<Rule>()?.named("tokens")?;
+    let (requests, tokens): (Limit, Limit) =
+        ("token-bucket 600/1m".parse()?, "token-bucket 100000/1m max-debt 20000".parse()?);
+    let rule = Rule::new("model", requests.named("requests")?)?.and(tokens.named("tokens")?)?;
+    // A completion counts as one request, however many tokens it takes.
+    let rule = rule.cost_of("requests", 1)?;
     let completion = Request::new("acme").id(id);
     let reserved = limiter.reserve(&rule, completion.cost(estimate)).await?.into_result()?;
     tokio::time::sleep(reserved.retry_after.duration().unwrap_or_default()).await;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Cluster, Engine, Limiter, Redis, Request, Rule};
+use tollgate::{Cluster, Engine, Limit, Limiter, Redis, Request, Rule};
 use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{Targets, header, median, row, short};
@@ -20,6 +20,7 @@ enum Variant {
     OneLimit,
     TwoLimits,
     OneShared,
+    OwnCosts,
     WithId,
     BlockFor,
     CountedDenials,
@@ -32,10 +33,11 @@ enum Variant {
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 10] = [
+const VARIANTS: [(Variant, &str); 11] = [
     (OneLimit, "one limit"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
+    (OwnCosts, "two limits, each at its own cost"),
     (WithId, "an acquire with an id"),
     (BlockFor, "`block_for`, allowed"),
     (CountedDenials, "counted denials, allowed"),
@@ -68,6 +70,7 @@ struct Bench {
     plain: Rule,
     two: Rule,
     shared: Rule,
+    own_costs: Rule,
     blocking: Rule,
     counting: Rule,
     denying: Rule,
@@ -121,6 +124,8 @@ async fn main() {
 impl Bench {
     fn on(one: &server::Server, three: &server::Cluster) -> Self {
         let limiter = |engine: Engine| Limiter::new(engine).deadline(Duration::from_secs(5));
+        let tokens =
+            "token-bucket 1000000000/1h".parse::<Limit>().and_then(|limit| limit.named("tokens")).expect("a limit");
         let everybody = "fixed-window 1000000000/1d".parse().expect("a limit");
         Self {
             keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
@@ -129,6 +134,7 @@ impl Bench {
             plain: rule(PLAIN),
             two: rule(TWO),
             shared: rule(PLAIN).tagged(EVERYBODY).and_by(EVERYBODY, everybody).expect("two limits"),
+            own_costs: rule(PLAIN).and(tokens).expect("two limits"),
             blocking: rule(PLAIN).block_for(Duration::from_secs(60)).expect("a time"),
             counting: rule(PLAIN).count_denials(true),
             denying: rule("token-bucket 1/1h").count_denials(true),
@@ -143,6 +149,7 @@ impl Bench {
             OneLimit => callers(count, time, move |random| acquire(&self.of_one, &self.plain, key(random))).await,
             TwoLimits => callers(count, time, move |random| acquire(&self.of_one, &self.two, key(random))).await,
             OneShared => callers(count, time, move |random| self.shared(key(random))).await,
+            OwnCosts => callers(count, time, move |random| self.at_own_costs(key(random), random)).await,
             WithId => callers(count, time, move |random| self.with_id(key(random), random)).await,
             BlockFor => callers(count, time, move |random| acquire(&self.of_one, &self.blocking, key(random))).await,
             CountedDenials => {
@@ -166,6 +173,11 @@ impl Bench {
     async fn shared(&self, key: &str) -> bool {
         let request = Request::new(key).parts(&[(EVERYBODY, b"all")]);
         self.of_one.acquire(&self.shared, request).await.expect("a decision").allowed
+    }
+
+    async fn at_own_costs(&self, key: &str, random: u64) -> bool {
+        let costs = [("tokens", random % 1000)];
+        self.of_one.acquire(&self.own_costs, Request::new(key).costs(&costs)).await.expect("a decision").allowed
     }
 
     /// By an id of its own, which is remembered for a second.

@@ -91,6 +91,7 @@ impl Probe {
         self.options.say_who_decides();
         subject.say_who_overrides();
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
+        let own_costs = subject.own_costs();
         let (parts, names_itself) = (subject.parts(), operation::takes(self.op) && subject.holds());
         if self.options.url().is_some() && matches!(self.op, Operation::Block | Operation::Reset) {
             fresh_key::warn(&subject, &limiter, &self.options, Request::new(&key).parts(&parts)).await;
@@ -102,7 +103,7 @@ impl Probe {
             }
             let own = names_itself.then(|| format!("probe-{:016x}", fastrand::u64(..)));
             let id = self.id.as_deref().map(OsStr::as_encoded_bytes).or(own.as_deref().map(str::as_bytes));
-            let mut request = Request::new(&key).parts(&parts).cost(cost);
+            let mut request = Request::new(&key).parts(&parts).costs(&own_costs).cost(cost);
             if let Some(id) = id {
                 request = request.id(id);
             }

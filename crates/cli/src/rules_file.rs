@@ -87,12 +87,19 @@ impl RulesFile {
     pub(crate) fn ruling(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Ruling> {
         let definition = self.with_limits(name)?;
         let told = |why: String| anyhow!("rule {name}: {why}");
-        let is_cost = |attribute: &str| matches!(&definition.cost, Cost::Attribute(cost) if cost == attribute);
-        if !costs
-            && let Cost::Attribute(cost) = &definition.cost
-            && !given.iter().any(|(name, _)| name == cost)
-        {
-            given.push((cost.clone(), b"1".to_vec()));
+        let of_limits = definition.limits.iter().filter_map(|limit| limit.cost.as_ref());
+        let cost_attributes: Vec<_> = of_limits
+            .chain([&definition.cost])
+            .filter_map(|cost| match cost {
+                Cost::Attribute(name) => Some(name),
+                Cost::Units(_) => None,
+            })
+            .collect();
+        let is_cost = |attribute: &str| cost_attributes.iter().any(|cost| *cost == attribute);
+        for cost in cost_attributes.iter().filter(|_| !costs) {
+            if !given.iter().any(|(name, _)| name == *cost) {
+                given.push(((*cost).clone(), b"1".to_vec()));
+            }
         }
         if let Some(key) = key {
             for (attribute, value) in

@@ -15,6 +15,8 @@ pub(crate) struct Subject {
     pub(crate) rule: Rule,
     /// The cost of a request that doesn't set one.
     pub(crate) cost: u64,
+    /// What single limits take, by their names.
+    own_costs: Vec<(String, u64)>,
     /// The part that each limit counts, in the rule's order; `None` if it counts the key.
     counted: Vec<Option<String>>,
     parts: Pairs,
@@ -58,7 +60,7 @@ impl Subject {
             let name = rule.name().unwrap_or_default();
             bail!("rule {name}: expected --attr {missing}=VALUE, {why}, got none");
         }
-        Ok(Self { rule, cost, counted, parts, overridden: None, drawn: None })
+        Ok(Self { rule, cost, own_costs: Vec::new(), counted, parts, overridden: None, drawn: None })
     }
 
     /// The subject that a rule of a set charges.
@@ -66,7 +68,14 @@ impl Subject {
         let rule = charge.rule().clone();
         let counted = rule.counted_parts().map(|part| part.map(str::to_owned)).collect();
         let parts = charge.parts().map(|(name, value)| (name.to_owned(), value.to_vec())).collect();
-        Self { cost: charge.cost(), rule, counted, parts, overridden: overridden.map(str::to_owned), drawn: None }
+        let own_costs = charge.own_costs().map(|(name, units)| (name.to_owned(), units)).collect();
+        let (cost, overridden) = (charge.cost(), overridden.map(str::to_owned));
+        Self { cost, own_costs, rule, counted, parts, overridden, drawn: None }
+    }
+
+    /// What single limits take, by their names.
+    pub(crate) fn own_costs(&self) -> Vec<(&str, u64)> {
+        self.own_costs.iter().map(|(name, units)| (name.as_str(), *units)).collect()
     }
 
     /// The subject with generated requests.

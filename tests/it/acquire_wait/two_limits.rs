@@ -15,8 +15,8 @@ const LATE: Micros = 25_000;
 #[derive(Clone, Debug)]
 struct Crowd {
     limits: [String; 2],
-    /// What each takes, and whether it gives up.
-    callers: Vec<(u64, bool)>,
+    /// What each takes of both, and whether it gives up.
+    callers: Vec<([u64; 2], bool)>,
     /// When those do who still wait then, in steps of 10 ms.
     give_up_at: u64,
 }
@@ -35,10 +35,11 @@ async fn served(crowd: &Crowd) -> Vec<Option<Micros>> {
     let (world, rule) = (World::new(), rule_of(&crowd.limits));
     let began = Instant::now();
     let mut callers = Vec::new();
-    for (cost, gives_up) in &crowd.callers {
-        let (limiter, rule, cost) = (world.limiters[0].clone(), rule.clone(), *cost);
+    for (costs, gives_up) in &crowd.callers {
+        let (limiter, rule, [first, second]) = (world.limiters[0].clone(), rule.clone(), *costs);
         let waiting = tokio::spawn(async move {
-            let request = tollgate::Request::new("key").cost(cost);
+            let costs = [("first", first), ("second", second)];
+            let request = tollgate::Request::new("key").costs(&costs);
             let decision = limiter.acquire_wait(&rule, request, 3600 * SECOND).await.expect("a decision");
             assert!(decision.allowed, "{decision:?}");
             began.elapsed()
@@ -50,8 +51,8 @@ async fn served(crowd: &Crowd) -> Vec<Option<Micros>> {
     }
     world.pass(Duration::from_millis(10 * crowd.give_up_at)).await;
     callers.iter().filter(|(_, gives_up)| *gives_up).for_each(|(waiting, _)| waiting.abort());
-    let all = crowd.callers.iter().map(|(cost, _)| cost).sum();
-    let longest = rule.limits().map(|limit| refilled_by(limit, all)).max().expect("two limits");
+    let all = [0, 1].map(|at| crowd.callers.iter().map(|(costs, _)| costs[at]).sum());
+    let longest = rule.limits().zip(all).map(|(limit, all)| refilled_by(limit, all)).max().expect("two limits");
     world.pass(Duration::from_micros(longest) + SECOND).await;
     let mut times = Vec::new();
     for (waiting, _) in callers {
@@ -68,23 +69,28 @@ fn check(crowd: &Crowd, times: &[Option<Micros>]) -> Result<(), String> {
     let gave_up_at = crowd.give_up_at * 10_000;
     // What was lost in each limit: who gave up could have had it by then, as those before him had given up already, but
     // still waited for the other limit or hadn't noticed yet.
-    let (mut stays, mut lost) = (0, [0, 0]);
-    for ((cost, _), time) in crowd.callers.iter().zip(times) {
-        stays += if time.is_some() { *cost } else { 0 };
-        for (limit, lost) in limits.iter().zip(&mut lost).filter(|_| time.is_none()) {
-            let had = refilled_by(limit, stays + *lost + cost) <= gave_up_at + LATE;
-            *lost += if had { *cost } else { 0 };
+    let (mut stays, mut lost) = ([0, 0], [0, 0]);
+    for ((costs, _), time) in crowd.callers.iter().zip(times) {
+        for (at, cost) in costs.iter().enumerate() {
+            if time.is_some() {
+                stays[at] += cost;
+            } else if refilled_by(&limits[at], stays[at] + lost[at] + cost) <= gave_up_at + LATE {
+                lost[at] += cost;
+            }
         }
     }
-    let (mut taken, mut promised, mut last) = (0, 0, 0);
-    for (at, ((cost, _), time)) in crowd.callers.iter().zip(times).enumerate() {
-        promised += cost;
+    let add =
+        |units: &mut [u64; 2], costs: &[u64; 2]| units.iter_mut().zip(costs).for_each(|(units, cost)| *units += cost);
+    let (mut taken, mut promised, mut last) = ([0, 0], [0, 0], 0);
+    for (at, ((costs, _), time)) in crowd.callers.iter().zip(times).enumerate() {
+        add(&mut promised, costs);
         let Some(time) = *time else { continue };
-        taken += cost;
+        add(&mut taken, costs);
         let first = |units: [u64; 2]| limits.iter().zip(units).map(|(limit, units)| refilled_by(limit, units)).max();
-        let earliest = first([taken; 2]).unwrap_or_default();
-        let told = first([promised; 2]).unwrap_or_default();
-        let latest = told.min(first(lost.map(|lost| taken + lost)).unwrap_or_default().max(gave_up_at));
+        let earliest = first(taken).unwrap_or_default();
+        let told = first(promised).unwrap_or_default();
+        let lost = [0, 1].map(|at| taken[at] + lost[at]);
+        let latest = told.min(first(lost).unwrap_or_default().max(gave_up_at));
         let what = format!("caller {at} of {crowd:?}, {times:?}: served after {time} us");
         // A turn is counted in whole milliseconds, rounded up.
         if time + 1000 < earliest {
@@ -120,7 +126,7 @@ fn callers_go_as_the_slower_of_two_limits_refills_when_others_give_up() {
             if swapped {
                 limits.swap(0, 1);
             }
-            let callers = (0..40).map(|at| (1, at % 2 == 1)).collect();
+            let callers = (0..40).map(|at| ([1, 1], at % 2 == 1)).collect();
             let times = run(&Crowd { limits, callers, give_up_at: 55 }).unwrap_or_else(|wrong| panic!("{wrong}"));
             let times: Vec<_> = times.into_iter().flatten().collect();
             let rest: Vec<_> = times.windows(2).skip(6).map(|two| two[1] - two[0]).collect();
@@ -141,7 +147,7 @@ fn limit() -> impl Strategy<Value = String> {
 
 #[test]
 fn whatever_two_limits_a_rule_has_its_waiters_go_in_order_as_both_refill() {
-    let callers = proptest::collection::vec((1_u64..=3, proptest::bool::weighted(0.4)), 2..=16);
+    let callers = proptest::collection::vec(([1_u64..=3, 1_u64..=3], proptest::bool::weighted(0.4)), 2..=16);
     let crowds = ([limit(), limit()], callers, 0_u64..=150);
     let config = Config { cases: cases(100), failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&crowds, |(limits, callers, give_up_at)| {

@@ -144,6 +144,44 @@ async fn a_cost_that_is_known_late_is_settled_when_the_response_has_ended() {
     }
 }
 
+/// What the file calls them is what the handler settles; a request stays one.
+#[tokio::test]
+async fn what_single_limits_take_is_settled_by_their_names() {
+    let limiter = Limiter::new(tollgate::Embedded::new());
+    let rules = rule_set(
+        r#"
+        [[rule]]
+        name = "model"
+        key = "global"
+        limits = [
+            { limit = "fixed-window 60/1h", cost = 1 },
+            { limit = "fixed-window 1000/1h", cost = "tokens", name = "input" },
+            { limit = "fixed-window 1000/1d", cost = "tokens" },
+            { limit = "fixed-window 50/1d", name = "cents" },
+        ]
+        "#,
+    );
+    let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).attribute("tokens", |_| Some("400")).settle();
+    let service = service_fn(|request: Request<Body>| async move {
+        let usage = request.extensions().get::<Usage>().expect("a cost to be settled").clone();
+        usage.set(7);
+        usage.set_of("tokens", 999);
+        usage.set_of("tokens", 150);
+        usage.set_of("nothing", 3);
+        Ok::<_, Infallible>(Response::new(Body::from("answer")))
+    });
+    let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+    let rule = rules.rule("model").expect("a rule");
+    let left = async || {
+        let now = limiter.peek(rule, tollgate::Request::new("global").cost(0)).await.expect("an answer");
+        [0, 1, 2, 3].map(|at| now.limits[at].remaining)
+    };
+    assert_eq!(left().await, [59, 600, 600, 49]);
+    assert_eq!(&answer(response).await.body[..], b"answer");
+    limiter.finish().await;
+    assert_eq!(left().await, [59, 850, 850, 43]);
+}
+
 #[tokio::test]
 async fn a_cost_that_the_handler_never_reports_stays_as_charged() {
     let server = Server::start();

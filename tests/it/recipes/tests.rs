@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tollgate::{Limiter, OnError, Redis, Rule};
+use tollgate::{Limit, Limiter, OnError, Redis, Rule};
 use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::repository::read;
 
@@ -173,7 +173,9 @@ async fn concurrent_completions_are_charged_what_they_used() {
     assert_eq!(texts[98].as_ref().expect("a text"), "completion-98");
     assert_eq!(texts[99].as_ref().expect_err("no text").to_string(), "the model failed");
     let used: u64 = (0..100).filter(|number| number % 10 != 9).map(|number| 100 + number).sum();
-    let left = left(&limiter, "token-bucket 100000/1m max-debt 20000", "tokens", "acme").await;
+    let tokens = "token-bucket 100000/1m max-debt 20000".parse::<Limit>().and_then(|limit| limit.named("tokens"));
+    let tokens = tokens.and_then(|limit| Rule::new("model", limit)).expect("the recipe's limit");
+    let left = limiter.peek(&tokens, "acme").await.expect("an answer").remaining;
     // A minute refills all, so that no machine is slow enough to refill a fifth meanwhile.
     assert!((100_000 - used..120_000 - used).contains(&left), "{left} are left after {used} were used");
 }

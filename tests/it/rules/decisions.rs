@@ -10,7 +10,7 @@ use tollgate_testing::redis_server::Server;
 
 use super::{limiter, rule_set};
 
-async fn verdict(limiter: &Limiter, rules: &RuleSet, request: &Attributes<'_>) -> Verdict {
+pub(super) async fn verdict(limiter: &Limiter, rules: &RuleSet, request: &Attributes<'_>) -> Verdict {
     limiter.acquire_by(rules, request).await.expect("a verdict")
 }
 

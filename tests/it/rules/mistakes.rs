@@ -20,7 +20,7 @@ const VALUES: [&str; 13] = [
 ];
 
 /// The fields of a rule, of its limits, of the settings, and of tables with names of the author's own.
-const FIELDS: [&str; 42] = [
+const FIELDS: [&str; 43] = [
     "name",
     "priority",
     "match",
@@ -34,6 +34,7 @@ const FIELDS: [&str; 42] = [
     "limits[].name",
     "limits[].limit",
     "limits[].key",
+    "limits[].cost",
     "tag",
     "cost",
     "min_cost",
@@ -94,7 +95,7 @@ fn file(field: &str, value: &str) -> String {
 /// What is right as it is.
 const RIGHT: &str = r#"
     priority = -1, priority = 0, match = {}, match.tier = "a b\n", match.tier = "*", match.path = "*", match.ip = "*",
-    match.method = "*", limits[].key = [], cost = 0, min_cost = 0, shadow = true, overrides = {}, block = [], allow = [],
+    match.method = "*", limits[].key = [], limits[].cost = 0, cost = 0, min_cost = 0, shadow = true, overrides = {}, block = [], allow = [],
     overage = true, hash_keys = true, message = "", message = "a b\n", message = "*", include = [], ignore_case = true,
     variables = {}, defaults = {}, rule = []
 "#;

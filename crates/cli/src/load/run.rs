@@ -123,7 +123,8 @@ impl Run {
     async fn call(&self, key: u32, due: Option<Instant>, is_measured: bool) {
         let ((name, parts), rule) = (self.subject.drawn(key), &self.subject.rule);
         let parts: Vec<_> = parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
-        let request = Request::new(&name).parts(&parts).cost(self.cost);
+        let own_costs = self.subject.own_costs();
+        let request = Request::new(&name).parts(&parts).costs(&own_costs).cost(self.cost);
         let sent = Instant::now();
         let (answer, permit) = if self.holds {
             match self.limiter.hold(rule, request).await {

@@ -78,6 +78,9 @@ struct Counted {
     redis_keys: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
+    /// What the request takes of it, if that isn't its rule's cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<u64>,
 }
 
 impl<'a> Explained<'a> {
@@ -224,7 +227,8 @@ impl<'a> Step<'a> {
         }
         for limit in &self.limits {
             let named = if limit.name == limit.limit { String::new() } else { format!("{}: ", limit.name) };
-            lines.push(("limit", format!("{named}{} of {}", limit.limit, limit.key)));
+            let cost = limit.cost.map(|cost| format!(", {}", counted(cost, "unit"))).unwrap_or_default();
+            lines.push(("limit", format!("{named}{} of {}{cost}", limit.limit, limit.key)));
             lines.extend(limit.unknown.iter().map(|why| ("redis key", format!("unknown: {why}"))));
             lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", shown(key.as_bytes()))));
         }
@@ -249,7 +253,9 @@ impl<'a> Step<'a> {
 impl Counted {
     fn all(charge: &Charge<'_>, limiter: &Limiter) -> Vec<Self> {
         let keys = keys(limiter, charge.rule(), charge.request());
+        let costs = charge.costs(None);
         let of = |(at, (limit, counted)): (usize, (&Limit, Vec<u8>))| Self {
+            cost: costs.get(at).copied().filter(|cost| *cost != charge.cost()),
             name: title(limit),
             limit: limit.to_string(),
             key: shown(&counted),

@@ -136,9 +136,10 @@ fn by_rule(
     if charge.rule().blocks_for().is_some() {
         return left_out("a rule that blocks the keys it denies");
     }
-    let (rule, cost) = (charge.rule(), record.cost.unwrap_or(charge.cost()));
-    let keys = counted_keys(charge);
-    for (at, ((limit, part), key)) in rule.limits().zip(rule.counted_parts()).zip(&keys).enumerate() {
+    let rule = charge.rule();
+    let (keys, costs) = (counted_keys(charge), charge.costs(record.cost));
+    let limits = rule.limits().zip(rule.counted_parts()).zip(keys.iter().zip(costs));
+    for (at, ((limit, part), (key, cost))) in limits.enumerate() {
         let place = Place::Rule { name: applies.rule.unwrap_or_default().to_owned(), at };
         count(&place, Some(Present { limit: limit.clone(), part: part.map(str::to_owned) }), key, cost)?;
     }

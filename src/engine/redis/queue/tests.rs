@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::super::Redis;
 use super::*;
-use crate::call::{Mode, Terms};
+use crate::call::{Costs, Mode, Terms};
 use crate::operation::Operation;
 use crate::script::Script;
 
@@ -14,7 +14,7 @@ fn ask<'a>(numbers: &'a Arc<[u8]>, key: &str, id: Option<&str>) -> Ask<'a> {
         numbers: Cow::Borrowed(numbers),
         keys: [key].into_iter().chain(id).map(|key| key.as_bytes().into()).collect(),
         holder: None,
-        costs: [1].into_iter().collect(),
+        costs: Costs::all(1),
         terms: Terms { id_ttl_ms: id.map(|_| 1000), ..Terms::of(mode) },
         now_us: None,
         most_keys: 80,
