@@ -12,6 +12,7 @@ use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 mod comparison;
 mod held_permits;
+mod own_costs;
 mod refused_paths;
 mod replay;
 
