@@ -284,7 +284,7 @@ impl<'de> Deserialize<'de> for OwnCost {
 }
 
 impl<'de> Form<'de> for OwnCost {
-    const EXPECTED: &'static str = "units, or the name by which requests say them";
+    const EXPECTED: &'static str = "units, or the name of an attribute that says them";
 
     fn text(name: &str) -> Result<Self, RuleError> {
         Ok(Self::Named(name.into()))

@@ -220,7 +220,8 @@ pub struct Reading {
 }
 
 /// A request's cost.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "OwnCost", into = "OwnCost")]
 pub enum Cost {
     /// A number of units.
     Units(u64),
@@ -428,33 +429,6 @@ impl From<Cost> for OwnCost {
             Cost::Units(units) => Self::Units(units),
             Cost::Attribute(name) => Self::Named(name.into()),
         }
-    }
-}
-
-impl Serialize for Cost {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Units(units) => serializer.serialize_u64(*units),
-            Self::Attribute(name) => serializer.serialize_str(name),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Cost {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        forms::read(deserializer)
-    }
-}
-
-impl<'de> Form<'de> for Cost {
-    const EXPECTED: &'static str = "units, or the name of an attribute that says them";
-
-    fn text(name: &str) -> Result<Self, RuleError> {
-        Ok(Self::Attribute(name.to_owned()))
-    }
-
-    fn units(units: u64) -> Option<Self> {
-        Some(Self::Units(units))
     }
 }
 

@@ -432,7 +432,7 @@ fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Refusal> {
         }
         (Some(least), of_rule) => {
             let takes_it = |at: usize| {
-                // Of an override, all have the rule's.
+                // An override has the costs of the limits in its places or, without any of their own, the rule's.
                 let own = definition.limits.get(at).and_then(|limit| limit.cost.as_ref());
                 matches!(own.unwrap_or(of_rule), Cost::Attribute(_))
             };

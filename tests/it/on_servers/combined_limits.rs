@@ -16,7 +16,7 @@ fn rules() -> impl Strategy<Value = Vec<Limit>> {
     proptest::collection::vec(any_limit(), 2..=4)
 }
 
-fn rule_of(limits: &[Limit]) -> Rule {
+pub(super) fn rule_of(limits: &[Limit]) -> Rule {
     let mut named =
         limits.iter().enumerate().map(|(index, limit)| limit.clone().named(&format!("l{index}")).expect("a good name"));
     let first = Rule::new("several", named.next().expect("a limit")).expect("a good name");

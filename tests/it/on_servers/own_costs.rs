@@ -9,6 +9,8 @@ use tollgate_testing::oracle::{Answer, Oracle};
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::rules::by_own_id;
 
+use super::combined_limits::rule_of;
+
 /// Requests and tokens of one user.
 fn model() -> Rule {
     let named = |text: &str, name: &str| text.parse::<Limit>().and_then(|limit| limit.named(name)).expect("a limit");
@@ -29,10 +31,7 @@ fn every_limit_is_charged_its_own_cost_or_none_is() {
     let costs = proptest::collection::vec(0..4_u64, 4);
     on_both_engines((limits, beginning(), steps(1..=30), costs), |engine, (limits, begin, steps, shares)| {
         let names: Vec<_> = (0..limits.len()).map(|index| format!("l{index}")).collect();
-        let named = |(limit, name): (&Limit, &String)| limit.clone().named(name).expect("a good name");
-        let mut all = limits.iter().zip(&names).map(named);
-        let first = Rule::new("several", all.next().expect("a limit")).expect("a good name");
-        let rule = all.try_fold(first, Rule::and).expect("different names");
+        let rule = rule_of(&limits);
         let key = engine.fresh_key();
         let leader = engine.subject(limits[0].clone());
         let mut oracles: Vec<Oracle> = limits.iter().map(oracle).collect();
