@@ -112,26 +112,31 @@ impl Rule {
         self.with(Arc::new(limit), None, None)
     }
 
-    /// One more limit, which counts by a [part](crate::Request::parts) of the request instead of its key.
+    /// One more limit, which counts by a [part](crate::Request::parts) of the request instead of its key. Without a name
+    /// of its own it has the part's, in which other characters than letters, digits, `-`, `_` and `.` become `-`: so
+    /// its keys differ from those of the rule's other limits.
     ///
-    /// The keys of one decision must share a slot of Redis Cluster, so the rule needs a tag first.
+    /// One Redis decides all limits of a rule in one call. On a cluster their keys may be on several nodes, so each call
+    /// is an error there unless the rule has a [tag](Self::tagged).
     ///
     /// # Errors
     ///
-    /// The same as [`Rule::and`], or a rule without a tag.
+    /// The same as [`Rule::and`], or an unnamed limit by a part whose name is empty or longer than 64 bytes.
     ///
     /// ```
     /// use tollgate::Rule;
     ///
     /// let user = "token-bucket 10/1s".parse::<Rule>()?.named("api")?;
-    /// let rule = user.tagged("org").and_by("org", "fixed-window 1000/1m".parse()?)?;
+    /// let rule = user.and_by("org", "fixed-window 1000/1m".parse()?)?;
+    /// assert_eq!(rule.limits().nth(1).and_then(|limit| limit.name()), Some("org"));
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn and_by(self, part: &str, limit: Limit) -> Result<Self, RuleError> {
         self.with(Arc::new(limit), Some(part.to_owned()), None)
     }
 
-    /// Groups all keys of a decision by this part of the request, so that they share a slot of Redis Cluster.
+    /// Counts all keys of a decision within this part of the request, so that they share a slot of Redis Cluster: an
+    /// address within `org` has a count for each organisation. Default: each key counts by itself.
     #[must_use]
     pub fn tagged(mut self, part: &str) -> Self {
         self.tag = Some(part.into());
@@ -319,6 +324,11 @@ impl Rule {
         &self.limits
     }
 
+    /// Whether its limits count different keys, each with a slot of its own.
+    pub(crate) fn counts_several_keys(&self) -> bool {
+        self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by != self.limits[0].by)
+    }
+
     /// The only limit, if it has shards.
     pub(crate) fn sharded(&self) -> Option<&ScopedLimit> {
         match &*self.limits {
@@ -378,10 +388,10 @@ impl Rule {
     }
 
     fn with(mut self, limit: Arc<Limit>, by: Option<String>, cost: Option<OwnCost>) -> Result<Self, RuleError> {
-        if by.is_some() && self.tag.is_none() {
-            let why = "its limits count different keys, which must share a slot";
-            return Err(self.error(&format!("expected a tag, since {why}, got none")));
-        }
+        let limit = match &by {
+            Some(part) if limit.name().is_none() => Arc::new(Limit::clone(&limit).named(&name_of_part(part))?),
+            _ => limit,
+        };
         let label = limit.label();
         if self.limits().any(|other| other.label() == label) {
             let why = "nothing would tell the two apart, so name one";
@@ -423,6 +433,12 @@ impl Rule {
         }
         self.can_follow_policy()
     }
+}
+
+/// The name of a limit that counts by this part and has none of its own.
+fn name_of_part(part: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
+    part.chars().map(|character| if plain(character) { character } else { '-' }).collect()
 }
 
 /// A time that can be written as a period.

@@ -57,12 +57,10 @@ impl RateLimitLayer {
     /// # use tollgate::Limiter;
     /// # use tollgate::middleware::RateLimitLayer;
     /// # fn layer(limiter: Limiter) -> Result<RateLimitLayer, Box<dyn std::error::Error>> {
-    /// // All keys of a decision share a slot of Redis Cluster: here `global`.
     /// let rules = r#"
     ///     [[rule]]
     ///     name = "api"
     ///     key = "api_key"
-    ///     tag = "global"
     ///     limits = ["token-bucket 100/1m", { limit = "token-bucket 1000/1m", key = "ip" }]
     /// "#;
     /// let layer = RateLimitLayer::new(limiter, rules.parse::<tollgate::rules::RuleSet>()?);

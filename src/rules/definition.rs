@@ -106,8 +106,8 @@ pub struct Definition {
     /// Its limits: a request is charged to all of them, or to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "forms::read")]
     pub limits: Vec<LimitDefinition>,
-    /// The attribute that all its keys share as hash tag, and within which they count, or `global`. Required if limits
-    /// count by different attributes.
+    /// The attribute within which all its keys count, and which they share as hash tag, or `global`. Default: each key
+    /// counts by itself, which a cluster refuses where limits count by different attributes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// A request's cost: a number of units, or the value of an attribute. Default: 1.
@@ -176,7 +176,8 @@ pub struct Definition {
 #[serde(from = "LimitFields<OneOrMore>", into = "LimitFields<OneOrMore>")]
 #[non_exhaustive]
 pub struct LimitDefinition {
-    /// Its name in its key. Default: its algorithm and period.
+    /// Its name in its key. Default: its attributes, joined by `-`, if it counts by its own; otherwise its algorithm and
+    /// period.
     pub name: Option<String>,
     /// Its text, such as `token-bucket 10/1s`, or `$name` of a variable.
     pub limit: String,

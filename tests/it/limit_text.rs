@@ -211,7 +211,11 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         (json!({"name": "a", "limits": []}), "at least one limit"),
         (json!({"name": "a", "limit": "gcra 5/1s"}), "unknown field `limit`"),
         (json!({"name": "a", "limits": ["gcra 5/1s", "gcra 9/1s"]}), "token-bucket-1s twice"),
-        (json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "key": "org"}]}), "expected a tag"),
+        (json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "key": ""}]}), "1 to 64 letters"),
+        (
+            json!({"name": "a", "limits": [{"limit": "gcra 5/1s", "key": "or g"}, {"limit": "gcra 9/1m", "key": "or-g"}]}),
+            "or-g twice",
+        ),
         (
             json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "cost": 10}]}),
             "cost: expected at most 9, all that is ever admitted by token-bucket 9/1m, got 10",

@@ -16,7 +16,7 @@ async fn upload(limiter: &Limiter, user: &str, megabytes: u64) -> Result<(), Box
 }
 
 async fn call(limiter: &Limiter, user: &str, org: &str) -> Result<bool, Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?.tagged("org");
+    let rule = "token-bucket 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?;
     let rule = rule.and_by("org", "token-bucket 1000/1m".parse()?)?;
 
     let decision = limiter.acquire(&rule, Request::new(user).parts(&[("org", org.as_bytes())])).await?;

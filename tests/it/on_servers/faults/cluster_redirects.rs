@@ -297,8 +297,23 @@ async fn keys_of_several_slots_are_never_sent_in_one_decision() {
     let (_, limiter) = cluster_limiter(&servers);
     let limiter = limiter.deadline(PATIENCE);
     forget(&servers);
-    let untagged = rule("gcra 5/1d", OnError::Closed).and_by("org", "gcra 50/1h".parse().expect("a limit"));
-    assert!(untagged.expect_err("no tag").to_string().contains("must share a slot"));
+    let untagged = rule("gcra 5/1d", OnError::Open).and_by("org", "gcra 50/1h".parse().expect("a limit"));
+    // Whatever slots its keys happen to be in.
+    let parts = [("org", &b"user"[..])];
+    for id in [None, Some("id")] {
+        let request = Request::new("user").parts(&parts);
+        let request = id.map_or(request, |id| request.id(id));
+        let answers = [
+            in_time(limiter.acquire(untagged.as_ref().expect("a rule"), request)).await,
+            in_time(limiter.peek(untagged.as_ref().expect("a rule"), request)).await,
+        ];
+        let many = in_time(limiter.acquire_many(untagged.as_ref().expect("a rule"), [request])).await;
+        for answer in answers.into_iter().chain(many) {
+            let error = answer.expect_err("keys of several slots");
+            assert!(error.is_input() && error.to_string().contains("expected a tag on a cluster"), "{error}");
+            assert_eq!(error.charged(), Charged::No);
+        }
+    }
     let two = rule("gcra 5/1d", OnError::Open).tagged("org");
     let two = two.and_by("org", "gcra 50/1h".parse().expect("a limit")).expect("a tag");
     let error = acquire(&limiter, &two, "user").await.expect_err("of no organisation");
