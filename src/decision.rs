@@ -273,6 +273,19 @@ impl Decision {
         self
     }
 
+    /// The same once all but permits is given back, as far as that is known without asking: for header fields.
+    #[cfg(feature = "http")]
+    pub(crate) fn given_back(mut self) -> Self {
+        for limit in self.limits.0.iter_mut().filter(|limit| !limit.quota.algorithm().holds()) {
+            let back = std::mem::take(&mut limit.granted);
+            limit.remaining = limit.remaining.saturating_add(back).min(limit.limit);
+            if limit.remaining == limit.limit {
+                limit.reset_after = Duration::ZERO;
+            }
+        }
+        self
+    }
+
     /// With a denial's wait lengthened randomly, by at most this many hundredths.
     pub(crate) fn jittered(mut self, hundredths: u8) -> Self {
         if let (false, 1.., RetryAfter::After(wait)) = (self.allowed, hundredths, self.retry_after) {

@@ -17,14 +17,16 @@ mod pending;
 mod request_attributes;
 mod service;
 mod settings;
+mod settlement;
 mod side;
 mod upstream_backoff;
 
 pub use answer::Rejection;
 pub use api_keys::{ApiKeyLayer, ApiKeys};
-pub use body::{HeldPermits, Permits, ResponseBody, Usage};
+pub use body::{HeldPermits, Permits, ResponseBody};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;
 pub use host::normalised_host;
 pub use layer::RateLimitLayer;
 pub use service::RateLimit;
+pub use settlement::Usage;

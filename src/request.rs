@@ -344,9 +344,9 @@ impl<'a> Request<'a> {
         self.rare.id_ttl != ID_TTL
     }
 
-    /// Keeps the id at least as long as the wait.
+    /// Keeps the id for as long after the wait as it would be kept without one.
     pub(crate) fn id_remembered_beyond(self, wait: Duration) -> Self {
-        self.id_ttl(wait + ID_TTL)
+        self.id_ttl(wait.saturating_add(self.rare.id_ttl))
     }
 }
 

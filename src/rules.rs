@@ -52,6 +52,7 @@ mod path;
 mod reload;
 mod snapshot;
 mod source;
+mod statuses;
 mod text;
 mod throttle;
 mod verdict;
@@ -83,13 +84,15 @@ pub use changes::RuleChanges;
 pub use compiled::Response;
 #[cfg(feature = "http")]
 pub(crate) use condition::net;
-#[cfg(feature = "http")]
-pub(crate) use deciding::Acquisition;
 pub use deciding::HeldVerdict;
+#[cfg(feature = "http")]
+pub(crate) use deciding::{Acquisition, FollowUp};
 pub use definition::{Action, Cost, Definition, LimitDefinition, Missing, OneOrMore, Paths, Reading};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
 pub use source::{DecisionSink, OnResponse, RuleSource};
+#[cfg(feature = "http")]
+pub(crate) use statuses::Statuses;
 pub use verdict::{Reason, ShadowVerdict, Verdict};
 
 /// Rules, of which at most one applies to a request: among those whose conditions hold, the one with the highest

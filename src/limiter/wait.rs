@@ -48,12 +48,18 @@ impl Limiter {
         request: impl Into<Request<'a>>,
         max_wait: Duration,
     ) -> Result<Decision, Error> {
-        let decided = self.wait_within(rule, request.into(), max_wait, Blocks::Outrun).await;
+        let request = request.into();
+        let decided = if request.has_id() {
+            let why = "expected no id: a wait names its reservation itself";
+            Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got one")))
+        } else {
+            self.wait_within(rule, request, max_wait, Blocks::Outrun).await
+        };
         counted(rule, decided.as_ref());
         decided
     }
 
-    /// The same, for a caller that counts the outcome.
+    /// The same, for a caller that counts the outcome, and whose request may have an id that nobody else knows.
     pub(crate) async fn wait_within(
         &self,
         rule: &Rule,
@@ -61,10 +67,6 @@ impl Limiter {
         max_wait: Duration,
         blocks: Blocks,
     ) -> Result<Decision, Error> {
-        if request.has_id() {
-            let why = "expected no id: a wait names its reservation itself";
-            return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got one")));
-        }
         if rule.limits().any(|limit| limit.algorithm().holds()) {
             let why = "expected a rule without permits, which Limiter::hold_wait waits for";
             return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got {rule}")));
@@ -83,12 +85,13 @@ impl Limiter {
         max_wait: Duration,
         blocks: Blocks,
     ) -> Result<Decision, Error> {
-        let id = unique_id("wait");
+        let own = unique_id("wait");
+        let request = if request.has_id() { request } else { request.id(&own) };
         // An abandoned reservation must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         // No limit admits this much, nor more, which a call with an id can't say.
         let request = if request.units(rule).most() > EXACT { request.cost_of_all(EXACT) } else { request };
-        let asked = request.jitter(0).id(&id).id_remembered_beyond(max_wait.min(longest));
+        let asked = request.jitter(0).id_remembered_beyond(max_wait.min(longest));
         let runtime = runtime::with_timers()?;
         let started = Instant::now();
         let until = started + max_wait.min(LONGEST_WAIT);

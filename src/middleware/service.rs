@@ -15,11 +15,13 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::answer::{self, Failure, Protocol};
-use super::body::{Ends, Permits, ResponseBody, SETTLED_WITHIN, Settlement, Usage};
+use super::body::{Ends, Permits, ResponseBody};
 use super::pending::Pending;
 use super::request_attributes::RequestAttributes;
 use super::settings::{Checked, Settings};
+use super::settlement::{SETTLED_WITHIN, Settlement, Usage};
 use super::upstream_backoff::back_off;
+use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::limiter::Limiter;
 use crate::limiter::hold::Permit;
@@ -27,7 +29,9 @@ use crate::limiter::wait::Blocks;
 use crate::random::unique_id;
 use crate::request::OwnedRequest;
 use crate::rule::Rule;
-use crate::rules::{Account, Acquisition, Applies, Effect, HeldVerdict, Reason, RuleSet, Verdict};
+use crate::rules::{
+    Account, Acquisition, Applies, Effect, FollowUp, HeldVerdict, Reason, RuleSet, Shadow, Statuses, Verdict,
+};
 use crate::runtime;
 use crate::telemetry;
 
@@ -74,6 +78,8 @@ where
 struct Admitted {
     verdict: Verdict,
     ends: Option<Ends>,
+    /// After which responses what it took isn't given back.
+    counted: Option<Statuses>,
     /// The rule and request that were charged.
     charged: Option<(Rule, OwnedRequest)>,
     pending: Pending,
@@ -109,12 +115,24 @@ impl Settings {
         };
         // A handler may take long, and meanwhile another set may have taken the place of this one.
         drop(rules);
-        let Admitted { verdict, ends, charged, pending } = admitted;
+        let Admitted { verdict, mut ends, counted, charged, pending } = admitted;
         let fields = verdict.headers(self.style);
+        let given_back = counted.and_then(|counted| {
+            let decision = verdict.decision.clone()?.given_back();
+            Some((counted, decision.headers(self.style)))
+        });
         parts.extensions.insert(verdict);
         parts.extensions.get_or_insert_default::<Permits>().add(ends.as_ref());
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
-        pending.responded(parts.status.as_u16());
+        let status = parts.status.as_u16();
+        pending.responded(status);
+        if let Some(ends) = &mut ends {
+            ends.responded(status);
+        }
+        let fields = match given_back {
+            Some((counted, fields)) if !counted.has(status) => fields,
+            _ => fields,
+        };
         if let (Some((rule, request)), Some(most)) = (charged, self.upstream_backoff) {
             back_off(&self.limiter, &rule, &request, most, &parts).await;
         }
@@ -149,12 +167,17 @@ impl Settings {
         let cost = "what this request says it costs must be a whole number";
         let (applies, shadows) = found.map_err(|error| refused(cost, error))?;
         let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
-        let id = usage.as_ref().map(|_| unique_id("http"));
+        let by_response = |applies: &Applies<'_>| counted_by(applies).is_some();
+        let settles = usage.is_some();
+        let shadow_by_response = |(_, shadow): &Shadow<'_>| shadow.as_ref().is_ok_and(by_response);
+        let changes = settles || by_response(&applies) || shadows.iter().any(shadow_by_response);
+        let id = changes.then(|| unique_id("http"));
+        let next = id.as_ref().map(|id| FollowUp { id: id.as_bytes(), within: SETTLED_WITHIN, settles });
         let asking = match self.max_wait {
             // A response may block the key while others wait.
-            Some(max_wait) if self.upstream_backoff.is_some() => Acquisition::Wait(max_wait, Blocks::Respected),
-            Some(max_wait) => Acquisition::Wait(max_wait, Blocks::Outrun),
-            None => Acquisition::Hold { id: id.as_ref().map(|id| (id.as_bytes(), SETTLED_WITHIN)) },
+            Some(max_wait) if self.upstream_backoff.is_some() => Acquisition::Wait(max_wait, Blocks::Respected, next),
+            Some(max_wait) => Acquisition::Wait(max_wait, Blocks::Outrun, next),
+            None => Acquisition::Hold(next),
         };
         let failed = |error: Error| protocol.failed(Failure::of(&error), &error);
         let no_peer = || Error::new(Kind::Input, NO_PEER);
@@ -177,31 +200,62 @@ impl Settings {
         for sink in self.rules.sink().into_iter().chain(self.sink.as_deref()) {
             pending.add(sink.decided(&attributes, &verdict, latency));
         }
+        // For as long as the response takes.
+        let renewed = |permit: Permit| if verdict.allowed { permit.renewed() } else { permit };
+        let permits: Arc<Vec<_>> = Arc::new(permits.into_iter().map(renewed).collect());
+        let settlements = match &id {
+            Some(id) => self.settlements(id, (&applies, &shadows), &verdict, usage, &permits).map_err(failed)?,
+            None => Vec::new(),
+        };
+        let holds = !settlements.is_empty() || !permits.is_empty();
+        let mut ends = holds.then_some(Ends { settlements, permits });
         if !verdict.allowed {
             let answer = protocol.denied(verdict, self.style);
-            pending.responded(answer.status().as_u16());
+            let status = answer.status().as_u16();
+            pending.responded(status);
+            if let Some(ends) = &mut ends {
+                ends.responded(status);
+            }
             return Err(answer);
         }
-        // For as long as the response takes.
-        let permits: Arc<Vec<_>> = Arc::new(permits.into_iter().map(Permit::renewed).collect());
         let charged = match &applies.effect {
-            Effect::Limit(charge) if usage.is_some() || self.upstream_backoff.is_some() => {
+            Effect::Limit(charge) if self.upstream_backoff.is_some() => {
                 Some((charge.rule().clone(), charge.request().into_owned()))
             }
             _ => None,
         };
-        let settlement = match (&charged, &verdict.decision, usage, &id) {
-            (Some((rule, request)), Some(decision), Some(usage), Some(id)) => {
-                let request = crate::request::Request::from(request).id(id).id_ttl(SETTLED_WITHIN).following(decision);
-                let (limiter, rule, request) = (self.limiter.clone(), rule.clone(), request.into_owned());
-                let (permits, runtime) = (Arc::clone(&permits), runtime::current().map_err(failed)?);
-                Some(Box::new(Settlement { limiter, rule, request, usage, permits, runtime }))
+        let counted = counted_by(&applies).cloned();
+        Ok(Admitted { verdict, ends, counted, charged, pending })
+    }
+
+    /// What rules that allowed the request have taken by this id, and may give back.
+    fn settlements(
+        &self,
+        id: &str,
+        (applies, shadows): (&Applies<'_>, &[Shadow<'_>]),
+        verdict: &Verdict,
+        mut usage: Option<Usage>,
+        permits: &Arc<Vec<Permit>>,
+    ) -> Result<Vec<Settlement>, Error> {
+        let own = verdict.decision.as_ref().map(|decision| (applies, decision, usage.take()));
+        let of_shadows = shadows.iter().zip(&verdict.shadows).filter_map(|((_, shadow), verdict)| {
+            let (Ok(applies), Some(Ok(decision))) = (shadow, &verdict.decision) else { return None };
+            Some((applies, decision, None))
+        });
+        let allowed = own.into_iter().chain(of_shadows).filter(|(_, decision, _)| decision.allowed);
+        let settlement = |(applies, decision, usage): (&Applies<'_>, &Decision, Option<Usage>)| {
+            let (Effect::Limit(charge), counted) = (&applies.effect, counted_by(applies)) else { return None };
+            if usage.is_none() && counted.is_none() {
+                return None;
             }
-            _ => None,
+            let request = charge.request().id(id).id_ttl(SETTLED_WITHIN).following(decision).into_owned();
+            let (limiter, rule, permits) = (self.limiter.clone(), charge.rule().clone(), Arc::clone(permits));
+            let (counted, is_given_back) = (counted.cloned(), false);
+            let settlement =
+                |runtime| Settlement { limiter, rule, request, usage, counted, is_given_back, permits, runtime };
+            Some(runtime::current().map(settlement))
         };
-        let holds = settlement.is_some() || !permits.is_empty();
-        let ends = holds.then_some(Ends { _settlement: settlement, permits });
-        Ok(Admitted { verdict, ends, charged, pending })
+        allowed.filter_map(settlement).collect()
     }
 }
 
@@ -243,6 +297,14 @@ impl Settings {
             (Some(account), Some(known)) => Some(account.with_user(&known)),
             (account, known) => account.or(known),
         }
+    }
+}
+
+/// The statuses of responses after which a request stays charged, if not after all.
+fn counted_by<'s>(applies: &Applies<'s>) -> Option<&'s Statuses> {
+    match &applies.effect {
+        Effect::Limit(charge) => charge.counted(),
+        _ => None,
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::account::UserBlock;
 use super::attributes::Attributes;
 use super::compiled::{Compiled, CompiledAction, Response};
+use super::statuses::Statuses;
 use super::throttle::{ChargedBy, Throttled};
 use crate::error::Error;
 use crate::request::{OwnedRequest, Request};
@@ -52,6 +53,7 @@ pub enum Effect<'s> {
 pub struct Charge<'s> {
     rule: ChargedBy<'s>,
     request: OwnedRequest,
+    counted: Option<&'s Statuses>,
 }
 
 impl Compiled {
@@ -66,7 +68,9 @@ impl Compiled {
                     Throttled::Allow => Effect::Allow,
                     Throttled::Block => Effect::Block,
                     Throttled::Missing(attribute) => Effect::Missing(attribute),
-                    Throttled::Charge { rule, request } => Effect::Limit(Charge { rule, request }),
+                    Throttled::Charge { rule, request } => {
+                        Effect::Limit(Charge { rule, request, counted: self.counted.as_ref() })
+                    }
                 };
                 (effect, overridden)
             }
@@ -99,7 +103,7 @@ impl Applies<'_> {
     }
 }
 
-impl Charge<'_> {
+impl<'s> Charge<'s> {
     /// The limits.
     #[must_use]
     pub fn rule(&self) -> &Rule {
@@ -135,6 +139,26 @@ impl Charge<'_> {
     pub fn costs(&self, cost: Option<u64>) -> Vec<u64> {
         let request = cost.map_or(self.request(), |cost| self.request().cost(cost));
         request.units(&self.rule).each(self.rule.limits().len()).collect()
+    }
+
+    /// Whether the rule says by which statuses of responses requests stay charged (`count` in a file). Such a request
+    /// needs an [id](crate::Request::id), by which it is [cancelled](crate::Limiter::cancel) once its response has
+    /// another status.
+    #[must_use]
+    pub fn counts_by_response(&self) -> bool {
+        self.counted.is_some()
+    }
+
+    /// The statuses by which requests stay charged, if not all do.
+    #[cfg(feature = "http")]
+    pub(crate) fn counted(&self) -> Option<&'s Statuses> {
+        self.counted
+    }
+
+    /// Whether a request whose response has this HTTP status stays charged.
+    #[must_use]
+    pub fn counts(&self, status: u16) -> bool {
+        self.counted.is_none_or(|statuses| statuses.has(status))
     }
 
     /// What single limits take by the request's attributes, each by its name, for

@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::account::{KEY_LIMITS, USER_LIMITS};
 use super::attributes::Attributes;
 use super::condition::Condition;
-use super::definition::{Action, Cost, Definition, Reading};
+use super::definition::{Action, Cost, Definition, OneOrMore, Reading};
 use super::error::Field;
 use super::names::GLOBAL;
+use super::statuses::Statuses;
 use super::throttle::{Limits, Refusal, Throttle};
 use crate::rule::fields::time;
 
@@ -27,6 +28,8 @@ pub(super) struct Compiled {
     pub(super) conditions: Box<[Condition]>,
     pub(super) shadow: bool,
     pub(super) action: CompiledAction,
+    /// By which statuses of responses requests stay charged, if not by all.
+    pub(super) counted: Option<Statuses>,
     pub(super) response: Response,
     /// For a denial that isn't about the rate: by a rule that blocks, or of a key that is blocked.
     pub(super) response_if_blocked: Response,
@@ -78,6 +81,7 @@ impl Compiled {
                 if other == Action::Block { CompiledAction::Block } else { CompiledAction::Allow }
             }
         };
+        let counted = counted(definition, &action)?;
         let response = Response::new(definition, 429)?;
         let otherwise = |default| {
             let status = if definition.status.is_some() { response.status } else { default };
@@ -86,7 +90,8 @@ impl Compiled {
         let response_if_blocked = otherwise(FORBIDDEN);
         let response_if_missing = otherwise(BAD_REQUEST);
         let shadow = definition.shadow.unwrap_or_default();
-        Ok(Self { name: name.into(), conditions, shadow, action, response, response_if_blocked, response_if_missing })
+        let name = name.into();
+        Ok(Self { name, conditions, shadow, action, counted, response, response_if_blocked, response_if_missing })
     }
 
     /// Why it doesn't apply to this request, if it doesn't.
@@ -153,15 +158,31 @@ impl Response {
     }
 }
 
+/// The statuses by which requests stay charged, if the rule says.
+fn counted(definition: &Definition, action: &CompiledAction) -> Result<Option<Statuses>, Refusal> {
+    let (CompiledAction::Throttle(throttle), Some(OneOrMore(patterns))) = (action, &definition.count) else {
+        return Ok(None);
+    };
+    if throttle.rule.limits().all(|limit| limit.algorithm().holds()) {
+        let why = "count: expected a limit of requests, since permits are given back with the response, got";
+        return Err((Field::named("count"), format!("{why} {}", throttle.rule)));
+    }
+    if patterns.is_empty() {
+        return Err((Field::named("count"), "count: expected at least one status, such as 401, got none".into()));
+    }
+    Statuses::read(patterns).map(Some).map_err(|(index, why)| (Field::named("count").item(index), why))
+}
+
 /// Rejects fields that only rules with limits may have.
 fn only_for_limits(definition: &Definition) -> Result<(), Refusal> {
-    let Definition { key, limits, tag, cost, overrides, block, allow, .. } = definition;
+    let Definition { key, limits, tag, cost, count, overrides, block, allow, .. } = definition;
     let says = [
         ("key", !key.0.is_empty()),
         ("limits", !limits.is_empty()),
         ("tag", tag.is_some()),
         ("cost", *cost != Cost::default()),
         ("min_cost", definition.min_cost.is_some()),
+        ("count", count.is_some()),
         ("max_hold", definition.max_hold.is_some()),
         ("overrides", !overrides.is_empty()),
         ("block", !block.is_empty()),

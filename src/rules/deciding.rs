@@ -30,12 +30,40 @@ pub struct HeldVerdict {
 pub(crate) enum Acquisition<'a> {
     /// As [`Limiter::acquire`] does.
     Acquire,
-    /// The same, or as [`Limiter::hold`] for limits with permits: by this id, which is unique, if it can be settled
-    /// within this time.
-    Hold { id: Option<(&'a [u8], Duration)> },
+    /// The same, or as [`Limiter::hold`] for limits with permits.
+    Hold(Option<FollowUp<'a>>),
     /// The same, as soon as the limits allow, if that is within this time.
     #[cfg(feature = "http")]
-    Wait(Duration, Blocks),
+    Wait(Duration, Blocks, Option<FollowUp<'a>>),
+}
+
+/// What a request took may be changed once more is known of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FollowUp<'a> {
+    /// A unique id.
+    pub(crate) id: &'a [u8],
+    pub(crate) within: Duration,
+    /// Whether that may be its cost, by the rule that applies. Any rule may count by the response.
+    pub(crate) settles: bool,
+}
+
+impl<'a> Acquisition<'a> {
+    fn follow_up(self) -> Option<FollowUp<'a>> {
+        match self {
+            Self::Acquire => None,
+            Self::Hold(next) => next,
+            #[cfg(feature = "http")]
+            Self::Wait(.., next) => next,
+        }
+    }
+
+    /// How shadow rules are asked: nothing waits for them, and their cost is never settled.
+    fn of_shadows(self) -> Self {
+        match self {
+            Self::Acquire => Self::Acquire,
+            _ => Self::Hold(self.follow_up().map(|next| FollowUp { settles: false, ..next })),
+        }
+    }
 }
 
 impl Limiter {
@@ -88,7 +116,7 @@ impl Limiter {
     /// ```
     pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HeldVerdict, Error> {
         let (applies, shadows) = Self::found(rules, request)?;
-        self.judge(&applies, &shadows, Acquisition::Hold { id: None }).await
+        self.judge(&applies, &shadows, Acquisition::Hold(None)).await
     }
 
     /// The rule that applies to a request, and the shadow rules that would.
@@ -115,7 +143,7 @@ impl Limiter {
         let held = if shadows.is_empty() {
             own.await
         } else {
-            let asking = if let Acquisition::Acquire = asking { asking } else { Acquisition::Hold { id: None } };
+            let asking = asking.of_shadows();
             let others = join_all(shadows.iter().map(|shadow| self.shadow(shadow, asking)));
             let (held, others) = Box::pin(join(own, others)).await;
             held.map(|mut held| {
@@ -195,16 +223,14 @@ impl Limiter {
     ) -> Result<(Decision, Option<Permit>), Error> {
         let (rule, request) = (charge.rule(), charge.request());
         let holds = || rule.limits().any(|limit| limit.algorithm().holds());
-        let request = match asking {
-            Acquisition::Hold { id: Some((id, ttl)) } => request.id(id).id_ttl(ttl),
-            _ => request,
-        };
+        let follow_up = asking.follow_up().filter(|next| next.settles || charge.counts_by_response());
+        let request = follow_up.map_or(request, |next| request.id(next.id).id_ttl(next.within));
         let held = match asking {
-            Acquisition::Hold { .. } if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
+            Acquisition::Hold(_) if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
             #[cfg(feature = "http")]
-            Acquisition::Wait(max_wait, _) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
+            Acquisition::Wait(max_wait, ..) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
             #[cfg(feature = "http")]
-            Acquisition::Wait(max_wait, blocks) => {
+            Acquisition::Wait(max_wait, blocks, _) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
             }
             _ => return Ok((self.acquire(rule, request).uncounted().await?, None)),

@@ -116,6 +116,10 @@ pub struct Definition {
     /// The least units that a cost from an attribute counts as. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_cost: Option<u64>,
+    /// The HTTP statuses by which a request stays charged, such as `401` or `4xx`: the middleware gives back what it
+    /// took once its response has another. Default: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<OneOrMore>,
     /// What happens to a request that it applies to. Default: throttle.
     #[serde(default, skip_serializing_if = "is_default")]
     pub action: Action,

@@ -3,6 +3,7 @@
 mod axum_servers;
 mod client_addresses;
 mod connections;
+mod count_by_response;
 mod header_fields;
 mod outgoing_calls;
 mod permits;

@@ -405,6 +405,30 @@ async fn an_override_keeps_what_was_used_under_the_same_name() {
     }
 }
 
+/// For whoever knows the response without the middleware.
+#[tokio::test]
+async fn a_charge_knows_by_which_statuses_it_counts() {
+    let text = "[[rule]]\nname = \"login\"\nmatch = { path = \"/login\" }\nkey = \"ip\"\ncount = [\"401\", \"5xx\"]\n\
+                limits = [\"fixed-window 3/1h start first-hit\"]\noverrides = { \"ip:192.0.2.9\" = \"fixed-window 9/1d\" }\n\
+                [[rule]]\nname = \"all\"\nkey = \"ip\"\nlimits = [\"fixed-window 3/1h start first-hit\"]\n";
+    let rules = rule_set(text);
+    let limiter = Limiter::new(tollgate::Embedded::new());
+    for (path, address, by_response) in
+        [("/login", "192.0.2.1", true), ("/login", "192.0.2.9", true), ("/", "192.0.2.1", false)]
+    {
+        let request = Attributes::new().ip(address.parse().expect("an address")).path(path);
+        let Effect::Limit(charge) = rules.applies(&request).expect("good").effect else { panic!("no limits") };
+        assert_eq!(charge.counts_by_response(), by_response);
+        let counted: Vec<_> = (100..600).filter(|status| charge.counts(*status)).collect();
+        let expected = |status: &u16| !by_response || *status == 401 || *status >= 500;
+        assert_eq!(counted, (100..600).filter(expected).collect::<Vec<_>>());
+        let request = charge.request().id("a");
+        let took = limiter.acquire(charge.rule(), request).await.expect("an answer").remaining;
+        let back = limiter.cancel(charge.rule(), request).await.expect("an answer").remaining;
+        assert_eq!(back, took + 1);
+    }
+}
+
 #[tokio::test]
 async fn units_charged_by_a_rule_can_be_given_back() {
     let server = Server::start();

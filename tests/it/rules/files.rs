@@ -112,6 +112,20 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             "rules.toml:7:26: rule a: user:a: min_cost: expected at most 5, all that is ever admitted by token-bucket 5/1s, got 6",
         ),
         (
+            with("count = [\"401\", \"4x\"]"),
+            "rules.toml:5:17: rule a: count: expected an HTTP status, such as 401, or a hundred of them, such as 4xx, got \"4x\"",
+        ),
+        (with("count = []"), "rules.toml:5:9: rule a: count: expected at least one status, such as 401, got none"),
+        (with("count = 401"), "rules.toml:5:9: rule a: count: expected a string, or a list of strings, got 401"),
+        (
+            with("count = \"401\"").replace("gcra 1/1s", "concurrency 1 ttl 1s"),
+            "rules.toml:5:9: rule a: count: expected a limit of requests, since permits are given back with the response, got concurrency 1 ttl 1s",
+        ),
+        (
+            second("count = \"401\"\naction = \"block\"").replace("priority = 1", "priority = 0"),
+            "rules.toml:7:9: rule b: count: expected none of a rule whose action is block, got one",
+        ),
+        (
             "[[rule]]\nname = \"a\"\nmatch = { method = [\"GET\", \"OTHER\"] }\naction = \"block\"\n\
              [[rule]]\nname = \"b\"\nmatch = { method = [\"PROPFIND\", \"HEAD\"] }\naction = \"allow\"\n"
                 .into(),

@@ -20,7 +20,7 @@ const VALUES: [&str; 13] = [
 ];
 
 /// The fields of a rule, of its limits, of the settings, and of tables with names of the author's own.
-const FIELDS: [&str; 43] = [
+const FIELDS: [&str; 44] = [
     "name",
     "priority",
     "match",
@@ -38,6 +38,7 @@ const FIELDS: [&str; 43] = [
     "tag",
     "cost",
     "min_cost",
+    "count",
     "action",
     "shadow",
     "missing",
