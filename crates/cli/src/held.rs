@@ -1,9 +1,11 @@
-//! The permits that recorded requests hold: each until its request ended, as far as the records say when.
+//! What recorded requests hold until they have ended, as far as the records say when: permits, and what their response
+//! gives back.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::{Duration, UNIX_EPOCH};
 
+use tollgate::rules::Charge;
 use tollgate::{Error, Limiter, Operation, OwnedRequest, Request, Rule};
 
 use crate::messages;
@@ -11,7 +13,7 @@ use crate::operation;
 use crate::output::{counted, micros};
 use crate::records::{Permits, Record};
 
-/// Permits under way, and what the records don't say of others.
+/// Requests under way, and what the records don't say of others.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// By the time at which something is due, and the order in which they were taken.
@@ -23,6 +25,19 @@ pub(crate) struct Held {
     /// Left to later records to give back, and whether any of these did.
     left: u64,
     any_given_back: bool,
+    /// Charged for good, although their rule counts by a status that isn't known.
+    without_status: u64,
+}
+
+/// What becomes of what a request took once it has its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ByResponse {
+    /// It stays, whatever the status.
+    Stays,
+    /// It has a status by which its rule doesn't count.
+    GivenBack,
+    /// The record doesn't say by which status its rule counts.
+    Unknown,
 }
 
 #[derive(Debug)]
@@ -32,6 +47,19 @@ struct Holder {
     ends_us: u64,
     /// A service renews its permits for as long as a request takes.
     renewed_every_us: u64,
+    /// Whether all that it took is given back, not its permits alone.
+    is_given_back: bool,
+}
+
+impl ByResponse {
+    pub(crate) fn of(charge: &Charge<'_>, record: &Record) -> Self {
+        match record.status {
+            _ if !charge.counts_by_response() => Self::Stays,
+            None => Self::Unknown,
+            Some(status) if charge.counts(status) => Self::Stays,
+            Some(_) => Self::GivenBack,
+        }
+    }
 }
 
 /// Whether requests hold permits of this rule.
@@ -51,8 +79,16 @@ impl Held {
             self.due.pop();
             let Some(holder) = self.holders.remove(&place) else { continue };
             let request = Request::from(&holder.request).at(UNIX_EPOCH + Duration::from_micros(at));
-            if at >= holder.ends_us {
+            if at >= holder.ends_us && !holder.is_given_back {
                 limiter.release(&holder.rule, request).await?;
+                continue;
+            }
+            if at >= holder.ends_us {
+                match limiter.cancel(&holder.rule, request).await {
+                    // A recorded operation has ended it.
+                    Err(error) if error.is_unknown_id() => {}
+                    given_back => _ = given_back?,
+                }
                 continue;
             }
             match limiter.renew(&holder.rule, request).await {
@@ -69,23 +105,29 @@ impl Held {
     pub(crate) async fn note(
         &mut self,
         limiter: &Limiter,
-        rule: &Rule,
-        request: &OwnedRequest,
+        (rule, request, counted): (&Rule, &OwnedRequest, ByResponse),
         record: &Record,
         allowed: bool,
     ) -> Result<(), Error> {
         self.any_given_back |= record.op == Operation::Release;
-        if !allowed || !operation::takes(record.op) || !holds(rule) {
+        if !allowed || !operation::takes(record.op) {
+            return Ok(());
+        }
+        let (has_permits, is_given_back) = (holds(rule), counted == ByResponse::GivenBack);
+        self.without_status += u64::from(counted == ByResponse::Unknown);
+        if !has_permits && !is_given_back {
             return Ok(());
         }
         let ends_us = match record.permits {
             Permits::Until(ends_us) => ends_us,
+            Permits::Unknown | Permits::ByRecords if !has_permits => record.t_us,
             Permits::Unknown => {
                 self.unknown += 1;
                 record.t_us
             }
             Permits::ByRecords => {
                 self.left += 1;
+                self.without_status += u64::from(is_given_back);
                 return Ok(());
             }
         };
@@ -93,13 +135,13 @@ impl Held {
         let longest = rule.holds_for().map_or(u64::MAX, |time| record.t_us.saturating_add(micros(time)));
         let ends_us = ends_us.min(longest);
         let ttl = rule.limits().filter(|limit| limit.algorithm().holds()).map(|limit| micros(limit.period())).min();
-        let renewed_every_us = (ttl.unwrap_or_default() / 3).max(1);
+        let renewed_every_us = ttl.map_or(u64::MAX, |ttl| (ttl / 3).max(1));
         let place = self.taken;
         self.taken += 1;
         self.hold(
             record.t_us,
             place,
-            Holder { rule: rule.clone(), request: request.clone(), ends_us, renewed_every_us },
+            Holder { rule: rule.clone(), request: request.clone(), ends_us, renewed_every_us, is_given_back },
         );
         self.until(limiter, record.t_us).await
     }
@@ -117,6 +159,13 @@ impl Held {
 
     /// Says so.
     pub(crate) fn sum_up(&self) {
+        if self.without_status > 0 {
+            messages::note(format!(
+                "count can't be replayed: {} without a status (in --fields, status=FIELD) stay charged, whatever they \
+                 were answered",
+                counted(self.without_status, "request")
+            ));
+        }
         if self.unknown > 0 {
             messages::note(format!(
                 "permits can't be replayed: {} taken by records that don't say how long a request took (request_time), \

@@ -258,9 +258,9 @@ impl<'a> Line<'a> {
 
 /// Each limit's own decision.
 fn limits((call, decision): &(Call, Decision)) -> Vec<LimitLine<'_>> {
-    let Call { rule, counted, .. } = call;
+    let Call { rule, keys, .. } = call;
     let limits: Vec<&Limit> = rule.limits().collect();
-    let counted = |at: usize| counted.get(at).map(Vec::as_slice).unwrap_or_default();
+    let counted = |at: usize| keys.get(at).map(Vec::as_slice).unwrap_or_default();
     if let [only] = limits.as_slice() {
         return vec![LimitLine::only(title(only), counted(0), decision)];
     }

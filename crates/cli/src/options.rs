@@ -25,7 +25,15 @@ pub(crate) struct Options {
     #[arg(long, short, env = "TOLLGATE_URL", hide_env_values = true, help_heading = "Redis")]
     url: Option<String>,
     /// The deadline of each call.
-    #[arg(long, value_name = "D", default_value = "500ms", value_parser = duration, help_heading = "Redis")]
+    #[arg(
+        long,
+        value_name = "D",
+        env = "TOLLGATE_DEADLINE",
+        hide_env_values = true,
+        default_value = "500ms",
+        value_parser = duration,
+        help_heading = "Redis"
+    )]
     deadline: Duration,
     #[command(flatten)]
     tls: TlsFiles,

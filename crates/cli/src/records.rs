@@ -62,6 +62,8 @@ pub(crate) struct Record {
     pub(crate) length: Option<Duration>,
     /// For how long it holds permits, if it takes some.
     pub(crate) permits: Permits,
+    /// The HTTP status of its response, if it is known.
+    pub(crate) status: Option<u16>,
     /// The attributes that a set of rules finds its rule by, if they are used in place of a key.
     pub(crate) attributes: Pairs,
 }
@@ -102,8 +104,8 @@ impl Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// A JSON object per line: t_us and key; op and cost if not acquire and 1; optionally id; for with a block;
-    /// request_time, the seconds for which it holds permits; with --rules, attrs in place of key. Replay's own output
-    /// can be read too.
+    /// request_time, the seconds for which it holds permits; with --rules, attrs in place of key, and status, that of
+    /// the response. Replay's own output can be read too.
     Jsonl,
     /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute. With --fields, any CSV
     /// with a header.

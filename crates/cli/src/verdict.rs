@@ -6,12 +6,15 @@ use tollgate::rules::{Applies, Charge, Effect};
 use tollgate::{Decision, Error, Limiter, OwnedRequest, Request, Rule};
 
 use crate::attributes::Pairs;
-use crate::held::{self, Held};
+use crate::held::{self, ByResponse, Held};
 use crate::operation;
 use crate::records::{Record, counted};
 
 /// Why a request is refused whose path can be read in two ways.
 pub(crate) const AMBIGUOUS: &str = "ambiguous";
+
+/// How long the middleware remembers a request whose response may give it back.
+const REMEMBERED: Duration = Duration::from_secs(3600);
 
 /// Why a request is denied that lacks an attribute which a rule's key names.
 pub(crate) const MISSING: &str = "missing";
@@ -31,10 +34,12 @@ pub(crate) struct Call {
     pub(crate) rule: Rule,
     pub(crate) request: OwnedRequest,
     pub(crate) cost: u64,
-    /// The call's id: the record's, or a generated one if it holds permits.
+    /// The call's id: the record's, or a generated one if it holds permits or may be given back.
     pub(crate) id: Option<Vec<u8>>,
+    /// What becomes of it with its response.
+    pub(crate) counted: ByResponse,
     /// What each limit counts.
-    pub(crate) counted: Vec<Vec<u8>>,
+    pub(crate) keys: Vec<Vec<u8>>,
 }
 
 /// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
@@ -59,15 +64,20 @@ impl<'s> Plan<'s> {
         let Effect::Limit(charge) = &applies.effect else { return Self { applies: Some(applies), call: None } };
         let rule = adapted(charge.rule().clone());
         let cost = cost.unwrap_or(charge.cost());
-        // Permits are held by an id: the same one in every replay of the file.
-        let own = (id.is_none() && operation::takes(op) && held::holds(&rule)).then(|| format!("replay-{t_us}-{line}"));
+        // What has an end needs an id: the same one in every replay of the file.
+        let counted = ByResponse::of(charge, record);
+        let has_end = held::holds(&rule) || counted == ByResponse::GivenBack;
+        let own = (id.is_none() && operation::takes(op) && has_end).then(|| format!("replay-{t_us}-{line}"));
         let mut request = charge.request().cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
         let id = id.clone().or(own.map(String::into_bytes));
         if let Some(id) = &id {
             request = request.id(id);
         }
-        let (request, counted) = (request.into_owned(), counted_keys(charge));
-        Self { applies: Some(applies), call: Some(Call { rule, request, cost, id, counted }) }
+        if counted == ByResponse::GivenBack {
+            request = request.id_ttl(REMEMBERED);
+        }
+        let (request, keys) = (request.into_owned(), counted_keys(charge));
+        Self { applies: Some(applies), call: Some(Call { rule, request, cost, id, counted, keys }) }
     }
 
     /// Asks its limits, if it has some.
@@ -87,7 +97,9 @@ impl<'s> Judged<'s> {
     /// Notes the permits that it holds.
     pub(crate) async fn hold(&self, held: &mut Held, limiter: &Limiter, record: &Record) -> Result<(), Error> {
         match &self.asked {
-            Some((call, _)) => held.note(limiter, &call.rule, &call.request, record, self.allowed).await,
+            Some((call, _)) => {
+                held.note(limiter, (&call.rule, &call.request, call.counted), record, self.allowed).await
+            }
             None => Ok(()),
         }
     }

@@ -15,6 +15,8 @@ pub(super) struct Access<'a> {
     pub(super) time: Time,
     /// How long the request took, in microseconds, if the line says so.
     pub(super) took: Option<u64>,
+    /// The HTTP status of its response.
+    pub(super) status: Option<u16>,
     /// The client's address, with or without a port, or its name; several with commas between, as proxies forward them.
     /// Empty if the line has none.
     pub(super) host: Cow<'a, [u8]>,
@@ -40,7 +42,8 @@ impl Access<'_> {
     /// One of which only the time is known.
     pub(super) fn at(time: Time) -> Self {
         let nothing = Cow::Borrowed(&b""[..]);
-        Self { time, took: None, host: nothing.clone(), user: None, method: None, path: None, request: nothing }
+        let (took, status, host) = (None, None, nothing.clone());
+        Self { time, took, status, host, user: None, method: None, path: None, request: nothing }
     }
 
     /// Whether more than the time is known.
@@ -61,6 +64,7 @@ impl Access<'_> {
             Identity::Key(_) => None,
         };
 
+        let status = self.status;
         let (t_us, permits) = match (self.time, self.took) {
             (Time::Ended(at), Some(took)) => (at.saturating_sub(took), Permits::Until(at)),
             (Time::Began(at), Some(took)) => (at, Permits::Until((at + took).min(MAX_T_US))),
@@ -76,7 +80,8 @@ impl Access<'_> {
                 (Vec::new(), self.attributes()?)
             }
         };
-        Ok(Record { line, t_us, op: Operation::Acquire, key, cost: None, id: None, length: None, permits, attributes })
+        let (op, cost, id, length) = (Operation::Acquire, None, None, None);
+        Ok(Record { line, t_us, op, key, cost, id, length, permits, status, attributes })
     }
 
     fn key(self, by: KeyField) -> Result<Vec<u8>, String> {

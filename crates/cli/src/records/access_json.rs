@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::access::{self, Access, Time};
 use super::clients;
-use super::field::{shown, unexpected};
+use super::field::{self, shown, unexpected};
 use super::jsonl;
 use super::place::Place;
 use super::places::{DURATIONS, Line, Places, Unit, micros_with_unit};
@@ -34,6 +34,8 @@ const HOST: [&str; 10] = [
 const USER: [&str; 4] = ["remote_user", "user_id", "user", "ClientUsername"];
 const METHOD: [&str; 4] = ["request_method", "method", "request.method", "RequestMethod"];
 const TARGET: [&str; 6] = ["request_uri", "uri", "path", "request.uri", "url", "RequestPath"];
+/// What the client was answered: nginx's and Caddy's, Envoy's, Traefik's, and as others name it.
+const STATUS: [&str; 5] = ["status", "response_code", "DownstreamStatus", "status_code", "statusCode"];
 /// A whole request line: nginx's `$request`.
 const REQUEST: &str = "request";
 
@@ -73,6 +75,7 @@ fn own<'l>(fields: &'l Map<String, Value>, text: &'l [u8], places: &Places) -> R
         // Where the time is given, it is read from there.
         time: if places.have_time() { Time::Ended(0) } else { time(fields)? },
         took: took(fields),
+        status: STATUS.iter().find_map(|name| field::status(&text_in(fields.get(*name)?)?)),
         host: host.unwrap_or_default().as_bytes().into(),
         user: text_of(fields, &USER).map(|user| user.as_bytes().into()),
         method: method.map(Cow::Borrowed),

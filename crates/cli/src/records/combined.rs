@@ -22,6 +22,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
         // nginx writes a line, and its time, when the request has ended; Traefik the time at which it came.
         time: if traefiks.is_some() { Time::Began(t_us) } else { Time::Ended(t_us) },
         took: traefiks.or_else(|| took(after)),
+        status: after.strip_prefix(b" ").map(|rest| word(rest).0).and_then(field::status),
         host: if host == b"-" { Cow::Borrowed(b"") } else { unescape(host) },
         user: Some(user).filter(|user| !matches!(user, &b"-" | &b"\"\"")).map(unescape),
         method: access::method(request).map(Cow::Borrowed),
@@ -246,6 +247,7 @@ mod tests {
             id: None,
             length: None,
             permits: Permits::Unknown,
+            status: Some(200),
             attributes: Vec::new(),
         };
         assert_eq!(record, want);

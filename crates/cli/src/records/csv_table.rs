@@ -58,6 +58,7 @@ pub(super) struct Columns {
     id: Option<usize>,
     length: Option<usize>,
     request_time: Option<usize>,
+    status: Option<usize>,
     width: usize,
 }
 
@@ -98,6 +99,7 @@ impl Columns {
             id: at("id"),
             length: at("for"),
             request_time: at("request_time"),
+            status: at("status"),
             width: header.ends.len(),
         })
     }
@@ -135,7 +137,8 @@ impl Columns {
             Some(None) => Permits::Unknown,
             Some(Some(seconds)) => Permits::Until(field::ends_us(t_us, &String::from_utf8_lossy(seconds))?),
         };
-        Ok(Record { line, t_us, op, key, cost, id, length, permits, attributes })
+        let status = self.status.and_then(cell).map(field::needed_status).transpose()?;
+        Ok(Record { line, t_us, op, key, cost, id, length, permits, status, attributes })
     }
 }
 
@@ -300,6 +303,7 @@ mod tests {
             id: None,
             length: None,
             permits: Permits::ByRecords,
+            status: None,
             attributes: Vec::new(),
         })
     }

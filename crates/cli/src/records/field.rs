@@ -11,7 +11,7 @@ pub(super) const MAX_T_US: u64 = 1 << 52;
 pub(super) const MAX_COST: u64 = (1 << 53) - 1;
 
 /// The fields of a record.
-pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id", "for", "request_time"];
+pub(super) const INPUT: &[&str] = &["t_us", "op", "key", "cost", "id", "for", "request_time", "status"];
 
 /// The fields that replay's output adds. They are ignored, so that output can be replayed.
 pub(super) const OUTPUT: &[&str] = &[
@@ -67,6 +67,17 @@ pub(super) fn micros(seconds: &str) -> Option<u64> {
     }
     let us = whole.parse::<u64>().ok()? * 1_000_000 + format!("{decimals:0<6}").parse::<u64>().ok()?;
     (us <= u64::from(MAX_SECONDS) * 1_000_000).then_some(us)
+}
+
+/// The HTTP status of a response; none if it is something else, such as what a log has of a request without one.
+pub(super) fn status(text: &[u8]) -> Option<u16> {
+    let status = str::from_utf8(text).ok().filter(|_| text.len() == 3)?.parse().ok()?;
+    (100..=599).contains(&status).then_some(status)
+}
+
+/// The same of a record, which has it or lacks the field.
+pub(super) fn needed_status(text: &[u8]) -> Result<u16, String> {
+    status(text).ok_or_else(|| unexpected("status", "an HTTP status, such as 200", &quoted(text)))
 }
 
 /// The value as [`shown`], in quotes.

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use super::access::{self, Access, Time};
 use super::clients::{self, without_port};
-use super::field::{quoted, unexpected};
+use super::field::{self, quoted, unexpected};
 use super::places::Unit;
 use super::time::{self, Zone};
 use super::words::Words;
@@ -26,8 +26,10 @@ pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Acce
     let began = accepted(words[at]).unwrap_or_else(|| Err(unexpected("time", EXPECTED, &quoted(words[at]))))?;
     // A connection by TCP has three timers and no request; counts of connections that look like timers follow.
     let slashes = |word: &[u8]| word.iter().filter(|byte| **byte == b'/').count();
-    let timers = words[at..].iter().find(|word| slashes(word) >= 2 && is_timers(word));
+    let mut after_time = words[at..].iter();
+    let timers = after_time.find(|word| slashes(word) >= 2 && is_timers(word));
     let Some(timers) = timers.filter(|timers| slashes(timers) == 4) else { return Ok(None) };
+    let status = after_time.next().and_then(|word| field::status(word));
     let request = words.iter().rev().find(|word| matches!(word, [b'"', .., b'"']));
     // HAProxy cuts its lines off, by default at 1024 bytes. A quote within a field would be escaped.
     let cut_off = || text.windows(2).position(|bytes| bytes == b" \"").map(|at| &text[at + 2..]);
@@ -35,6 +37,7 @@ pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Acce
     Ok(Some(Access {
         time: Time::Began(began),
         took: timers.rsplit(|byte| *byte == b'/').next().and_then(milliseconds),
+        status,
         host: Cow::Borrowed(client),
         user: None,
         method: access::method(request).map(Cow::Borrowed),

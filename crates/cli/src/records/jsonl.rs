@@ -78,7 +78,12 @@ pub(super) fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, S
         Some(Value::String(seconds)) => Permits::Until(field::ends_us(t_us, &seconds)?),
         Some(other) => Permits::Until(field::ends_us(t_us, &other.to_string())?),
     };
-    Ok(Record { line, t_us, op, key, cost, id, length, permits, attributes })
+    let status = match fields.status {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) => Some(field::needed_status(text.as_bytes())?),
+        Some(other) => Some(field::needed_status(other.to_string().as_bytes())?),
+    };
+    Ok(Record { line, t_us, op, key, cost, id, length, permits, status, attributes })
 }
 
 /// The line, if it is text that begins as an object does.
@@ -123,6 +128,7 @@ struct Fields {
     id: Option<Value>,
     length: Option<Value>,
     request_time: Option<Value>,
+    status: Option<Value>,
     /// Whether it is a line of replay's own output.
     own: bool,
     refused: Option<String>,
@@ -151,6 +157,7 @@ impl<'de> Deserialize<'de> for Fields {
                         "id" => &mut fields.id,
                         "for" => &mut fields.length,
                         "request_time" => &mut fields.request_time,
+                        "status" => &mut fields.status,
                         other => {
                             fields.own |= other == field::OWN;
                             if !field::OUTPUT.contains(&other) {
@@ -199,6 +206,7 @@ mod tests {
             id: None,
             length: None,
             permits: Permits::ByRecords,
+            status: None,
             attributes: Vec::new(),
         };
         assert_eq!(record, want);
@@ -214,6 +222,7 @@ mod tests {
                 id: None,
                 length: None,
                 permits: Permits::ByRecords,
+                status: None,
                 attributes: Vec::new()
             }
         );
@@ -299,6 +308,7 @@ mod tests {
                 id: None,
                 length: None,
                 permits: Permits::ByRecords,
+                status: None,
                 attributes: Vec::new()
             }
         );

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::access::{self, Access, Time};
 use super::clients::without_port;
-use super::field::{MAX_SECONDS, quoted, unexpected};
+use super::field::{self, MAX_SECONDS, quoted, unexpected};
 use super::place::Place;
 use super::time;
 
@@ -37,6 +37,7 @@ pub(crate) struct Places {
     method: Option<Place>,
     path: Option<Place>,
     request: Option<Place>,
+    status: Option<Place>,
     duration: Option<Took>,
 }
 
@@ -169,11 +170,12 @@ impl Places {
 
     /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = &Place> {
-        let ones = [&self.time, &self.start, &self.ip, &self.user, &self.method, &self.path, &self.request];
-        ones.into_iter().flatten().chain(self.duration.iter().flat_map(|took| &took.of))
+        let times = [&self.time, &self.start];
+        let ones = [&self.ip, &self.user, &self.method, &self.path, &self.request, &self.status];
+        times.into_iter().chain(ones).flatten().chain(self.duration.iter().flat_map(|took| &took.of))
     }
 
-    /// Whether they say no more than the time and the duration, so that the format has the rest.
+    /// Whether they say no more than the time, the duration and the status, so that the format has the rest.
     pub(super) fn are_times(&self) -> bool {
         let Self { ip, user, method, path, request, .. } = self;
         [ip, user, method, path, request].iter().all(|place| place.is_none())
@@ -224,6 +226,7 @@ impl Places {
         Ok(Some(Access {
             time,
             took,
+            status: get(&self.status).and_then(|text| field::status(&text)).or(found.status),
             host: host.unwrap_or(found.host),
             user: user.or(found.user),
             method: method.or(found.method),
@@ -286,13 +289,14 @@ impl FromStr for Places {
                 "method" => &mut places.method,
                 "path" => &mut places.path,
                 "request" => &mut places.request,
+                "status" => &mut places.status,
                 "duration" if places.duration.is_none() => {
                     places.duration = Some(place.parse()?);
                     continue;
                 }
                 "duration" => return Err("expected duration once".to_owned()),
                 other => {
-                    let names = "time, start, ip, user, method, path, request or duration before the =";
+                    let names = "time, start, ip, user, method, path, request, status or duration before the =";
                     return Err(format!("expected {names}, got {}", quoted(other.as_bytes())));
                 }
             };

@@ -11,18 +11,19 @@ use super::words::{Words, said};
 /// Of Envoy, Istio, AWS's balancers and its S3, Heroku's router, and of nginx with `$time_iso8601` first. Within a mesh,
 /// Istio's lines have no forwarded address but that of the connection, which its later field has.
 const KNOWN: [(&str, Option<i16>); 8] = [
-    ("start=1,request=2,duration=7:ms,ip=9", None),
-    ("start=1,request=2,duration=10:ms,ip=12", Some(20)),
+    ("start=1,request=2,status=3,duration=7:ms,ip=9", None),
+    ("start=1,request=2,status=3,duration=10:ms,ip=12", Some(20)),
     (AWS[0], None),
     (AWS[1], None),
-    ("start=3,ip=4,request=9,duration=14:ms", None),
-    ("time=1,ip=fwd,method=method,path=path,duration=service", None),
+    ("start=3,ip=4,request=9,status=10,duration=14:ms", None),
+    ("time=1,ip=fwd,method=method,path=path,status=status,duration=service", None),
     ("time=1,ip=2,request=3", None),
     ("time=1,ip=2,user=4,request=5", None),
 ];
 
 /// AWS's balancers write a port after every client, and no brackets around addresses that have colons themselves.
-const AWS: [&str; 2] = ["time=2,ip=4,request=13,duration=6+7+8:s", "start=1,ip=3,request=12,duration=5+6+7:s"];
+const AWS: [&str; 2] =
+    ["time=2,ip=4,request=13,status=9,duration=6+7+8:s", "start=1,ip=3,request=12,status=8,duration=5+6+7:s"];
 
 /// The places of a line that is as one of these.
 pub(super) fn known(text: &[u8]) -> Option<Places> {

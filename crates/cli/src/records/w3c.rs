@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use super::access::{self, Access, Time};
-use super::field::unexpected;
+use super::field::{self, unexpected};
 use super::place::Place;
 use super::places::{Line, Places, Unit};
 use super::time;
@@ -76,6 +76,7 @@ impl Cells<'_> {
         Access {
             took: self.unit.zip(took).and_then(|(unit, number)| unit.micros(number)),
             host: get("c-ip").unwrap_or_default().into(),
+            status: get("sc-status").and_then(field::status),
             user: get("cs-username").map(Cow::Borrowed),
             method: get("cs-method").map(Cow::Borrowed),
             path: get("cs-uri-stem").or_else(|| get("cs-uri")).map(|uri| access::path_of_target(uri.into())),

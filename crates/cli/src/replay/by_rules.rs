@@ -7,7 +7,6 @@ use tollgate::rules::RuleSet;
 use tollgate::{Error, Limiter, OwnedRequest, Request, Rule};
 
 use crate::attributes::{self, Pairs};
-use crate::held;
 use crate::records::Record;
 use crate::verdict::{Call, Plan};
 
@@ -56,14 +55,14 @@ impl<'s> ByRules<'s> {
         let plans: Vec<_> =
             std::iter::once(applies).chain(shadows).map(|applies| Plan::of(applies, &*self.adapted, record)).collect();
         if let Some(touched) = &mut self.touched {
-            for Call { rule, request, .. } in plans.iter().filter_map(|plan| plan.call.as_ref()) {
+            for Call { rule, request, id, .. } in plans.iter().filter_map(|plan| plan.call.as_ref()) {
                 // One that can't decide charges nothing.
                 let Ok(keys) = limiter.keys(rule, request) else { continue };
                 let mut key = keys.join("\n").into_bytes();
                 key.extend_from_slice(b"\n");
                 key.extend_from_slice(record.id.as_deref().unwrap_or_default());
-                // Each call that holds permits has its own id.
-                if held::holds(rule) {
+                // Each call with an end has its own id.
+                if id.is_some() {
                     key.extend_from_slice(record.line.to_string().as_bytes());
                 }
                 touched.entry(key).or_insert_with(|| (rule.clone(), request.clone()));

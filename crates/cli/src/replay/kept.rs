@@ -38,7 +38,7 @@ impl Kept {
 
     /// Keeps this one too; `false` if it says more than is kept.
     pub(super) fn push(&mut self, record: &Record) -> Result<bool> {
-        let Record { line, t_us, op, ref key, cost, ref id, length, permits, ref attributes } = *record;
+        let Record { line, t_us, op, ref key, cost, ref id, length, permits, ref attributes, .. } = *record;
         if op != Operation::Acquire || id.is_some() || length.is_some() || !attributes.is_empty() {
             return Ok(false);
         }
@@ -67,7 +67,8 @@ impl Kept {
         Ok(kept.map(move |kept| {
             let Acquire { t_us, line, cost, permits, key } = kept?;
             let (op, key) = (Operation::Acquire, keys[key as usize].to_vec());
-            Ok(Record { line, t_us, op, key, cost, id: None, length: None, permits, attributes: Vec::new() })
+            let (id, length, status, attributes) = (None, None, None, Vec::new());
+            Ok(Record { line, t_us, op, key, cost, id, length, permits, status, attributes })
         }))
     }
 }
@@ -132,6 +133,7 @@ mod tests {
                 length: None,
                 permits: [Permits::ByRecords, Permits::Unknown, Permits::Until(random.u64(..=1 << 52))]
                     [random.usize(..3)],
+                status: None,
                 attributes: Vec::new(),
             };
             assert!(kept.push(&record).unwrap());

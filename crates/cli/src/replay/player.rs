@@ -15,7 +15,7 @@ use super::by_rules::ByRules;
 use super::edge::Edges;
 use super::summary::Summary;
 use super::waves::waves;
-use crate::held::{self, Held};
+use crate::held::{self, ByResponse, Held};
 use crate::line::{Line, Printer};
 use crate::operation;
 use crate::output::counted;
@@ -271,7 +271,7 @@ impl<'s, W: Write> Player<'s, W> {
                 return Ok(played);
             }
         };
-        // Permits are renewed and given back between records.
+        // Permits are renewed, and what ends is given back, between records.
         if self.together == 1 || self.held.are_any() || asks.hold() {
             let mut played = self.decide_waiting().await?;
             self.held.until(&self.limiter, record.t_us).await?;
@@ -377,7 +377,8 @@ impl<'s, W: Write> Player<'s, W> {
             Ok(Answer::Rule(call, decision)) => {
                 let KeyCall { subject, request, cost, id } = *call;
                 let Record { t_us, op, ref key, length, .. } = *record;
-                self.held.note(&self.limiter, &subject.rule, &request, record, decision.allowed).await?;
+                let call = (&subject.rule, &request, ByResponse::Stays);
+                self.held.note(&self.limiter, call, record, decision.allowed).await?;
                 played.took += decision.granted;
                 let wait = wait_of(&subject.rule, &decision);
                 self.summary.decided(key, t_us, decision.allowed, wait);
@@ -444,9 +445,16 @@ impl Asks<'_> {
         one.into_iter().chain(several.map(|call| (&call.rule, &call.request)))
     }
 
-    /// Whether they hold permits.
+    /// Whether they hold something until their end.
     fn hold(&self) -> bool {
-        self.calls().any(|(rule, _)| held::holds(rule))
+        let given_back = match self {
+            Self::Rule(_) => false,
+            Self::ByRules(plans) => {
+                let mut calls = plans.iter().filter_map(|plan| plan.call.as_ref());
+                calls.any(|call| call.counted == ByResponse::GivenBack)
+            }
+        };
+        given_back || self.calls().any(|(rule, _)| held::holds(rule))
     }
 
     /// The keys in Redis that they use.

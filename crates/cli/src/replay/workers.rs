@@ -220,8 +220,8 @@ mod tests {
             let asks = [Operation::Acquire, Operation::Peek, Operation::Refund, Operation::Reserve];
             let op = if plain { Operation::Acquire } else { asks[random.usize(0..4)] };
             let (key, cost) = (vec![b'a' + random.u8(0..9)], Some(random.u64(0..4)));
-            let (id, length, permits, attributes) = (None, None, Permits::ByRecords, Vec::new());
-            Record { line, t_us, op, key, cost, id, length, permits, attributes }
+            let (id, length, permits, status, attributes) = (None, None, Permits::ByRecords, None, Vec::new());
+            Record { line, t_us, op, key, cost, id, length, permits, status, attributes }
         };
         (1..1_000).map(record).collect()
     }

@@ -57,6 +57,9 @@ struct Step<'a> {
     key: Option<String>,
     cost: Option<u64>,
     limits: Vec<Counted>,
+    /// The statuses of responses by which the request stays charged, if not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<&'a OneOrMore>,
     on_error: Option<Policy>,
     /// How long a denied key is blocked.
     block_for: Option<&'a str>,
@@ -176,6 +179,7 @@ impl<'a> Step<'a> {
             key: charge.map(Charge::key).or(applies.overridden.map(str::as_bytes)).map(shown),
             cost: charge.map(Charge::cost),
             limits: charge.map(|charge| Counted::all(charge, limiter)).unwrap_or_default(),
+            count: definition.filter(|_| charge.is_some()).and_then(|rule| rule.count.as_ref()),
             on_error: definition.and_then(|rule| rule.on_error),
             block_for: definition.filter(|rule| rule.shadow != Some(true)).and_then(|rule| rule.block_for.as_deref()),
             status: denies.map(|response| response.status.get()),
@@ -231,6 +235,10 @@ impl<'a> Step<'a> {
             lines.push(("limit", format!("{named}{} of {}{cost}", limit.limit, limit.key)));
             lines.extend(limit.unknown.iter().map(|why| ("redis key", format!("unknown: {why}"))));
             lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", shown(key.as_bytes()))));
+        }
+        if let Some(OneOrMore(statuses)) = self.count {
+            let statuses = statuses.join(" or ");
+            lines.push(("counts", format!("if its response has status {statuses}; otherwise it is given back")));
         }
         if let Some(time) = self.block_for.filter(|_| !self.limits.is_empty()) {
             lines.push(("block for", format!("{time}, once it is denied")));

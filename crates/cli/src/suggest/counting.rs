@@ -7,6 +7,7 @@ use tollgate::Limit;
 use tollgate::rules::{Applies, Attributes, Effect, RuleSet};
 
 use crate::attributes;
+use crate::held::ByResponse;
 use crate::records::{Identity, KeyField, Record, counted};
 use crate::verdict::counted_keys;
 
@@ -131,6 +132,10 @@ fn by_rule(
     };
     if applies.overridden.is_some() {
         return left_out("an override");
+    }
+    // It takes something only until it has its response.
+    if ByResponse::of(charge, record) == ByResponse::GivenBack {
+        return left_out("a response that its rule doesn't count");
     }
     // Whatever its numbers, how much it denies depends on how long it blocks.
     if charge.rule().blocks_for().is_some() {
