@@ -9,18 +9,14 @@ pub(crate) fn tollgate(arguments: &[&str]) -> Output {
     command(arguments).output().expect("the tool runs")
 }
 
-/// With a deadline that a busy machine keeps, unless the arguments have their own or the command measures.
+/// With a deadline that a busy machine keeps, unless the arguments have their own or the command looks at servers that
+/// may be slow.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    let measures = arguments.first().is_some_and(|command| ["load", "watch", "doctor"].contains(command));
-    let patient = !measures && !arguments.contains(&"--deadline");
-    for argument in arguments {
-        if patient && *argument == "--url" {
-            command.args(["--deadline", "30s"]);
-        }
-        command.arg(argument);
+    if !arguments.first().is_some_and(|command| ["watch", "doctor"].contains(command)) {
+        command.env("TOLLGATE_DEADLINE", "30s");
     }
-    command.env_remove("TOLLGATE_URL").stdin(Stdio::null());
+    command.args(arguments).env_remove("TOLLGATE_URL").stdin(Stdio::null());
     command
 }
 
