@@ -3,7 +3,7 @@
 // the first counts. The programs on a page are doctests, if the features that they need are enabled.
 #![doc = include_str!("guide/rustdoc_links.md")]
 #![cfg_attr(feature = "http", doc = "[answers]: crate::middleware\n")]
-#![cfg_attr(feature = "rules", doc = "[format]: crate::rules\n")]
+#![cfg_attr(feature = "rules", doc = "[format]: crate::rules\n[by-response]: crate::rules#counting-by-the-response\n")]
 #![cfg_attr(any(not(doctest), feature = "embedded"), doc = include_str!("guide.md"))]
 
 pub mod trace {

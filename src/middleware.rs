@@ -2,7 +2,7 @@
 //! decision's header fields for everything else.
 //!
 #![doc = include_str!("guide/rustdoc_links.md")]
-#![doc = "[format]: crate::rules\n[paths]: crate::rules#paths\n"]
+#![doc = "[by-response]: crate::rules#counting-by-the-response\n[format]: crate::rules\n[paths]: crate::rules#paths\n"]
 #![cfg_attr(any(not(doctest), feature = "axum"), doc = include_str!("middleware/answers.md"))]
 
 mod answer;

@@ -324,6 +324,13 @@ impl Rule {
         &self.limits
     }
 
+    /// The same rule without some of its limits, by their places.
+    #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
+    pub(crate) fn without(&self, is_left_out: impl Fn(usize) -> bool) -> Self {
+        let kept = self.limits.iter().enumerate().filter(|(at, _)| !is_left_out(*at));
+        Self { limits: kept.map(|(_, scoped)| scoped.clone()).collect(), ..self.clone() }
+    }
+
     /// Whether its limits count different keys, each with a slot of its own.
     pub(crate) fn counts_several_keys(&self) -> bool {
         self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by != self.limits[0].by)

@@ -48,6 +48,7 @@ mod file;
 mod find;
 mod index;
 mod names;
+mod optional;
 mod path;
 mod reload;
 mod snapshot;
@@ -74,7 +75,7 @@ use error::{Field, MOST_FAULTS};
 use index::Index;
 use throttle::Limits;
 
-pub use crate::rule::fields::Policy;
+pub use crate::rule::fields::{Missing, Policy};
 pub use account::{Account, UserBlock, UserLimits};
 pub use api_key::{ApiKeyError, ApiKeyLookup, FoundAccount};
 pub(crate) use applies::Shadow;
@@ -87,7 +88,7 @@ pub(crate) use condition::net;
 pub use deciding::HeldVerdict;
 #[cfg(feature = "http")]
 pub(crate) use deciding::{Acquisition, FollowUp};
-pub use definition::{Action, Cost, Definition, LimitDefinition, Missing, OneOrMore, Paths, Reading};
+pub use definition::{Action, Cost, Definition, LimitDefinition, OneOrMore, Paths, Reading};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
 pub use source::{DecisionSink, OnResponse, RuleSource};
@@ -238,7 +239,7 @@ impl RuleSet {
     pub fn rule(&self, name: &str) -> Option<&Rule> {
         let rule = self.shared.rules.iter().find(|rule| *rule.name == *name)?;
         match &rule.action {
-            CompiledAction::Throttle(throttle) => Some(&throttle.rule),
+            CompiledAction::Throttle(throttle) => Some(throttle.rule()),
             _ => None,
         }
     }

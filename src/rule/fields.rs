@@ -46,6 +46,8 @@ pub(crate) struct LimitFields<K = Option<String>> {
     pub(crate) limit: String,
     pub(crate) key: K,
     pub(crate) cost: Option<OwnCost>,
+    /// Of a set's rules alone, which find the attributes in requests.
+    pub(crate) missing: Option<Missing>,
 }
 
 /// The policy while Redis is unreachable, as written; see [`OnError`].
@@ -60,6 +62,19 @@ pub enum Policy {
     Open,
     /// The engine in this process decides by its share; `processes` says how many there are.
     Local,
+}
+
+/// What happens to a request that lacks an attribute that its rule, or one of its limits, counts by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+#[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
+pub enum Missing {
+    /// Denied.
+    #[default]
+    Deny,
+    /// The next rule that matches applies; of a limit, its rule's others.
+    Skip,
 }
 
 /// Why fields make no rule.
@@ -104,6 +119,9 @@ impl RuleFields {
     /// The rule of a table of its own.
     pub(super) fn rule(mut self) -> Result<Rule, RuleError> {
         let limits = std::mem::take(&mut self.limits);
+        if limits.iter().any(|limit| limit.missing.is_some()) {
+            return Err(RuleError::new("missing: expected none of a limit outside a set of rules, got one"));
+        }
         self.build(limits.into_iter().map(Ok), |text| text.parse().map(Arc::new)).map_err(
             |Refusal { field, why, .. }| {
                 let subject = self.name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
@@ -211,7 +229,7 @@ impl LimitFields {
     fn of(scoped: &ScopedLimit) -> Self {
         let ScopedLimit { limit, by, cost, .. } = scoped;
         let (name, cost) = (limit.name().map(str::to_owned), cost.clone());
-        Self { name, limit: limit.to_string(), key: by.clone(), cost }
+        Self { name, limit: limit.to_string(), key: by.clone(), cost, missing: None }
     }
 
     fn added_to(
@@ -237,16 +255,18 @@ struct LimitTable<K: Default + PartialEq> {
     key: K,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cost: Option<OwnCost>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    missing: Option<Missing>,
 }
 
 impl<K: Clone + Default + PartialEq + Serialize> Serialize for LimitFields<K> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { name, limit, key, cost } = self;
-        if name.is_none() && is_default(key) && cost.is_none() {
+        let Self { name, limit, key, cost, missing } = self;
+        if name.is_none() && is_default(key) && cost.is_none() && missing.is_none() {
             return serializer.serialize_str(limit);
         }
         let (name, limit, key, cost) = (name.clone(), limit.clone(), key.clone(), cost.clone());
-        LimitTable { name, limit, key, cost }.serialize(serializer)
+        LimitTable { name, limit, key, cost, missing: *missing }.serialize(serializer)
     }
 }
 
@@ -257,14 +277,15 @@ impl<'de, K: Default + PartialEq + Deserialize<'de>> Deserialize<'de> for LimitF
 }
 
 impl<'de, K: Default + PartialEq + Deserialize<'de>> Form<'de> for LimitFields<K> {
-    const EXPECTED: &'static str = "a limit's line, or a table of name, limit, key and cost";
+    const EXPECTED: &'static str = "a limit's line, or a table of name, limit, key, cost and missing";
 
     fn text(line: &str) -> Result<Self, RuleError> {
-        Ok(Self { name: None, limit: line.to_owned(), key: K::default(), cost: None })
+        Ok(Self { name: None, limit: line.to_owned(), key: K::default(), cost: None, missing: None })
     }
 
     fn table<D: Deserializer<'de>>(table: D) -> Result<Self, D::Error> {
-        LimitTable::deserialize(table).map(|LimitTable { name, limit, key, cost }| Self { name, limit, key, cost })
+        let LimitTable { name, limit, key, cost, missing } = LimitTable::deserialize(table)?;
+        Ok(Self { name, limit, key, cost, missing })
     }
 }
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::account::Account;
 use super::definition::{Paths, Reading};
-use super::names::{API_KEY, IP, METHOD, PATH, TIER, USER};
+use super::names::{API_KEY, IP, METHOD, Name, PATH, TIER, USER};
 use super::path;
 use crate::error::{Error, Kind};
 
@@ -186,6 +186,15 @@ impl<'a> Attributes<'a> {
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         self.ip
+    }
+
+    /// The first of these that it lacks.
+    pub(super) fn first_missing<'n>(&self, names: impl IntoIterator<Item = &'n Name>) -> Option<&'n str> {
+        let has = |name: &str| match name {
+            IP => self.ip.is_some(),
+            name => self.counted(name, 128).is_some(),
+        };
+        names.into_iter().map(|name| &**name).find(|name| !has(name))
     }
 
     /// Whether servers disagree on its path.

@@ -123,7 +123,10 @@ impl Compiled {
             self.conditions.iter().partition(|condition| condition.attribute() == attribute);
         others.retain(|condition| !condition.holds(request));
         let skips_for_it = match &self.action {
-            CompiledAction::Throttle(throttle) if throttle.skips => throttle.skipped(request) == Some(attribute),
+            CompiledAction::Throttle(throttle) => {
+                let skips = throttle.skips && throttle.skipped(request) == Some(attribute);
+                skips || throttle.limited.leaves_out(attribute, request)
+            }
             _ => false,
         };
         others.is_empty() && (!by_it.is_empty() || skips_for_it)
@@ -163,9 +166,9 @@ fn counted(definition: &Definition, action: &CompiledAction) -> Result<Option<St
     let (CompiledAction::Throttle(throttle), Some(OneOrMore(patterns))) = (action, &definition.count) else {
         return Ok(None);
     };
-    if throttle.rule.limits().all(|limit| limit.algorithm().holds()) {
+    if throttle.rule().limits().all(|limit| limit.algorithm().holds()) {
         let why = "count: expected a limit of requests, since permits are given back with the response, got";
-        return Err((Field::named("count"), format!("{why} {}", throttle.rule)));
+        return Err((Field::named("count"), format!("{why} {}", throttle.rule())));
     }
     if patterns.is_empty() {
         return Err((Field::named("count"), "count: expected at least one status, such as 401, got none".into()));

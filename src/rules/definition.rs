@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::RuleError;
-use crate::rule::fields::{LimitFields, Policy, RuleFields, is_default};
+use crate::rule::fields::{LimitFields, Missing, Policy, RuleFields, is_default};
 use crate::rule::forms::{self, Form};
 use crate::rule::{Change, OwnCost, Rule};
 
@@ -189,6 +189,9 @@ pub struct LimitDefinition {
     pub key: OneOrMore,
     /// What a request takes of it, whatever its rule's `cost` is. Default: its rule's.
     pub cost: Option<Cost>,
+    /// What happens to a request that lacks an attribute of its own key or cost: `Skip` leaves this limit out, and the
+    /// others decide. Default: what the rule says.
+    pub missing: Option<Missing>,
 }
 
 /// A string, or a list of them.
@@ -248,18 +251,6 @@ pub enum Action {
     Allow,
 }
 
-/// What happens to a request that lacks an attribute that its rule counts by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Missing {
-    /// Denied.
-    #[default]
-    Deny,
-    /// The next rule that matches applies.
-    Skip,
-}
-
 impl Definition {
     /// A rule with this name and nothing else yet.
     #[must_use]
@@ -270,11 +261,12 @@ impl Definition {
     /// A rule with these limits for all requests, counting by these attributes.
     pub(super) fn of(rule: &Rule, key: impl Into<OneOrMore>) -> Self {
         let fields = RuleFields::of(rule);
-        let limits = fields.limits.into_iter().map(|LimitFields { name, limit, key, cost }| LimitDefinition {
+        let limits = fields.limits.into_iter().map(|LimitFields { name, limit, key, cost, missing }| LimitDefinition {
             name,
             limit,
             key: OneOrMore(key.into_iter().collect()),
             cost: cost.map(Cost::from),
+            missing,
         });
         Self {
             name: fields.name.unwrap_or_default(),
@@ -438,13 +430,13 @@ impl From<Cost> for OwnCost {
 }
 
 impl From<LimitFields<OneOrMore>> for LimitDefinition {
-    fn from(LimitFields { name, limit, key, cost }: LimitFields<OneOrMore>) -> Self {
-        Self { name, limit, key, cost: cost.map(Cost::from) }
+    fn from(LimitFields { name, limit, key, cost, missing }: LimitFields<OneOrMore>) -> Self {
+        Self { name, limit, key, cost: cost.map(Cost::from), missing }
     }
 }
 
 impl From<LimitDefinition> for LimitFields<OneOrMore> {
-    fn from(LimitDefinition { name, limit, key, cost }: LimitDefinition) -> Self {
-        Self { name, limit, key, cost: cost.map(OwnCost::from) }
+    fn from(LimitDefinition { name, limit, key, cost, missing }: LimitDefinition) -> Self {
+        Self { name, limit, key, cost: cost.map(OwnCost::from), missing }
     }
 }

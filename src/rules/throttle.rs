@@ -4,18 +4,18 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use smallvec::SmallVec;
 
 use super::account::Account;
 use super::attributes::{self, Attributes, OTHER_METHOD};
-use super::definition::{Cost, Definition, LimitDefinition, Missing, Paths, Reading};
+use super::definition::{Cost, Definition, LimitDefinition, Paths, Reading};
 use super::error::Field;
-use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, PATH, TIER, USER};
+use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, Names, PATH, TIER, USER};
+use super::optional::{self, Adaptable};
 use crate::algorithm::numbers::EXACT;
 use crate::error::{Error, Kind};
 use crate::limit::Limit;
 use crate::request::{OwnedRequest, Request};
-use crate::rule::fields::{self, LimitFields, Why};
+use crate::rule::fields::{self, LimitFields, Missing, Why};
 use crate::rule::{OwnCost, Rule, never_admitted};
 
 /// What is wrong, and where in the definition.
@@ -24,15 +24,12 @@ pub(super) type Refusal = (Field, String);
 /// The limits of a set's rules by their text. Most rules of a large set have one of a few, and then share its arguments.
 pub(super) type Limits = std::collections::HashMap<String, Arc<Limit>>;
 
-/// The attributes of a key.
-type Names = SmallVec<[Name; 1]>;
-
 /// The separator between the attributes of a composed key.
 const BETWEEN: u8 = b'|';
 
 #[derive(Debug)]
 pub(super) struct Throttle {
-    pub(super) rule: Rule,
+    pub(super) limited: Adaptable,
     /// Empty: all requests count together.
     key: Names,
     /// The attributes of limits and tag that differ from the key.
@@ -41,6 +38,8 @@ pub(super) struct Throttle {
     cost: Option<Name>,
     /// The attributes that hold what single limits take.
     own_costs: Names,
+    /// The attributes that each request must have.
+    needed: Names,
     /// The least that such a cost counts as: the client may have written it.
     min_cost: u64,
     ipv6_prefix: u8,
@@ -52,7 +51,7 @@ pub(super) struct Throttle {
 
 #[derive(Debug)]
 enum Override {
-    Rule(Box<Rule>),
+    Rule(Box<Adaptable>),
     Block,
     Allow,
 }
@@ -124,13 +123,18 @@ impl Throttle {
             }
         }
         let min_cost = min_cost(definition, &rule)?;
+        let has_permits = rule.limits().any(|limit| limit.algorithm().holds());
+        let tag = rule.tag().and_then(|tag| parts.iter().find(|(name, _)| name == tag)).map(|(_, names)| names);
+        let always = key.iter().chain(tag.into_iter().flatten()).chain(&cost).cloned();
+        let needed = optional::needed(always, &definition.limits);
+        let limited = Adaptable::new(rule, &definition.limits)?;
         let skips = definition.missing == Some(Missing::Skip);
         let is_shadow = definition.shadow.unwrap_or_default();
         let by_one = matches!(key.as_slice(), [name] if *name == USER || *name == API_KEY) && parts.is_empty();
-        let has_permits = rule.limits().any(|limit| limit.algorithm().holds());
         let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
         let overrides = HashMap::new();
-        let mut throttle = Self { rule, key, parts, cost, own_costs, min_cost, ipv6_prefix, skips, yields, overrides };
+        let mut throttle =
+            Self { limited, key, parts, cost, own_costs, needed, min_cost, ipv6_prefix, skips, yields, overrides };
         throttle.override_keys(definition, reading, limits)?;
         Ok(throttle)
     }
@@ -161,7 +165,9 @@ impl Throttle {
                         (at.clone(), format!("{key}: {why}"))
                     })?;
                     min_cost(definition, &rule).map_err(|(_, why)| (at.clone(), format!("{key}: {why}")))?;
-                    Override::Rule(Box::new(rule))
+                    let limited =
+                        Adaptable::new(rule, &lines).map_err(|(_, why)| (at.clone(), format!("{key}: {why}")))?;
+                    Override::Rule(Box::new(limited))
                 }
             };
             self.override_key(key, instead, at, reading)?;
@@ -222,7 +228,7 @@ impl Throttle {
             }
             request = request.try_set(attribute, value).map_err(|_| expected())?;
         }
-        if first_missing(&self.key, &request).is_some() {
+        if request.first_missing(&self.key).is_some() {
             return Err(expected());
         }
         let method = request.method.as_deref().filter(|method| *method != OTHER_METHOD);
@@ -235,11 +241,14 @@ impl Throttle {
         Ok(self.key_of(&self.key, &request))
     }
 
+    /// The rule, with all of its limits.
+    pub(super) fn rule(&self) -> &Rule {
+        &self.limited.rule
+    }
+
     /// The first attribute that it counts by and the request lacks.
     pub(super) fn missing(&self, request: &Attributes<'_>) -> Option<&str> {
-        let costs = self.cost.iter().chain(&self.own_costs);
-        let counted = self.key.iter().chain(self.parts.iter().flat_map(|(_, part)| part)).chain(costs);
-        first_missing(counted, request)
+        request.first_missing(&self.needed).or_else(|| self.limited.of(request).err())
     }
 
     /// The same, unless its key is blocked or allowed, which needs no other attribute.
@@ -249,7 +258,7 @@ impl Throttle {
             let found = self.overrides.get(&*self.key_of(&self.key, request));
             matches!(found, Some(Override::Block | Override::Allow))
         };
-        let counted = first_missing(&self.key, request).is_none();
+        let counted = request.first_missing(&self.key).is_none();
         (!(counted && !self.overrides.is_empty() && listed())).then_some(missing)
     }
 
@@ -259,29 +268,33 @@ impl Throttle {
     ///
     /// The cost, taken from an attribute, is no number.
     pub(super) fn throttled(&self, request: &Attributes<'_>) -> Result<(Throttled<'_>, Option<&str>), Error> {
-        if let Some(attribute) = first_missing(&self.key, request) {
+        if let Some(attribute) = request.first_missing(&self.key) {
             return Ok((Throttled::Missing(attribute), None));
         }
         let key = self.key_of(&self.key, request);
         let found = self.overrides.get_key_value(&*key);
         // Overrides are written as text.
         let overridden = found.and_then(|(key, _)| std::str::from_utf8(key).ok());
-        let rule = match found.map(|(_, instead)| instead) {
+        let limited = match found.map(|(_, instead)| instead) {
             None => match request.account.filter(|account| self.yields && account.own_limits().is_some()) {
                 Some(account) => return Ok((self.charged_by(account, request)?, None)),
-                None => &self.rule,
+                None => &self.limited,
             },
-            Some(Override::Rule(rule)) => rule,
+            Some(Override::Rule(limited)) => limited,
             Some(Override::Block) => return Ok((Throttled::Block, overridden)),
             Some(Override::Allow) => return Ok((Throttled::Allow, overridden)),
         };
-        if let Some(attribute) = self.missing(request) {
-            return Ok((Throttled::Missing(attribute), overridden));
-        }
-        let parts = self.parts.iter().map(|(name, part)| (name.clone(), self.key_of(part, request))).collect();
+        let rule = match request.first_missing(&self.needed).map_or_else(|| limited.of(request), Err) {
+            Ok(rule) => rule,
+            Err(attribute) => return Ok((Throttled::Missing(attribute), overridden)),
+        };
+        // Of limits that apply, the request has them all.
+        let parts = self.parts.iter().filter(|(_, part)| request.first_missing(part).is_none());
+        let parts = parts.map(|(name, part)| (name.clone(), self.key_of(part, request))).collect();
         let cost = self.cost.as_ref().map(|attribute| self.units(attribute, request)).transpose()?;
         let own_cost = |attribute: &Name| Ok((attribute.to_string(), self.units(attribute, request)?));
-        let own_costs = self.own_costs.iter().map(own_cost).collect::<Result<_, Error>>()?;
+        let own_costs = self.own_costs.iter().filter(|name| request.first_missing([*name]).is_none());
+        let own_costs = own_costs.map(own_cost).collect::<Result<_, Error>>()?;
         let request = OwnedRequest::charging(key, parts, cost, own_costs);
         Ok((Throttled::Charge { rule: ChargedBy::Rule(rule), request }, overridden))
     }
@@ -289,13 +302,13 @@ impl Throttle {
     /// What the account's own limits make of this request, in place of the rule's.
     fn charged_by(&self, account: &Account, request: &Attributes<'_>) -> Result<Throttled<'_>, Error> {
         let Some((own, key)) = account.own_limits() else { return Ok(Throttled::Allow) };
-        let rule = own.governed_as(&self.rule);
+        let rule = own.governed_as(self.rule());
         let cost = match &self.cost {
-            Some(attribute) if first_missing([attribute], request).is_some() => {
+            Some(attribute) if request.first_missing([attribute]).is_some() => {
                 return Ok(Throttled::Missing(attribute));
             }
             Some(attribute) => self.units(attribute, request)?,
-            None => self.rule.default_cost(),
+            None => self.rule().default_cost(),
         };
         Ok(Throttled::Charge {
             rule: ChargedBy::Own(Box::new(rule)),
@@ -309,7 +322,7 @@ impl Throttle {
         let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
         let units = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).filter(|_| digits);
         units.filter(|units| *units <= EXACT).map(|units: u64| units.max(self.min_cost)).ok_or_else(|| {
-            let (rule, got) = (self.rule.name().unwrap_or_default(), String::from_utf8_lossy(value));
+            let (rule, got) = (self.rule().name().unwrap_or_default(), String::from_utf8_lossy(value));
             let expected = format!("expected the attribute {attribute} to be a whole number");
             Error::new(Kind::Input, format!("rule {rule}: cost: {expected}, got {got:?}"))
         })
@@ -362,15 +375,6 @@ fn unescaped(key: &str) -> Vec<String> {
     values
 }
 
-/// The first of these that the request lacks.
-fn first_missing<'n>(names: impl IntoIterator<Item = &'n Name>, request: &Attributes<'_>) -> Option<&'n str> {
-    let has = |name: &str| match name {
-        IP => request.ip.is_some(),
-        name => request.counted(name, 128).is_some(),
-    };
-    names.into_iter().map(|name| &**name).find(|name| !has(name))
-}
-
 /// A rule with these limits and the definition's other fields; also returns the parts of a request that they count.
 fn rule(
     definition: &Definition,
@@ -378,7 +382,7 @@ fn rule(
     parts: &mut Vec<(String, Names)>,
     known: &mut Limits,
 ) -> Result<Rule, Refusal> {
-    let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key, cost })| {
+    let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key, cost, missing })| {
         let at = || Field::named("limits").item(index);
         if limit.contains(',') {
             let why = format!("limits: expected one limit in each string of the list, got {limit:?}");
@@ -391,7 +395,8 @@ fn rule(
             }
             part
         });
-        Ok(LimitFields { name: name.clone(), limit: limit.clone(), key: part, cost: cost.clone().map(OwnCost::from) })
+        let (name, limit, cost) = (name.clone(), limit.clone(), cost.clone().map(OwnCost::from));
+        Ok(LimitFields { name, limit, key: part, cost, missing: *missing })
     });
     let read = |text: &str| match known.get(text) {
         Some(limit) => Ok(Arc::clone(limit)),

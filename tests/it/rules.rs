@@ -5,6 +5,7 @@ mod decisions;
 mod files;
 mod matching;
 mod mistakes;
+mod optional_limits;
 mod own_costs;
 mod reload;
 

@@ -22,6 +22,7 @@ enum Variant {
     OneShared,
     OwnCosts,
     WithId,
+    GivenBack,
     BlockFor,
     CountedDenials,
     Denied,
@@ -33,12 +34,13 @@ enum Variant {
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 11] = [
+const VARIANTS: [(Variant, &str); 12] = [
     (OneLimit, "one limit"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
     (OwnCosts, "two limits, each at its own cost"),
     (WithId, "an acquire with an id"),
+    (GivenBack, "the same, given back by its id"),
     (BlockFor, "`block_for`, allowed"),
     (CountedDenials, "counted denials, allowed"),
     (Denied, "counted denials, denied"),
@@ -58,6 +60,7 @@ impl Variant {
         match self {
             OneLimit | Denied | ThreeNodes => None,
             Permit => Some((0.28, 0.35)),
+            GivenBack => Some((0.18, 0.25)),
             _ => Some((0.45, 0.5)),
         }
     }
@@ -133,7 +136,7 @@ impl Bench {
             of_three: limiter(Cluster::open(&three.url()).expect("a good address").into()),
             plain: rule(PLAIN),
             two: rule(TWO),
-            shared: rule(PLAIN).tagged(EVERYBODY).and_by(EVERYBODY, everybody).expect("two limits"),
+            shared: rule(PLAIN).and_by(EVERYBODY, everybody).expect("two limits"),
             own_costs: rule(PLAIN).and(tokens).expect("two limits"),
             blocking: rule(PLAIN).block_for(Duration::from_secs(60)).expect("a time"),
             counting: rule(PLAIN).count_denials(true),
@@ -151,6 +154,7 @@ impl Bench {
             OneShared => callers(count, time, move |random| self.shared(key(random))).await,
             OwnCosts => callers(count, time, move |random| self.at_own_costs(key(random), random)).await,
             WithId => callers(count, time, move |random| self.with_id(key(random), random)).await,
+            GivenBack => callers(count, time, move |random| self.given_back(key(random), random)).await,
             BlockFor => callers(count, time, move |random| acquire(&self.of_one, &self.blocking, key(random))).await,
             CountedDenials => {
                 callers(count, time, move |random| acquire(&self.of_one, &self.counting, key(random))).await
@@ -185,6 +189,14 @@ impl Bench {
         let id = random.to_le_bytes();
         let request = Request::new(key).id(&id).id_ttl(Duration::from_secs(1));
         self.of_one.acquire(&self.plain, request).await.expect("a decision").allowed
+    }
+
+    /// As a rule that counts by the response does for a response that doesn't count.
+    async fn given_back(&self, key: &str, random: u64) -> bool {
+        let id = random.to_le_bytes();
+        let request = Request::new(key).id(&id).id_ttl(Duration::from_secs(3600));
+        let allowed = self.of_one.acquire(&self.plain, request).await.expect("a decision").allowed;
+        allowed && self.of_one.cancel(&self.plain, request).await.is_ok()
     }
 
     async fn held(&self, key: &str) -> bool {

@@ -350,6 +350,11 @@ async fn a_server_that_provides_no_address_opens_no_rule_by_address() {
         missing = "skip"
         limits = ["gcra 1/1h"]
         [[rule]]
+        name = "everybody"
+        match = { path = "/d/*" }
+        key = "global"
+        limits = ["gcra 100/1h burst 100", { limit = "gcra 1/1h", key = "ip", missing = "skip" }]
+        [[rule]]
         name = "tried"
         match = { ip = "192.0.2.0/24" }
         action = "block"
@@ -359,7 +364,7 @@ async fn a_server_that_provides_no_address_opens_no_rule_by_address() {
         key = "global"
         limits = ["gcra 100/1h burst 100"]"#;
     let layer = embedded(RULES);
-    for (path, status) in [("/a/1", 500), ("/b/1", 500), ("/c", 200)] {
+    for (path, status) in [("/a/1", 500), ("/b/1", 500), ("/d/1", 500), ("/c", 200)] {
         assert_eq!(ask(&layer, get(path, &[])).await.status.as_u16(), status, "{path}");
     }
 }

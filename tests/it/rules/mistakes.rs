@@ -20,7 +20,7 @@ const VALUES: [&str; 13] = [
 ];
 
 /// The fields of a rule, of its limits, of the settings, and of tables with names of the author's own.
-const FIELDS: [&str; 44] = [
+const FIELDS: [&str; 45] = [
     "name",
     "priority",
     "match",
@@ -35,6 +35,7 @@ const FIELDS: [&str; 44] = [
     "limits[].limit",
     "limits[].key",
     "limits[].cost",
+    "limits[].missing",
     "tag",
     "cost",
     "min_cost",

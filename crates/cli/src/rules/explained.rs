@@ -57,6 +57,9 @@ struct Step<'a> {
     key: Option<String>,
     cost: Option<u64>,
     limits: Vec<Counted>,
+    /// Those that don't apply to the request, for want of an attribute.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<String>,
     /// The statuses of responses by which the request stays charged, if not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<&'a OneOrMore>,
@@ -179,6 +182,7 @@ impl<'a> Step<'a> {
             key: charge.map(Charge::key).or(applies.overridden.map(str::as_bytes)).map(shown),
             cost: charge.map(Charge::cost),
             limits: charge.map(|charge| Counted::all(charge, limiter)).unwrap_or_default(),
+            left_out: charge.map(|charge| left_out(rules, name, charge.rule())).unwrap_or_default(),
             count: definition.filter(|_| charge.is_some()).and_then(|rule| rule.count.as_ref()),
             on_error: definition.and_then(|rule| rule.on_error),
             block_for: definition.filter(|rule| rule.shadow != Some(true)).and_then(|rule| rule.block_for.as_deref()),
@@ -236,6 +240,9 @@ impl<'a> Step<'a> {
             lines.extend(limit.unknown.iter().map(|why| ("redis key", format!("unknown: {why}"))));
             lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", shown(key.as_bytes()))));
         }
+        for limit in &self.left_out {
+            lines.push(("left out", format!("{limit}: the request lacks an attribute of its key or cost")));
+        }
         if let Some(OneOrMore(statuses)) = self.count {
             let statuses = statuses.join(" or ");
             lines.push(("counts", format!("if its response has status {statuses}; otherwise it is given back")));
@@ -255,6 +262,16 @@ impl<'a> Step<'a> {
             lines.push(("denied as", format!("status {status}{message}{}", wait.unwrap_or_default())));
         }
         lines
+    }
+}
+
+/// The limits of this rule that aren't among these, unless an override has taken their place.
+fn left_out(rules: &RuleSet, name: &str, charged: &Rule) -> Vec<String> {
+    let Some(whole) = rules.rule(name) else { return Vec::new() };
+    let is_charged = |limit: &&Limit| charged.limits().any(|one| one == *limit);
+    match charged.limits().all(|limit| whole.limits().any(|one| one == limit)) {
+        true => whole.limits().filter(|limit| !is_charged(limit)).map(title).collect(),
+        false => Vec::new(),
     }
 }
 

@@ -108,10 +108,10 @@ fn by_rules(
     }
     for shadow in rules.shadows(&request) {
         // What it leaves out is no business of the rule that decides.
-        let _left_out = by_rule(&shadow, record, &mut count)?;
+        let _left_out = by_rule(rules, &shadow, record, &mut count)?;
     }
     match rules.applies(&request) {
-        Ok(applies) => by_rule(&applies, record, count),
+        Ok(applies) => by_rule(rules, &applies, record, count),
         Err(error) if error.is_input() => Ok(Err("attributes that the rule can't use".to_owned())),
         Err(error) => Err(error.into()),
     }
@@ -119,6 +119,7 @@ fn by_rules(
 
 /// Counts the record by a rule, if that has limits for it.
 fn by_rule(
+    rules: &RuleSet,
     applies: &Applies<'_>,
     record: &Record,
     mut count: impl FnMut(&Place, Option<Present>, &[u8], u64) -> Result<()>,
@@ -144,8 +145,12 @@ fn by_rule(
     let rule = charge.rule();
     let (keys, costs) = (counted_keys(charge), charge.costs(record.cost));
     let limits = rule.limits().zip(rule.counted_parts()).zip(keys.iter().zip(costs));
-    for (at, ((limit, part), (key, cost))) in limits.enumerate() {
-        let place = Place::Rule { name: applies.rule.unwrap_or_default().to_owned(), at };
+    let name = applies.rule.unwrap_or_default();
+    // Some limits may not apply to this request.
+    let all: Vec<_> = rules.rule(name).map(|rule| rule.limits().collect()).unwrap_or_default();
+    for ((limit, part), (key, cost)) in limits {
+        let at = all.iter().position(|one| *one == limit).unwrap_or_default();
+        let place = Place::Rule { name: name.to_owned(), at };
         count(&place, Some(Present { limit: limit.clone(), part: part.map(str::to_owned) }), key, cost)?;
     }
     Ok(Ok(()))

@@ -13,6 +13,7 @@ use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 mod comparison;
 mod count_by_response;
 mod held_permits;
+mod optional_limits;
 mod own_costs;
 mod refused_paths;
 mod replay;
