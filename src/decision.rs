@@ -274,7 +274,7 @@ impl Decision {
     }
 
     /// The same once all but permits is given back, as far as that is known without asking: for header fields.
-    #[cfg(feature = "http")]
+    #[allow(dead_code, reason = "asked by the middleware, which is a feature")]
     pub(crate) fn given_back(mut self) -> Self {
         for limit in self.limits.0.iter_mut().filter(|limit| !limit.quota.algorithm().holds()) {
             let back = std::mem::take(&mut limit.granted);

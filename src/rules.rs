@@ -359,13 +359,15 @@ impl RuleSet {
             .collect()
     }
 
-    /// Whether a rule before the one that applies might apply instead if the request had this attribute, which it lacks.
+    /// Whether a rule before the one that applies might apply instead if the request had this attribute, which it lacks;
+    /// or more limits of that rule.
     #[cfg(feature = "http")]
     pub(crate) fn misses(&self, attribute: &str, request: &Attributes<'_>) -> bool {
         let request = self.as_read(request);
         let (place, _) = self.shared.find(&request);
         let before = place.map_or(self.len(), |place| place as usize);
-        self.shared.rules[..before].iter().any(|rule| !rule.shadow && rule.misses(attribute, &request))
+        let more_limits = place.is_some_and(|place| self.shared.rules[place as usize].leaves_out(attribute, &request));
+        more_limits || self.shared.rules[..before].iter().any(|rule| !rule.shadow && rule.misses(attribute, &request))
     }
 
     /// The request as this set compares it.

@@ -123,13 +123,16 @@ impl Compiled {
             self.conditions.iter().partition(|condition| condition.attribute() == attribute);
         others.retain(|condition| !condition.holds(request));
         let skips_for_it = match &self.action {
-            CompiledAction::Throttle(throttle) => {
-                let skips = throttle.skips && throttle.skipped(request) == Some(attribute);
-                skips || throttle.limited.leaves_out(attribute, request)
-            }
+            CompiledAction::Throttle(throttle) if throttle.skips => throttle.skipped(request) == Some(attribute),
             _ => false,
         };
         others.is_empty() && (!by_it.is_empty() || skips_for_it)
+    }
+
+    /// Whether a limit doesn't apply to this request for want of this attribute.
+    #[cfg(feature = "http")]
+    pub(super) fn leaves_out(&self, attribute: &str, request: &Attributes<'_>) -> bool {
+        matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.limited.leaves_out(attribute, request))
     }
 
     /// Whether it applies only to requests that have everything that it counts by.
