@@ -1,5 +1,7 @@
 //! The examples, started as a reader would, and called.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -41,7 +43,7 @@ fn count(statuses: &[u16], wanted: u16) -> usize {
 
 /// Of two processes that share a Redis, and then have none.
 #[test]
-fn a_service_with_four_limits_keeps_each_of_them() {
+fn a_service_with_five_limits_keeps_each_of_them() {
     let mut server = Server::start();
     let services = [(); 2].map(|()| start("completions", Some(&server.tcp_url()), &[]));
     let complete = |address: &str, key: &str, prompt: &str| {
@@ -51,22 +53,44 @@ fn a_service_with_four_limits_keeps_each_of_them() {
     // What each took in the end is charged, not the 500 that it might have.
     for (before, service) in services.iter().enumerate() {
         let (status, text) = complete(&service.address, "a", "Why?");
-        assert!(status == 200 && text.contains("\r\nratelimit: \"tokens\";r=99"), "{text}");
+        assert!(status == 200 && text.contains("\"model/tokens\";r=99"), "{text}");
         // A permit is given back after the answer.
         let left = [7, 6].map(|left| text.contains(&format!("\"requests/concurrency\";r={left}")));
         assert!(left[..=before].contains(&true), "{text}");
     }
-    let until = Instant::now() + PATIENCE;
-    let left = loop {
-        let (_, text) = complete(&services[0].address, "a", "Why?");
-        let left =
-            text.split("\"tokens\";r=").nth(1).and_then(|rest| rest.split(['\r', ';', ',']).next()?.parse().ok());
-        let left: u64 = left.unwrap_or_else(|| panic!("{text}"));
-        if left > 99_400 || Instant::now() > until {
-            break left;
+    // As a request finds it that reserves 500.
+    let left = |prompt: &str| -> u64 {
+        let (_, text) = complete(&services[0].address, "a", prompt);
+        let left = text.split("\"model/tokens\";r=").nth(1);
+        left.and_then(|rest| rest.split(['\r', ';', ',']).next()?.parse().ok()).unwrap_or_else(|| panic!("{text}"))
+    };
+    let settled = |at_least: u64| {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = left("Why?");
+            if left >= at_least || Instant::now() > until {
+                break left;
+            }
         }
     };
-    assert!((99_480..=99_500).contains(&left), "{left}");
+    // Each takes a token for each word of it and of its answer.
+    let settled_to = settled(99_450);
+    assert!((99_450..=99_500).contains(&settled_to), "{settled_to}");
+    // Whoever goes after the first word of 204 pays for what was said until that was noticed.
+    let prompt = "why ".repeat(200);
+    let mut caller = TcpStream::connect(&services[0].address).expect("the service");
+    let head = "Host: x\r\nAuthorization: Bearer a\r\nX-Org: acme\r\n";
+    write!(caller, "POST /completions HTTP/1.1\r\n{head}Content-Length: {}\r\n\r\n{prompt}", prompt.len())
+        .expect("sent");
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"why \r\n") {
+        let mut byte = [0];
+        caller.read_exact(&mut byte).expect("the first word");
+        answer.extend(byte);
+    }
+    drop(caller);
+    let settled_to = settled(99_200);
+    assert!((99_200..=99_350).contains(&settled_to), "{settled_to}");
     // Of 16 at once, 8 are under way at a time; of more, 20 of a burst are let through.
     let statuses = at_once(&services, 16, |address| complete(address, "b", "").0);
     assert_eq!((count(&statuses, 200), count(&statuses, 429)), (8, 8), "{statuses:?}");
@@ -101,14 +125,17 @@ fn a_service_with_four_limits_keeps_each_of_them() {
 
 /// Lines that its limits add to a service, of which all else is here.
 #[test]
-fn four_limits_take_at_most_thirty_lines() {
+fn five_limits_take_at_most_forty_lines() {
     let unlimited = "
         use std::collections::HashMap;
+        use std::convert::Infallible;
         use std::error::Error;
         use std::time::Duration;
+        use axum::body::Body;
         use axum::http::StatusCode;
         use axum::routing::post;
         use axum::{Form, Router};
+        use futures_util::{StreamExt, stream};
         use tollgate_examples::{address, interrupted};
         #[tokio::main]
         async fn main() -> Result<(), Box<dyn Error>> {
@@ -121,10 +148,16 @@ fn four_limits_take_at_most_thirty_lines() {
         axum::serve(listener, app).with_graceful_shutdown(interrupted()).await?;
         Ok(())
         }
-        async fn complete(prompt: String) -> String {
+        async fn complete(prompt: String) -> Body {
         let answer = format!(\"{prompt} I don't know.\\n\");
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        answer
+        let words: Vec<_> = answer.split_inclusive(' ').map(str::to_owned).collect();
+        let words = stream::iter(words).then(move |word| {
+        async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Ok::<_, Infallible>(word)
+        }
+        });
+        Body::from_stream(words)
         }
         async fn login(
         Form(form): Form<HashMap<String, String>>,
@@ -149,7 +182,7 @@ fn four_limits_take_at_most_thirty_lines() {
             None => true,
         })
         .collect();
-    assert!(added.len() <= 30, "{}: {added:#?}", added.len());
+    assert!(added.len() <= 40, "{}: {added:#?}", added.len());
 }
 
 #[test]
