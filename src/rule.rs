@@ -331,9 +331,11 @@ impl Rule {
         Self { limits: kept.map(|(_, scoped)| scoped.clone()).collect(), ..self.clone() }
     }
 
-    /// Whether its limits count different keys, each with a slot of its own.
-    pub(crate) fn counts_several_keys(&self) -> bool {
-        self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by != self.limits[0].by)
+    /// Whether its limits count different keys, each with a slot of its own; a call's id is remembered beside the
+    /// request's own key.
+    pub(crate) fn counts_several_keys(&self, has_id: bool) -> bool {
+        let first = self.limits.first().and_then(|scoped| scoped.by.as_ref()).filter(|_| !has_id);
+        self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by.as_ref() != first)
     }
 
     /// The only limit, if it has shards.

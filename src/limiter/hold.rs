@@ -166,22 +166,25 @@ impl Limiter {
         request: impl Into<Request<'a>>,
         max_wait: Duration,
     ) -> Result<Held, Error> {
-        let held = self.hold_within(rule, request.into(), max_wait).await;
+        let request = request.into();
+        let held = self.hold_within(rule, request, max_wait, !request.has_id()).await;
         counted(rule, held.as_ref().map(|held| &held.decision));
         held
     }
 
-    /// The same, for a caller that counts the outcome.
+    /// The same, for a caller that counts the outcome and says whether the request's id, if any, is known to nobody
+    /// else.
     pub(crate) async fn hold_within(
         &self,
         rule: &Rule,
         request: Request<'_>,
         max_wait: Duration,
+        own_id: bool,
     ) -> Result<Held, Error> {
         runtime::with_timers()?;
         let (started, jitter, mut look) = (Instant::now(), request.wait_jitter(), FIRST_LOOK);
         loop {
-            let mut held = self.hold_once(rule, request.jitter(0), !request.has_id()).await?;
+            let mut held = self.hold_once(rule, request.jitter(0), own_id).await?;
             let left = max_wait.min(LONGEST_WAIT).saturating_sub(started.elapsed());
             let waits = Waits::of(rule, &held.decision);
             let wait = match waits {

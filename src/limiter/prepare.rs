@@ -28,7 +28,7 @@ impl Limiter {
         mode: Mode,
         server_us: Option<u64>,
     ) -> Result<Ask<'r>, Error> {
-        if !self.engine.has_one_node() && rule.counts_several_keys() {
+        if !self.engine.has_one_node() && rule.counts_several_keys(request.has_id()) {
             let why = "its limits count by different keys, which may be on several nodes";
             let name = rule.name().unwrap_or_default();
             let why = format!("rule {name}: expected a tag on a cluster, since {why}, got none");

@@ -69,7 +69,10 @@ impl Compiled {
                     Throttled::Block => Effect::Block,
                     Throttled::Missing(attribute) => Effect::Missing(attribute),
                     Throttled::Charge { rule, request } => {
-                        Effect::Limit(Charge { rule, request, counted: self.counted.as_ref() })
+                        // An override or an account may have permits alone, which are given back in any case.
+                        let has_units = rule.limits().any(|limit| !limit.algorithm().holds());
+                        let counted = self.counted.as_ref().filter(|_| has_units);
+                        Effect::Limit(Charge { rule, request, counted })
                     }
                 };
                 (effect, overridden)

@@ -228,7 +228,9 @@ impl Limiter {
         let held = match asking {
             Acquisition::Hold(_) if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
             #[cfg(feature = "http")]
-            Acquisition::Wait(max_wait, ..) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
+            Acquisition::Wait(max_wait, ..) if holds() => {
+                Box::pin(self.hold_within(rule, request, max_wait, true)).await?
+            }
             #[cfg(feature = "http")]
             Acquisition::Wait(max_wait, blocks, _) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));

@@ -388,7 +388,9 @@ fn rule(
             let why = format!("limits: expected one limit in each string of the list, got {limit:?}");
             return Err((at(), why));
         }
-        let part = names("key", &key.0).map_err(|(_, why)| (at(), why))?.map(|own| {
+        // A limit that names the rule's own key counts by that.
+        let own = if key.0 == definition.key.0 { &[][..] } else { &key.0 };
+        let part = names("key", own).map_err(|(_, why)| (at(), why))?.map(|own| {
             let part = key.0.join(",");
             if !parts.iter().any(|(other, _)| *other == part) {
                 parts.push((part.clone(), own));

@@ -197,6 +197,24 @@ async fn what_an_inner_layer_denies_is_a_response_with_its_status() {
     }
 }
 
+/// The id of a call that waited is known to nobody else: so its permit is given back however long that takes.
+#[tokio::test]
+async fn a_permit_of_a_call_that_waited_outlasts_an_outage() {
+    let server = Server::start();
+    let limiter = redis_limiter(&server).deadline(Duration::from_secs(2));
+    let limits = "\"fixed-window 50/1h start first-hit\", \"concurrency 2 ttl 60s\"";
+    let rules = failures("jobs", limits, "");
+    let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules)).wait(Duration::from_secs(30));
+    let service = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::from("hello"))) });
+    let response = layer.layer(service).oneshot(get("/", &[])).await.expect("infallible");
+    assert_eq!(response.status().as_u16(), 200);
+    server.signal("-STOP");
+    drop(response);
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    server.signal("-CONT");
+    assert_eq!(remaining(&limiter, &rules, "jobs").await, [50, 2]);
+}
+
 /// A response while Redis is away is given back once it is there again.
 #[tokio::test]
 async fn what_is_to_be_given_back_outlasts_an_outage() {

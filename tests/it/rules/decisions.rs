@@ -427,6 +427,11 @@ async fn a_charge_knows_by_which_statuses_it_counts() {
         let back = limiter.cancel(charge.rule(), request).await.expect("an answer").remaining;
         assert_eq!(back, took + 1);
     }
+    // Permits alone are given back with the response anyway.
+    let rules = rule_set(&text.replace("= \"fixed-window 9/1d\"", "= \"concurrency 9 ttl 1m\""));
+    let request = Attributes::new().ip("192.0.2.9".parse().expect("an address")).path("/login");
+    let Effect::Limit(charge) = rules.applies(&request).expect("good").effect else { panic!("no limits") };
+    assert!(!charge.counts_by_response());
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Limits that requests without their attributes aren't charged to.
 
 use proptest::prelude::*;
-use tollgate::rules::{Attributes, Reason, RuleSet, Verdict};
+use tollgate::rules::{Attributes, Effect, Reason, RuleSet, Verdict};
 use tollgate::{Embedded, Limiter};
 use tollgate_testing::redis_server::Server;
 
@@ -74,6 +74,23 @@ async fn a_rule_without_a_limit_that_applies_denies_or_is_skipped() {
     assert_eq!(verdict(&limiter, &skips, &request).await.rule.as_deref(), Some("others"));
     let one = request.clone().user("anna");
     assert_eq!(verdict(&limiter, &skips, &one).await.rule.as_deref(), Some("api"));
+}
+
+#[test]
+fn the_file_in_the_questions_counts_an_address_a_user_and_everybody() {
+    let page = tollgate_testing::repository::read("src/guide/faq.md");
+    let (_, rest) = page.split_once("```toml\n").expect("a file");
+    let rules = rule_set(rest.split_once("```").expect("its end").0);
+    let request = Attributes::new().ip([192, 0, 2, 1].into());
+    for (request, expected) in [
+        (request.clone(), &["token-bucket 1000/1m", "global"][..]),
+        (request.user("42"), &["token-bucket 1000/1m", "user", "global"]),
+    ] {
+        let Effect::Limit(charge) = rules.applies(&request).expect("a rule").effect else { panic!("it has limits") };
+        let names: Vec<_> =
+            charge.rule().limits().map(|limit| limit.name().map_or_else(|| limit.to_string(), str::to_owned)).collect();
+        assert_eq!(names, expected);
+    }
 }
 
 #[test]

@@ -314,6 +314,15 @@ async fn keys_of_several_slots_are_never_sent_in_one_decision() {
             assert_eq!(error.charged(), Charged::No);
         }
     }
+    // One that counts by a part alone has one slot, but for an id, which is remembered beside the request's key.
+    let one = serde_json::json!({"name": "one", "limits": [{"limit": "gcra 5/1d", "key": "org"}]});
+    let one: Rule = serde_json::from_value(one).expect("a rule");
+    let request = Request::new("user").parts(&parts);
+    let error = in_time(limiter.acquire(&one, request.id("id"))).await.expect_err("two slots");
+    assert!(error.to_string().contains("expected a tag on a cluster"), "{error}");
+    assert_eq!(ran(&servers), [0, 0, 0]);
+    assert!(in_time(limiter.acquire(&one, request)).await.expect("one slot").allowed);
+    forget(&servers);
     let two = rule("gcra 5/1d", OnError::Open).tagged("org");
     let two = two.and_by("org", "gcra 50/1h".parse().expect("a limit")).expect("a tag");
     let error = acquire(&limiter, &two, "user").await.expect_err("of no organisation");

@@ -33,6 +33,7 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("src/guide.md", "console", "examples/services/tests/it/pages/of_redis.rs"),
     ("src/guide.md", "text", "crates/cli/tests/it/tool/suggest.rs"),
     ("src/guide/faq.md", "nginx", "tests/support/src/nginx.rs"),
+    ("src/guide/faq.md", "toml", "tests/it/rules/optional_limits.rs"),
     ("src/guide/numbers.md", "console", "examples/services/tests/it/pages/of_redis.rs"),
     ("src/guide/numbers.md", "text", "crates/cli/tests/it/tool/suggest.rs"),
     ("src/guide/trace.md", "console", "examples/services/tests/it/pages/of_redis.rs"),
