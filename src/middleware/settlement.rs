@@ -113,22 +113,20 @@ impl Settlement {
         self.usage.is_some() && !self.is_given_back
     }
 
-    /// The request that changes what was taken, and whether that is forgotten with its id; none if nothing changes.
-    fn change(&self) -> Option<(OwnedRequest, bool)> {
-        if !self.is_given_back {
-            let settles = self.usage.as_ref()?.settles(&self.rule, &self.request)?;
-            return Some((settles, false));
+    /// The request at what it takes in the end; none if nothing changes.
+    fn change(&self) -> Option<OwnedRequest> {
+        match self.is_given_back {
+            // A cancellation would end its permits before its body has, and forget the id, by which a try after an
+            // outage finds what was given back.
+            true => Some(Request::from(&self.request).cost_of_all(0).into_owned()),
+            false => self.usage.as_ref()?.settles(&self.rule, &self.request),
         }
-        // A cancelled call's permits would go with it, before its body has ended.
-        let holds = self.rule.limits().any(|limit| limit.algorithm().holds());
-        let nothing = Request::from(&self.request).cost_of_all(0).into_owned();
-        Some((nothing, !holds))
     }
 }
 
 impl Drop for Settlement {
     fn drop(&mut self) {
-        let Some((request, is_forgotten)) = self.change() else { return };
+        let Some(request) = self.change() else { return };
         let (limiter, rule) = (self.limiter.clone(), self.rule.clone());
         let permits = Arc::clone(&self.permits);
         self.limiter.spawn(&self.runtime, move |at_once| {
@@ -137,17 +135,10 @@ impl Drop for Settlement {
             async move {
                 // If this fails, what was charged before stays charged.
                 let request = Request::from(&request).id_ttl(REMEMBERED_ONCE_SETTLED);
-                let settle = async || match is_forgotten {
-                    true => limiter.cancel(&rule, limiter.unhurried(request)).await,
-                    false => limiter.settle(&rule, limiter.unhurried(request)).await,
-                };
-                let settled = persist(&at_once, settle).await;
+                let settled = persist(&at_once, || limiter.settle(&rule, limiter.unhurried(request))).await;
                 drop(permits);
-                match &settled {
-                    // A try before it was answered by nobody, but ran.
-                    Err(error) if is_forgotten && error.is_unknown_id() => {}
-                    Err(error) => telemetry::unsettled(error.class()),
-                    Ok(()) => {}
+                if let Err(error) = &settled {
+                    telemetry::unsettled(error.class());
                 }
                 !settled.is_err_and(|error| error.is_input())
             }

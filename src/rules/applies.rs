@@ -88,6 +88,18 @@ impl Compiled {
     }
 }
 
+#[cfg(feature = "http")]
+impl Compiled {
+    /// Whether one of its limits doesn't apply to this request for want of this attribute.
+    pub(super) fn leaves_out(&self, attribute: &str, request: &Attributes<'_>) -> bool {
+        let CompiledAction::Throttle(throttle) = &self.action else { return false };
+        // A key that is overridden, blocked or allowed has no such limits.
+        let by_its_limits =
+            |applies: &Applies<'_>| applies.overridden.is_none() && matches!(applies.effect, Effect::Limit(_));
+        throttle.limited.leaves_out(attribute, request) && self.effect(request).is_ok_and(|own| by_its_limits(&own))
+    }
+}
+
 impl Applies<'_> {
     /// The rule's name, shared.
     pub(crate) fn name(&self) -> Option<&Arc<str>> {

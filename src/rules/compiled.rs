@@ -129,12 +129,6 @@ impl Compiled {
         others.is_empty() && (!by_it.is_empty() || skips_for_it)
     }
 
-    /// Whether a limit doesn't apply to this request for want of this attribute.
-    #[cfg(feature = "http")]
-    pub(super) fn leaves_out(&self, attribute: &str, request: &Attributes<'_>) -> bool {
-        matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.limited.leaves_out(attribute, request))
-    }
-
     /// Whether it applies only to requests that have everything that it counts by.
     pub(super) fn may_skip(&self) -> bool {
         matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.skips)

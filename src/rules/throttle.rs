@@ -293,7 +293,7 @@ impl Throttle {
         let parts = parts.map(|(name, part)| (name.clone(), self.key_of(part, request))).collect();
         let cost = self.cost.as_ref().map(|attribute| self.units(attribute, request)).transpose()?;
         let own_cost = |attribute: &Name| Ok((attribute.to_string(), self.units(attribute, request)?));
-        let own_costs = self.own_costs.iter().filter(|name| request.first_missing([*name]).is_none());
+        let own_costs = self.own_costs.iter().filter(|name| rule.costs_by(name));
         let own_costs = own_costs.map(own_cost).collect::<Result<_, Error>>()?;
         let request = OwnedRequest::charging(key, parts, cost, own_costs);
         Ok((Throttled::Charge { rule: ChargedBy::Rule(rule), request }, overridden))

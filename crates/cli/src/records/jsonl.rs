@@ -271,7 +271,7 @@ mod tests {
             (r#"{"t_us":1,"key":"k","t_us":2}"#, "t_us: given twice"),
             (
                 r#"{"t_us":1,"key":"k","csot":2}"#,
-                "unknown field \"csot\": expected t_us, op, key, cost, id, for or request_time",
+                "unknown field \"csot\": expected t_us, op, key, cost, id, for, request_time or status",
             ),
             (
                 r#"{"t_us":1,"key":"k","op":"block"}"#,
