@@ -121,7 +121,8 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// The same as [`Rule::and`], or an unnamed limit by a part whose name is empty or longer than 64 bytes.
+    /// The same as [`Rule::and`], or an unnamed limit by a part whose name is empty or longer than 64
+    /// characters.
     ///
     /// ```
     /// use tollgate::Rule;

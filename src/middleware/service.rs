@@ -234,10 +234,10 @@ impl Settings {
         id: &str,
         (applies, shadows): (&Applies<'_>, &[Shadow<'_>]),
         verdict: &Verdict,
-        mut usage: Option<Usage>,
+        usage: Option<Usage>,
         permits: &Arc<Vec<Permit>>,
     ) -> Result<Vec<Settlement>, Error> {
-        let own = verdict.decision.as_ref().map(|decision| (applies, decision, usage.take()));
+        let own = verdict.decision.as_ref().map(|decision| (applies, decision, usage));
         let of_shadows = shadows.iter().zip(&verdict.shadows).filter_map(|((_, shadow), verdict)| {
             let (Ok(applies), Some(Ok(decision))) = (shadow, &verdict.decision) else { return None };
             Some((applies, decision, None))

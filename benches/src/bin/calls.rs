@@ -196,7 +196,7 @@ impl Bench {
         let id = random.to_le_bytes();
         let request = Request::new(key).id(&id).id_ttl(Duration::from_secs(3600));
         let allowed = self.of_one.acquire(&self.plain, request).await.expect("a decision").allowed;
-        allowed && self.of_one.cancel(&self.plain, request).await.is_ok()
+        allowed && self.of_one.settle(&self.plain, request.cost(0)).await.is_ok()
     }
 
     async fn held(&self, key: &str) -> bool {
