@@ -150,14 +150,21 @@ impl Node {
         }
     }
 
+    /// What was sent to count keys; a refusal is remembered until a key can be looked at, or there is a new connection:
+    /// looks that the budget leaves no key for tell nothing.
     fn sent(&mut self, sent: Result<Sent, Failure>) -> Result<Sent, Failure> {
-        self.no_scan = None;
         match sent {
             Err(Failure::Refused(why)) => {
                 self.no_scan = Some(why);
                 Ok(Sent::default())
             }
-            others => others,
+            Ok(sent) => {
+                if sent.objects > 0 {
+                    self.no_scan = None;
+                }
+                Ok(sent)
+            }
+            lost => lost,
         }
     }
 
@@ -195,6 +202,20 @@ fn beside(key: Option<&Vec<u8>>, prefix: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_look_at_keys_is_shown_until_one_is_answered() {
+        let mut node = Node::new(Redis::open("redis://127.0.0.1:1").expect("an address"));
+        let refused = || Err(Failure::Refused("NOPERM".to_owned()));
+        let (none, scans) = (Sent::default(), Sent { scans: 1, objects: 0 });
+        node.sent(refused()).expect("a refusal ends no look");
+        for sent in [none, scans] {
+            node.sent(Ok(sent)).expect("sent");
+            assert_eq!(node.no_scan.as_deref(), Some("NOPERM"), "{sent:?}");
+        }
+        node.sent(Ok(Sent { scans: 1, objects: 1 })).expect("sent");
+        assert_eq!(node.no_scan, None);
+    }
 
     #[test]
     fn what_is_waited_for_has_the_tag_of_a_key_of_the_node_and_is_none_of_a_limit() {
