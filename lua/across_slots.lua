@@ -29,7 +29,7 @@ local KEYS, ARGV = { unpack(ARGV, 2, count + 1) }, { unpack(ARGV, count + 2) }
 -- limits, or an id) that write, what writes it.
 local refused, server = {}, redis
 local redis = { error_reply = server.error_reply, acl_check_cmd = server.acl_check_cmd }
-local sizes, place, limits = { 32, 36, 29, 18, 13, 10 }, 1, 0
+local sizes, place, limits = { 32, 36, 29, 18, 13, 10, [64] = 9 }, 1, 0
 while sizes[string.byte(ARGV[1], place)] do
   place, limits = place + sizes[string.byte(ARGV[1], place)], limits + 1
 end

@@ -6,7 +6,9 @@
 --   at most 7999, as many as Lua unpacks. Text form: one call
 --
 -- ARGV, packed (integers by struct, little-endian)
---   [1] shape   of each limit its algorithm's number B and its numbers, as the algorithm's file lists them; then
+--   [1] shape   of each limit its algorithm's number B and its numbers, as the algorithm's file lists them, perhaps
+--               with options of its own after them: 64 B, the sum B of those from 1 to 8, which replace the call's,
+--               and I7 us that a denial blocks its key, if 8 is among them. Then
 --               operation B, options B, cost I7, and the values of the options that have one, in their order
 --   [2] now_us  us  0 .. 2^52 in decimal, or -1 for the server's time, which it is without it
 --   [3] calls   of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit,
@@ -184,7 +186,7 @@ end
 
 -- What a denial leaves behind, and how a block changes the answer. Returns it, and whether the key is to be written.
 local function note(limit, denied, never, reset, retry)
-  local notes, changed = limit.notes, false
+  local notes, changed, option = limit.notes, false, limit.option or option
   if not denied and reset > 0 and not (notes and notes.blocked > now) then return reset, retry, false, 0 end
   -- Nothing is owed any more to whoever took units before.
   if notes and reset == 0 then notes.net, notes.given, notes.born = 0, 0, math.max(now, notes.born + 1) end

@@ -18,7 +18,8 @@ local text_fault = to_shape and to_shape()
 if text_fault then return redis.error_reply(text_fault) end
 
 -- A limit of the shape: its algorithm; the most units that it admits, the rest of its numbers (a, b, c), and all as a
--- state has them (`numbers`); its longest reset, how long a state is kept, and its debt. Then what a call asks of it
+-- state has them (`numbers`); its longest reset, how long a state is kept, its debt, and options of its own (`option`,
+-- in place of the call's of that name). Then what a call asks of it
 -- (`cost`), and what it finds at its key: the units in use, the state as the algorithm's functions pass it on (x, y),
 -- as of when that is (`at`), the second at which it expires (`armed`), its own time, and how many calls there is room
 -- for (`fits`).
@@ -42,6 +43,13 @@ while layout and layout < 128 do
   if debt > 0 then limits[count].debt = debt end
   place = place + algorithm.size
   layout = byte(shape, place)
+  if layout == 64 and #shape >= place + 8 then
+    local bits, block = unpacked('<BI7', shape, place + 1)
+    limits[count].option = { as_is = bits % 2 >= 1, afresh = bits % 4 >= 2, overage = bits % 8 >= 4,
+      block = bits >= 8 and block }
+    place = place + 9
+    layout = bits < 16 and byte(shape, place) or 0
+  end
 end
 if #shape < place + 8 then return redis.error_reply('BADARG tollgate: expected an operation after the limits') end
 if not (now >= 0 and now <= 2^52 and now % 1 == 0) then
@@ -135,7 +143,7 @@ for first = 1, plain and #keys or 0, width do
     local room = used and used + units * calls <= limit.most
     -- A denial of several calls, or one that is written, isn't plain.
     if not used or time and time > now or units == 0 or not room and (calls > 1 or units > limit.most
-      or writes and code > 128 or option.overage or option.block
+      or writes and code > 128 or (limit.option or option).overage or (limit.option or option).block
       or algorithm.window and limit.armed * 1000000 < limit.b) then
       asked, left = false, true
       break
@@ -333,6 +341,7 @@ end
 -- how many units more are used than were; nothing if it can't be read. Until then `rule` is the call's own limit.
 local function other_version(limit, held, numbers)
   local algorithm, most, a, b, c = complete(limit.algorithm), limit.most, limit.a, limit.b, limit.c
+  local option = limit.option or option
   local _, was_most, was_a, was_b, was_c = unpacked(algorithm.stored, numbers)
   local longest, _, was_rate = algorithm.spans(was_most, 0, was_a, was_b, was_c)
   if not longest then return nil end
@@ -342,14 +351,14 @@ local function other_version(limit, held, numbers)
   longest = math.max(longest, limit.longest)
   if not (option.as_is or option.afresh) and (was_rate >= rate or algorithm.bounded and used > most) then
     local version = { algorithm = algorithm, most = most, a = was_a, b = was_b, c = was_c, numbers = numbers,
-      longest = longest, kept = limit.kept, debt = limit.debt, cost = limit.cost, held = held, rule = limit }
+      longest = longest, kept = limit.kept, debt = limit.debt, cost = limit.cost, held = held, rule = limit,
+      option = limit.option }
     version.used, version.x, version.y, version.at, version.armed, version.time =
       algorithm.level(held, now, longest, was_a, was_b, was_c)
     return version, 0, longest
   end
   -- Also what is owed stays owed.
-  local target = option.as_is and used > 0 and math.max(most - was_most + used, 0) or used
-  if option.afresh then target = 0 end
+  local target = option.afresh and 0 or option.as_is and used > 0 and math.max(most - was_most + used, 0) or used
   local more = target - used
   x, y, at = algorithm.convert(x, y, at, was_a, was_b, was_c, a, b, c)
   if more ~= 0 and algorithm.counted then
@@ -405,8 +414,8 @@ local function look(limit, held, key)
   end
   limit.held, limit.notes, limit.changed = held, false, false
   if held and algorithm.other then
-    local version, used, x, y, at, armed, time, far =
-      algorithm.other(limit, held, numbers, option.as_is, option.afresh)
+    local own = limit.option or option
+    local version, used, x, y, at, armed, time, far = algorithm.other(limit, held, numbers, own.as_is, own.afresh)
     if not version then return nil, used end
     limit, longest, ahead = version, version.longest, far
     limit.used, limit.x, limit.y, limit.at, limit.armed, limit.time = used, x, y, at, armed, time

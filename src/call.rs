@@ -165,6 +165,24 @@ impl Costs {
     }
 }
 
+impl Options {
+    /// Appends them to the numbers of a limit that has other options than its call.
+    pub(crate) fn pack(&self, numbers: &mut Vec<u8>) {
+        numbers.extend([64, self.bits()]);
+        numbers.extend(seven(self.block_us.unwrap_or_default()));
+    }
+
+    fn bits(&self) -> u8 {
+        let Self { keeps_left, starts_anew, counts_denials, block_us } = *self;
+        bits([keeps_left, starts_anew, counts_denials, block_us.is_some()])
+    }
+}
+
+/// The first is the lowest.
+fn bits<const N: usize>(bits: [bool; N]) -> u8 {
+    bits.iter().enumerate().fold(0, |sum, (at, is_set)| sum | u8::from(*is_set) << at)
+}
+
 impl Terms {
     /// Without any options.
     pub(crate) fn of(mode: Mode) -> Self {
@@ -180,21 +198,10 @@ impl Terms {
     /// Appends them to the numbers of a shape, at this cost.
     pub(crate) fn pack(&self, cost: u64, shape: &mut Vec<u8>) {
         let Self { mode, options, within_us, id_ttl_ms, ref taken } = *self;
-        let Options { keeps_left, starts_anew, counts_denials, block_us } = options;
-        let bits = [
-            keeps_left,
-            starts_anew,
-            counts_denials,
-            block_us.is_some(),
-            within_us.is_some(),
-            id_ttl_ms.is_some(),
-            taken.is_some(),
-            self.are_long(),
-        ];
-        let bits = bits.iter().enumerate().fold(0, |bits, (at, is_set)| bits | u8::from(*is_set) << at);
-        shape.extend([mode.code(), bits]);
+        let more = bits([within_us.is_some(), id_ttl_ms.is_some(), taken.is_some(), self.are_long()]);
+        shape.extend([mode.code(), options.bits() | more << 4]);
         shape.extend(packed_cost(cost));
-        for value in [block_us, within_us, id_ttl_ms].into_iter().flatten() {
+        for value in [options.block_us, within_us, id_ttl_ms].into_iter().flatten() {
             shape.extend(seven(value));
         }
         if let Some(Taken { ago_us, resets_us }) = taken {

@@ -161,10 +161,17 @@ impl Decision {
         }
     }
 
-    /// The name of the rule that decided; none if its policy did.
+    /// The name of the rule that decided, of several that apply together the first that denies; none if its policy did.
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
-        self.limits.first()?.quota.rule()
+        let denies = self.limits.iter().find(|limit| !limit.allowed);
+        denies.or(self.limits.first())?.quota.rule()
+    }
+
+    /// Whether the limits of this rule allowed, whatever those of others said.
+    pub(crate) fn is_allowed_by(&self, rule: Option<&str>) -> bool {
+        let mut own = self.limits.iter().filter(|limit| limit.quota.rule() == rule).peekable();
+        if own.peek().is_none() { self.allowed } else { own.all(|limit| limit.allowed) }
     }
 
     /// When it was made, by this machine's clock or, if the caller gave a time or a clock, by that.
@@ -273,10 +280,12 @@ impl Decision {
         self
     }
 
-    /// The same once all but permits is given back, as far as that is known without asking: for header fields.
+    /// The same once what these rules took is given back, but permits, as far as that is known without asking: for header
+    /// fields.
     #[allow(dead_code, reason = "asked by the middleware, which is a feature")]
-    pub(crate) fn given_back(mut self) -> Self {
-        for limit in self.limits.0.iter_mut().filter(|limit| !limit.quota.algorithm().holds()) {
+    pub(crate) fn given_back(mut self, has: impl Fn(Option<&str>) -> bool) -> Self {
+        let units = |limit: &&mut LimitDecision| !limit.quota.algorithm().holds() && has(limit.quota.rule());
+        for limit in self.limits.0.iter_mut().filter(units) {
             let back = std::mem::take(&mut limit.granted);
             limit.remaining = limit.remaining.saturating_add(back).min(limit.limit);
             if limit.remaining == limit.limit {

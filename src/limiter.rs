@@ -412,6 +412,6 @@ impl Limiter {
 
     /// The policy while Redis is unreachable.
     fn policy(&self, rule: &Rule) -> OnError {
-        rule.policy().unwrap_or(self.on_error)
+        rule.policy_or(self.on_error)
     }
 }

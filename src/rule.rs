@@ -5,6 +5,8 @@ mod change;
 pub(crate) mod fields;
 #[cfg(feature = "serde")]
 pub(crate) mod forms;
+mod joined;
+mod keys;
 mod on_error;
 mod scoped;
 #[cfg(feature = "serde")]
@@ -23,6 +25,8 @@ use crate::key;
 use crate::limit::{Limit, Period};
 
 pub use change::Change;
+#[allow(unused_imports, reason = "sets of rules join them, which are a feature")]
+pub(crate) use joined::{ALL, APART, Joining, apart, is_apart};
 pub use on_error::OnError;
 pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 
@@ -55,6 +59,8 @@ pub struct Rule {
     cost: u64,
     /// None: as the limiter says.
     hash_keys: Option<bool>,
+    /// The rules that it is made of, if several apply together; each of its limits is as its own rule says.
+    rules: Option<Arc<[Self]>>,
 }
 
 impl Rule {
@@ -83,6 +89,7 @@ impl Rule {
             on_error: None,
             cost: 1,
             hash_keys: None,
+            rules: None,
         }
     }
 
@@ -93,6 +100,7 @@ impl Rule {
     /// The same as [`Rule::new`].
     pub fn named(mut self, name: &str) -> Result<Self, RuleError> {
         let name = key::checked_name(name)?;
+        self.expect_one()?;
         let renamed = |scoped: &ScopedLimit| {
             ScopedLimit::new(name, Arc::clone(&scoped.limit), scoped.by.clone(), scoped.cost.clone())
         };
@@ -307,8 +315,9 @@ impl Rule {
         self.limits.iter().any(|scoped| scoped.costs_by(name))
     }
 
+    /// Whether what a request takes isn't one cost for all of its limits.
     pub(crate) fn has_own_costs(&self) -> bool {
-        self.limits.iter().any(|scoped| scoped.cost.is_some())
+        self.is_joined() || self.limits.iter().any(|scoped| scoped.cost.is_some())
     }
 
     /// Its limits.
@@ -332,13 +341,6 @@ impl Rule {
         Self { limits: kept.map(|(_, scoped)| scoped.clone()).collect(), ..self.clone() }
     }
 
-    /// Whether its limits count different keys, each with a slot of its own; a call's id is remembered beside the
-    /// request's own key.
-    pub(crate) fn counts_several_keys(&self, has_id: bool) -> bool {
-        let first = self.limits.first().and_then(|scoped| scoped.by.as_ref()).filter(|_| !has_id);
-        self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by.as_ref() != first)
-    }
-
     /// The only limit, if it has shards.
     pub(crate) fn sharded(&self) -> Option<&ScopedLimit> {
         match &*self.limits {
@@ -347,18 +349,10 @@ impl Rule {
         }
     }
 
-    /// How the markers of this rule's ids begin, after its name: the rule's limits, shortened, since a remembered
-    /// answer belongs to them.
-    pub(crate) fn marker(&self) -> String {
-        let limits: Vec<_> = self.limits.iter().map(|scoped| scoped.suffix.as_str()).collect();
-        let digest = sha1_smol::Sha1::from(limits.join(",")).digest().to_string();
-        format!("{}#{}-", self.name.as_deref().unwrap_or_default(), &digest[..8])
-    }
-
     /// A hash of everything sent for this rule, which changes with the rule.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        self.options().hash(&mut hasher);
+        self.each().iter().for_each(|rule| rule.options().hash(&mut hasher));
         for limit in self.limits() {
             (limit.algorithm(), limit.numbers()).hash(&mut hasher);
         }
@@ -397,7 +391,16 @@ impl Rule {
         self.max_hold.map(written)
     }
 
+    /// Refuses what can't be said of several rules.
+    fn expect_one(&self) -> Result<(), RuleError> {
+        if self.is_joined() {
+            return Err(self.error("expected one rule, got several that apply together"));
+        }
+        Ok(())
+    }
+
     fn with(mut self, limit: Arc<Limit>, by: Option<String>, cost: Option<OwnCost>) -> Result<Self, RuleError> {
+        self.expect_one()?;
         let limit = match &by {
             Some(part) if limit.name().is_none() => Arc::new(Limit::clone(&limit).named(&name_of_part(part))?),
             _ => limit,

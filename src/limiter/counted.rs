@@ -5,12 +5,19 @@ use crate::error::Error;
 use crate::rule::Rule;
 use crate::telemetry::{self, Ended};
 
-/// Counts the answer to a caller: once, however many calls it took.
+/// Counts the answer to a caller: once, however many calls it took. Of rules that apply together, each counts what its
+/// own limits say.
 pub(crate) fn counted(rule: &Rule, decided: Result<&Decision, &Error>) {
-    let limits = rule.scoped_limits();
-    let quota = &limits[0].quota;
-    let algorithm = if limits.len() > 1 { "several" } else { quota.algorithm().name() };
-    telemetry::decided(quota.rule_name(), algorithm, ended(decided));
+    for own in rule.each() {
+        let limits = own.scoped_limits();
+        let quota = &limits[0].quota;
+        let algorithm = if limits.len() > 1 { "several" } else { quota.algorithm().name() };
+        let mut ended = ended(decided);
+        if let (Ok((allowed, _)), Ok(decision), true) = (&mut ended, decided, rule.is_joined()) {
+            *allowed = decision.is_allowed_by(own.name());
+        }
+        telemetry::decided(quota.rule_name(), algorithm, ended);
+    }
 }
 
 /// How a call ended.

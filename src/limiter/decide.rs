@@ -114,7 +114,6 @@ impl Limiter {
         operation: Operation,
         reply: &Reply,
     ) -> Result<Decision, Error> {
-        let counts_denials = rule.counts_denials();
         let allowed = reply.limits.iter().all(|limit| limit.allowed);
         let costs = request.plain().units_of(rule, targets.iter().map(|target| target.scoped));
         let limits = targets
@@ -126,6 +125,7 @@ impl Limiter {
                 if operation == Operation::Penalty {
                     granted = granted.min(target.limit.most_counted());
                 }
+                let counts_denials = rule.rule_of(target.scoped).counts_denials();
                 LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, granted, counts_denials)
             })
             .collect::<Option<LimitDecisions>>()

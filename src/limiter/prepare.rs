@@ -28,11 +28,8 @@ impl Limiter {
         mode: Mode,
         server_us: Option<u64>,
     ) -> Result<Ask<'r>, Error> {
-        if !self.engine.has_one_node() && rule.counts_several_keys(request.has_id()) {
-            let why = "its limits count by different keys, which may be on several nodes";
-            let name = rule.name().unwrap_or_default();
-            let why = format!("rule {name}: expected a tag on a cluster, since {why}, got none");
-            return Err(Error::new(Kind::Input, why));
+        if !self.engine.has_one_node() {
+            check_for_cluster(rule, request)?;
         }
         let now_us = request.now_us()?;
         request.plain().check_costs(rule)?;
@@ -88,7 +85,8 @@ impl Limiter {
         let of = |target: &Target<'r>| {
             Ok(match (target.limit.spread(), target.limit.windows(), server_us) {
                 (Some(period), ..) => {
-                    let name = self.name(rule, request.plain().counted(rule, target.scoped.by.as_deref())?)?;
+                    let own = rule.rule_of(target.scoped);
+                    let name = self.name(own, request.plain().counted(own, target.scoped.by.as_deref())?)?;
                     Cow::Owned(target.limit.packed_with_start(key::spread_offset(name.bytes(), period)))
                 }
                 (_, Some(windows), Some(server_us)) => {
@@ -103,6 +101,9 @@ impl Limiter {
                 let mut all = Vec::with_capacity(40 * targets.len());
                 for target in targets {
                     all.extend_from_slice(&of(target)?);
+                    if let Some(own) = rule.own_options(target.scoped) {
+                        own.pack(&mut all);
+                    }
                 }
                 Ok(Cow::Owned(all.into()))
             }
@@ -137,6 +138,7 @@ impl Limiter {
             return Err(Error::new(Kind::Input, format!("rule {rule}: expected a name, got none: {why}")));
         }
         let Target { scoped, shard, .. } = target;
+        let rule = rule.rule_of(scoped);
         let key = self.name(rule, request.counted(rule, scoped.by.as_deref())?)?;
         Ok(key::state_key(&self.prefix, (self.tag(rule, request, key)?, shard), key, &scoped.suffix))
     }
@@ -160,12 +162,27 @@ impl Limiter {
     }
 }
 
+/// Refuses what one node of a cluster can't decide alone.
+fn check_for_cluster(rule: &Rule, request: &Request<'_>) -> Result<(), Error> {
+    let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
+    let fault = |expected: &str| Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
+    if rule.counts_several_keys(request.has_id()) {
+        return fault(
+            "expected a tag on a cluster, since its limits count by different keys, which may be on several nodes, got none",
+        );
+    }
+    if rule.is_joined() && rule.limits().any(|limit| limit.shards() > 1) {
+        return fault("expected limits without shards on a cluster, of rules that apply together, got some");
+    }
+    Ok(())
+}
+
 /// The limits that such a call applies to.
 pub(super) fn concerned<'r>(rule: &'r Rule, operation: Operation, request: &Request<'_>) -> Result<Targets<'r>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match operation {
         // Lifts the blocks of all limits, since a denial may have blocked their keys too.
         Operation::Block if request.units(rule).of_all() == Some(0) => (|_| true, "a limit"),
-        Operation::Block => (|scoped| scoped.by.is_none(), "a limit that counts the request's key"),
+        Operation::Block => (|scoped| scoped.counts_key, "a limit that counts the request's key"),
         Operation::Renew | Operation::Release => (|scoped| scoped.limit.algorithm().holds(), "a concurrency limit"),
         _ => (|_| true, "a limit"),
     };

@@ -30,7 +30,8 @@ use crate::random::unique_id;
 use crate::request::OwnedRequest;
 use crate::rule::Rule;
 use crate::rules::{
-    Account, Acquisition, Applies, Effect, FollowUp, HeldVerdict, Reason, RuleSet, Shadow, Statuses, Verdict,
+    Account, Acquisition, Applies, CountedBy, Effect, FollowUp, GivenBack, HeldVerdict, Reason, RuleSet, Shadow,
+    Verdict,
 };
 use crate::runtime;
 use crate::telemetry;
@@ -79,7 +80,7 @@ struct Admitted {
     verdict: Verdict,
     ends: Option<Ends>,
     /// After which responses what it took isn't given back.
-    counted: Option<Statuses>,
+    counted: Option<CountedBy>,
     /// The rule and request that were charged.
     charged: Option<(Rule, OwnedRequest)>,
     pending: Pending,
@@ -117,10 +118,7 @@ impl Settings {
         drop(rules);
         let Admitted { verdict, mut ends, counted, charged, pending } = admitted;
         let fields = verdict.headers(self.style);
-        let given_back = counted.and_then(|counted| {
-            let decision = verdict.decision.clone()?.given_back();
-            Some((counted, decision.headers(self.style)))
-        });
+        let decided = counted.zip(verdict.decision.clone());
         parts.extensions.insert(verdict);
         parts.extensions.get_or_insert_default::<Permits>().add(ends.as_ref());
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
@@ -129,8 +127,11 @@ impl Settings {
         if let Some(ends) = &mut ends {
             ends.responded(status);
         }
+        let given_back = decided.map(|(counted, decision)| (counted.given_back(status), decision));
         let fields = match given_back {
-            Some((counted, fields)) if !counted.has(status) => fields,
+            Some((given_back, decision)) if given_back != GivenBack::Nothing => {
+                decision.given_back(|rule| given_back.has(rule)).headers(self.style)
+            }
             _ => fields,
         };
         if let (Some((rule, request)), Some(most)) = (charged, self.upstream_backoff) {
@@ -250,9 +251,9 @@ impl Settings {
             }
             let request = charge.request().id(id).id_ttl(SETTLED_WITHIN).following(decision).into_owned();
             let (limiter, rule, permits) = (self.limiter.clone(), charge.rule().clone(), Arc::clone(permits));
-            let (counted, is_given_back) = (counted.cloned(), false);
+            let (counted, given_back) = (counted.cloned().unwrap_or_default(), GivenBack::Nothing);
             let settlement =
-                |runtime| Settlement { limiter, rule, request, usage, counted, is_given_back, permits, runtime };
+                |runtime| Settlement { limiter, rule, request, usage, counted, given_back, permits, runtime };
             Some(runtime::current().map(settlement))
         };
         allowed.filter_map(settlement).collect()
@@ -301,9 +302,9 @@ impl Settings {
 }
 
 /// The statuses of responses after which a request stays charged, if not after all.
-fn counted_by<'s>(applies: &Applies<'s>) -> Option<&'s Statuses> {
+fn counted_by<'a>(applies: &'a Applies<'_>) -> Option<&'a CountedBy> {
     match &applies.effect {
-        Effect::Limit(charge) => charge.counted(),
+        Effect::Limit(charge) => Some(charge.counted()).filter(|counted| !counted.is_none()),
         _ => None,
     }
 }

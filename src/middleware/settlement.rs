@@ -12,7 +12,7 @@ use crate::limiter::{Limiter, persist};
 use crate::lock::Lock;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
-use crate::rules::Statuses;
+use crate::rules::{CountedBy, GivenBack};
 use crate::telemetry;
 
 /// A request's actual cost, if it is known only afterwards. A layer that [settles](super::RateLimitLayer::settle) puts
@@ -43,10 +43,10 @@ pub(super) struct Settlement {
     pub(super) request: OwnedRequest,
     /// None if nothing but the status changes it.
     pub(super) usage: Option<Usage>,
-    /// By which statuses it stays charged, if not by all.
-    pub(super) counted: Option<Statuses>,
-    /// The response has another status.
-    pub(super) is_given_back: bool,
+    /// By which statuses it stays charged.
+    pub(super) counted: CountedBy,
+    /// What is given back, since the response has another status.
+    pub(super) given_back: GivenBack,
     /// Held until the call is settled: a released call is forgotten.
     pub(super) permits: Arc<Vec<Permit>>,
     pub(super) runtime: Handle,
@@ -109,17 +109,18 @@ impl Default for Usage {
 impl Settlement {
     /// The response has this status. Returns whether its cost may still change.
     pub(super) fn responded(&mut self, status: u16) -> bool {
-        self.is_given_back = self.counted.as_ref().is_some_and(|counted| !counted.has(status));
-        self.usage.is_some() && !self.is_given_back
+        self.given_back = self.counted.given_back(status);
+        self.usage.is_some() && self.given_back != GivenBack::All
     }
 
     /// The request at what it takes in the end; none if nothing changes.
     fn change(&self) -> Option<OwnedRequest> {
-        match self.is_given_back {
+        let used = self.usage.as_ref().and_then(|usage| usage.settles(&self.rule, &self.request));
+        match &self.given_back {
+            GivenBack::Nothing => used,
             // A cancellation would end its permits before its body has, and forget the id, by which a try after an
             // outage finds what was given back.
-            true => Some(Request::from(&self.request).cost_of_all(0).into_owned()),
-            false => self.usage.as_ref()?.settles(&self.rule, &self.request),
+            given_back => Some(given_back.taken_off(used.unwrap_or_else(|| self.request.clone()))),
         }
     }
 }

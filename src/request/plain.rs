@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::call::Costs;
 use crate::error::{Error, Kind};
-use crate::rule::{Rule, ScopedLimit};
+use crate::rule::{ALL, APART, Rule, ScopedLimit, is_apart};
 
 /// The last microsecond since the epoch at which a decision can be made: the year 2112.
 pub(super) const LAST_TIME: u64 = 1 << 52;
@@ -92,16 +92,30 @@ impl<'a> PlainRequest<'a> {
 
     /// The same of some of its limits.
     pub(crate) fn units_of<'r>(&self, rule: &Rule, limits: impl Iterator<Item = &'r ScopedLimit>) -> Costs {
-        let all = self.terms.cost.unwrap_or(rule.default_cost());
         if self.terms.of_all || self.costs.is_empty() && !rule.has_own_costs() {
-            return Costs::all(all);
+            return Costs::all(self.terms.cost.unwrap_or(rule.default_cost()));
         }
-        let of = |scoped: &ScopedLimit| match self.costs {
-            OwnCosts::Borrowed(costs) => costs.iter().find(|(name, _)| scoped.costs_by(name)).map(|(_, units)| *units),
-            OwnCosts::Owned(costs) => costs.iter().find(|(name, _)| scoped.costs_by(name)).map(|(_, units)| *units),
+        let units = |scoped: &ScopedLimit| {
+            let rule = rule.rule_of(scoped);
+            let name = rule.name().unwrap_or_default();
+            let own = || self.cost_by(|cost| scoped.costs_by(cost));
+            let apart = || self.cost_by(|cost| scoped.costs_apart_by(cost, name));
+            let of_rule = self.cost_by(|cost| is_apart(cost, name, ALL));
+            let said = match scoped.has_own_cost() {
+                true => of_rule.or_else(own).or_else(apart).or(scoped.own_cost()).or(self.terms.cost),
+                false => of_rule.or_else(own).or(self.terms.cost).or_else(apart),
+            };
+            said.unwrap_or(rule.default_cost())
         };
-        let units = |scoped: &ScopedLimit| of(scoped).or(scoped.own_cost()).unwrap_or(all);
         Costs::each_of(limits.map(units))
+    }
+
+    /// What is said by the first such name.
+    fn cost_by(&self, is_it: impl Fn(&str) -> bool) -> Option<u64> {
+        match self.costs {
+            OwnCosts::Borrowed(costs) => costs.iter().find(|(name, _)| is_it(name)).map(|(_, units)| *units),
+            OwnCosts::Owned(costs) => costs.iter().find(|(name, _)| is_it(name)).map(|(_, units)| *units),
+        }
     }
 
     /// Refuses costs of limits that the rule doesn't have.
@@ -109,7 +123,7 @@ impl<'a> PlainRequest<'a> {
         if self.costs.is_empty() {
             return Ok(());
         }
-        let is_unknown = |name: &str| !rule.costs_by(name);
+        let is_unknown = |name: &str| !rule.costs_by(name) && !name.contains(APART);
         let unknown = match self.costs {
             OwnCosts::Borrowed(costs) => costs.iter().map(|(name, _)| *name).find(|name| is_unknown(name)),
             OwnCosts::Owned(costs) => costs.iter().map(|(name, _)| name.as_str()).find(|name| is_unknown(name)),

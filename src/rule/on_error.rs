@@ -53,6 +53,15 @@ impl OnError {
             Self::Local { .. } => "local",
         }
     }
+
+    /// The higher, the fewer requests it admits: the share of one among many processes is smaller.
+    pub(super) fn strictness(self) -> (u8, u32) {
+        match self {
+            Self::Open => (0, 0),
+            Self::Local { processes } => (1, processes.get()),
+            Self::Closed => (2, 0),
+        }
+    }
 }
 
 impl Rule {
@@ -80,11 +89,6 @@ impl Rule {
     /// The same rule with the policy `Closed`.
     pub(crate) fn closed(self) -> Self {
         Self { on_error: Some(OnError::Closed), ..self }
-    }
-
-    /// Its policy, if it sets one.
-    pub(crate) fn policy(&self) -> Option<OnError> {
-        self.on_error
     }
 
     /// The same limits with another rule's policy, or closed if they can't follow that.

@@ -16,6 +16,10 @@ pub(crate) struct ScopedLimit {
     pub(crate) suffix: String,
     pub(crate) quota: Arc<Quota>,
     pub(super) cost: Option<OwnCost>,
+    /// Whether it counts its rule's own key: among rules that apply together, that may be a part of the request.
+    pub(crate) counts_key: bool,
+    /// Which of the rules that apply together it is of.
+    pub(super) rule_at: usize,
 }
 
 /// What a limit takes in place of the rule's and the request's cost.
@@ -40,7 +44,12 @@ impl ScopedLimit {
     pub(super) fn new(rule: &str, limit: Arc<Limit>, by: Option<String>, cost: Option<OwnCost>) -> Self {
         let suffix = format!("{rule}/{}", limit.end_of_key());
         let quota = Arc::new(Quota::of(rule, &limit));
-        Self { limit, by, suffix, quota, cost }
+        let counts_key = by.is_none();
+        Self { limit, by, suffix, quota, cost, counts_key, rule_at: 0 }
+    }
+
+    pub(crate) fn has_own_cost(&self) -> bool {
+        self.cost.is_some()
     }
 
     /// What it takes whatever the request's cost is.

@@ -50,6 +50,9 @@ enum LineOrTable {
 
 impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.is_joined() {
+            return Err(serde::ser::Error::custom("expected one rule, got several that apply together"));
+        }
         RuleFields::of(self).serialize(serializer)
     }
 }

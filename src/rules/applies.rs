@@ -1,16 +1,18 @@
 //! Which rule applies to a request, and with what effect.
 
 use std::num::NonZeroU16;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::account::UserBlock;
 use super::attributes::Attributes;
 use super::compiled::{Compiled, CompiledAction, Response};
-use super::statuses::Statuses;
-use super::throttle::{ChargedBy, Throttled};
+use super::statuses::{CountedBy, GivenBack};
+use super::throttle::Throttled;
+use crate::decision::Decision;
 use crate::error::Error;
 use crate::request::{OwnedRequest, Request};
-use crate::rule::Rule;
+use crate::rule::{APART, Rule, is_apart};
 
 /// Which rule applies to a request, and with what effect.
 #[derive(Debug)]
@@ -26,7 +28,11 @@ pub struct Applies<'s> {
     pub overridden: Option<&'s str>,
     /// The user's block, if that denies the request.
     pub user_block: Option<Arc<UserBlock>>,
-    rule_name: Option<&'s Arc<str>>,
+    /// All rules that apply, in their order, if several do, since those before the last say `continue`: what each makes
+    /// of the request. One that blocks or misses an attribute denies it before any limits are asked; otherwise the
+    /// limits of all are charged, or none, by the [effect](Self::effect). Empty if one rule applies, or none.
+    pub together: Vec<Self>,
+    pub(super) rule_name: Option<&'s Arc<str>>,
 }
 
 /// What a shadow rule with this name would do, if it can interpret the request.
@@ -49,11 +55,34 @@ pub enum Effect<'s> {
 
 /// What a request is charged to the limits of its rule: for [`Limiter::acquire`](crate::Limiter::acquire) or any other
 /// call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Charge<'s> {
-    rule: ChargedBy<'s>,
-    request: OwnedRequest,
-    counted: Option<&'s Statuses>,
+    pub(super) rule: ChargedBy<'s>,
+    pub(super) request: OwnedRequest,
+    pub(super) counted: CountedBy,
+}
+
+/// The limits that a request is charged by.
+#[derive(Clone, Debug)]
+pub(super) enum ChargedBy<'s> {
+    /// The rule's, or those of an override.
+    Rule(&'s Rule),
+    /// The account's own limits.
+    Own(Box<Rule>),
+    /// Those of several rules.
+    Together(Arc<Rule>),
+}
+
+impl Deref for ChargedBy<'_> {
+    type Target = Rule;
+
+    fn deref(&self) -> &Rule {
+        match self {
+            Self::Rule(rule) => rule,
+            Self::Own(rule) => rule,
+            Self::Together(rule) => rule,
+        }
+    }
 }
 
 impl Compiled {
@@ -71,7 +100,7 @@ impl Compiled {
                     Throttled::Charge { rule, request } => {
                         // An override or an account may have permits alone, which are given back in any case.
                         let has_units = rule.limits().any(|limit| !limit.algorithm().holds());
-                        let counted = self.counted.as_ref().filter(|_| has_units);
+                        let counted = CountedBy::of(self.counted.as_ref().filter(|_| has_units));
                         Effect::Limit(Charge { rule, request, counted })
                     }
                 };
@@ -84,7 +113,8 @@ impl Compiled {
             _ => &self.response,
         });
         let rule = Some(&*self.name);
-        Ok(Applies { rule, effect, response, overridden, user_block: None, rule_name: Some(&self.name) })
+        let rule_name = Some(&self.name);
+        Ok(Applies { rule, effect, response, overridden, user_block: None, together: Vec::new(), rule_name })
     }
 }
 
@@ -107,7 +137,23 @@ impl Applies<'_> {
     }
 
     pub(super) fn none() -> Self {
-        Self { rule: None, effect: Effect::Allow, response: None, overridden: None, user_block: None, rule_name: None }
+        Self {
+            rule: None,
+            effect: Effect::Allow,
+            response: None,
+            overridden: None,
+            user_block: None,
+            together: Vec::new(),
+            rule_name: None,
+        }
+    }
+
+    /// The one of several rules that denies by this decision: the first of which a limit does.
+    pub(super) fn denied_by(&self, decision: &Decision) -> Option<&Self> {
+        let rule = decision.limits.iter().find(|limit| !limit.allowed)?.quota.rule();
+        // An account's own limits have a name of their own.
+        let is_of = |own: &&Self| matches!(&own.effect, Effect::Limit(charge) if charge.rule().name() == rule);
+        self.together.iter().find(is_of)
     }
 
     /// For a user who is blocked.
@@ -125,7 +171,8 @@ impl<'s> Charge<'s> {
         &self.rule
     }
 
-    /// What the limits count by, and the cost. Other settings, such as an id, can be added.
+    /// What the limits count by, and what they take. Other settings, such as an id, can be added; [`Request::costs`]
+    /// replaces all that attributes say of single limits and, if several rules apply, of their costs.
     #[must_use]
     pub fn request(&self) -> Request<'_> {
         Request::from(&self.request)
@@ -142,10 +189,13 @@ impl<'s> Charge<'s> {
         self.request.parts()
     }
 
-    /// Units that it takes of limits without a [cost of their own](Rule::cost_of).
+    /// Units that it takes of limits without a [cost of their own](Rule::cost_of); of several rules, the first one's.
     #[must_use]
     pub fn cost(&self) -> u64 {
-        self.request.cost().unwrap_or(self.rule.default_cost())
+        let first = &self.rule.each()[0];
+        let apart = || self.request.own_costs().find(|(name, _)| is_apart(name, first.name().unwrap_or_default(), ""));
+        let said = self.request.cost().or_else(|| Some(apart()?.1));
+        said.unwrap_or(first.default_cost())
     }
 
     /// Units that it takes of each limit, in their order; at another cost of those without one of their own, if that is
@@ -156,29 +206,33 @@ impl<'s> Charge<'s> {
         request.units(&self.rule).each(self.rule.limits().len()).collect()
     }
 
-    /// Whether the rule says by which statuses of responses requests stay charged (`count` in a file). Such a request
-    /// needs an [id](crate::Request::id), by which it is [cancelled](crate::Limiter::cancel) once its response has
-    /// another status.
+    /// Whether a rule says by which statuses of responses requests stay charged (`count` in a file). Such a request
+    /// needs an [id](crate::Request::id), by which it is [settled](crate::Limiter::settle) once its response has its
+    /// status: at [what stays](Self::after_response).
     #[must_use]
     pub fn counts_by_response(&self) -> bool {
-        self.counted.is_some()
+        !self.counted.is_none()
     }
 
-    /// The statuses by which requests stay charged, if not all do.
+    /// By which statuses requests stay charged.
     #[cfg(feature = "http")]
-    pub(crate) fn counted(&self) -> Option<&'s Statuses> {
-        self.counted
+    pub(crate) fn counted(&self) -> &CountedBy {
+        &self.counted
     }
 
-    /// Whether a request whose response has this HTTP status stays charged.
+    /// This request of its, which was charged and has an id, at what it takes once its response has this HTTP status:
+    /// for [`Limiter::settle`](crate::Limiter::settle). None if all stays charged.
     #[must_use]
-    pub fn counts(&self, status: u16) -> bool {
-        self.counted.is_none_or(|statuses| statuses.has(status))
+    pub fn after_response(&self, request: Request<'_>, status: u16) -> Option<OwnedRequest> {
+        match self.counted.given_back(status) {
+            GivenBack::Nothing => None,
+            given_back => Some(given_back.taken_off(request.into_owned())),
+        }
     }
 
     /// What single limits take by the request's attributes, each by its name, for
     /// [`Request::costs`](crate::Request::costs).
     pub fn own_costs(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.request.own_costs()
+        self.request.own_costs().map(|(name, units)| (name.rsplit(APART).next().unwrap_or(name), units))
     }
 }

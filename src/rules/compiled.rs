@@ -27,6 +27,8 @@ pub(super) struct Compiled {
     pub(super) name: Arc<str>,
     pub(super) conditions: Box<[Condition]>,
     pub(super) shadow: bool,
+    /// Whether the next rule that matches applies as well.
+    pub(super) continues: bool,
     pub(super) action: CompiledAction,
     /// By which statuses of responses requests stay charged, if not by all.
     pub(super) counted: Option<Statuses>,
@@ -90,8 +92,24 @@ impl Compiled {
         let response_if_blocked = otherwise(FORBIDDEN);
         let response_if_missing = otherwise(BAD_REQUEST);
         let shadow = definition.shadow.unwrap_or_default();
+        let continues = definition.continues;
+        if shadow && continues {
+            let why =
+                "continue: expected none of a shadow rule, after which the next rule applies in any case, got one";
+            return Err((Field::named("continue"), why.into()));
+        }
         let name = name.into();
-        Ok(Self { name, conditions, shadow, action, counted, response, response_if_blocked, response_if_missing })
+        Ok(Self {
+            name,
+            conditions,
+            shadow,
+            continues,
+            action,
+            counted,
+            response,
+            response_if_blocked,
+            response_if_missing,
+        })
     }
 
     /// Why it doesn't apply to this request, if it doesn't.
@@ -129,6 +147,11 @@ impl Compiled {
         others.is_empty() && (!by_it.is_empty() || skips_for_it)
     }
 
+    /// Whether rules after it apply to what it matches.
+    pub(super) fn lets_through(&self) -> bool {
+        self.shadow || self.continues
+    }
+
     /// Whether it applies only to requests that have everything that it counts by.
     pub(super) fn may_skip(&self) -> bool {
         matches!(&self.action, CompiledAction::Throttle(throttle) if throttle.skips)
@@ -140,7 +163,7 @@ impl Compiled {
 
     /// Whether the other rule, which comes first, leaves this one nothing to apply to.
     pub(super) fn is_hidden_by(&self, other: &Self) -> bool {
-        !other.shadow
+        !other.lets_through()
             && !other.may_skip()
             && other.conditions.iter().all(|condition| condition.follows_from(&self.conditions))
     }
@@ -183,6 +206,7 @@ fn only_for_limits(definition: &Definition) -> Result<(), Refusal> {
         ("cost", *cost != Cost::default()),
         ("min_cost", definition.min_cost.is_some()),
         ("count", count.is_some()),
+        ("continue", definition.continues),
         ("max_hold", definition.max_hold.is_some()),
         ("overrides", !overrides.is_empty()),
         ("block", !block.is_empty()),

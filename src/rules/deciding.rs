@@ -188,12 +188,21 @@ impl Limiter {
             Effect::Missing(attribute) => (false, Reason::Missing((*attribute).to_owned())),
             Effect::Limit(_) => (decision.as_ref().is_some_and(|decision| decision.allowed), Reason::Limits),
         };
-        let mut response = applies.response.filter(|_| !allowed).cloned();
+        let decisive = decision.as_ref().and_then(|decision| applies.denied_by(decision)).unwrap_or(applies);
+        let together = applies.together.iter().filter_map(Applies::name).cloned().collect();
+        let mut response = decisive.response.filter(|_| !allowed).cloned();
         if let (Some(response), Some(block)) = (&mut response, &applies.user_block) {
             response.retry_after = block.left();
         }
-        let verdict =
-            Verdict { allowed, rule: applies.name().cloned(), reason, decision, response, shadows: Vec::new() };
+        let verdict = Verdict {
+            allowed,
+            rule: decisive.name().cloned(),
+            together,
+            reason,
+            decision,
+            response,
+            shadows: Vec::new(),
+        };
         Ok(HeldVerdict { verdict, permits: permit.into_iter().collect() })
     }
 

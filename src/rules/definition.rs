@@ -126,6 +126,10 @@ pub struct Definition {
     /// Decides and reports only; the next rule that matches applies. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<bool>,
+    /// Whether the next rule that matches applies as well: the limits of both are one decision, all or nothing. For rules
+    /// that throttle. Default: false.
+    #[serde(default, rename = "continue", skip_serializing_if = "is_default")]
+    pub continues: bool,
     /// What happens to a request that lacks an attribute that the rule counts by. Default: it is denied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<Missing>,

@@ -1,4 +1,4 @@
-//! Finds the rule that applies to a request, and rules that never can.
+//! Finds the rules that apply to a request, and rules that never can.
 
 use smallvec::SmallVec;
 
@@ -6,11 +6,14 @@ use super::attributes::Attributes;
 use super::index::Lookup;
 use super::{Shadow, Shared};
 
+/// The places of rules, in their order.
+pub(super) type Places = SmallVec<[u32; 4]>;
+
 impl Shared {
-    /// The index of the rule that applies, and the shadow rules before it.
-    pub(super) fn find(&self, request: &Attributes<'_>) -> (Option<u32>, SmallVec<[u32; 4]>) {
+    /// The rules that apply, and the shadow rules before the last of them.
+    pub(super) fn find(&self, request: &Attributes<'_>) -> (Places, Places) {
         let mut found = None;
-        let mut shadows: SmallVec<[u32; 4]> = SmallVec::new();
+        let (mut applying, mut shadows) = (Places::new(), Places::new());
         for list in self.index.lists(&Lookup::of_request(request)) {
             for &place in list {
                 if found.is_some_and(|found| place >= found) {
@@ -22,23 +25,30 @@ impl Shared {
                 }
                 if check.shadow {
                     shadows.push(place);
+                } else if check.continues {
+                    applying.push(place);
                 } else {
                     found = Some(place);
                     break;
                 }
             }
         }
-        shadows.retain(|place| found.is_none_or(|found| *place < found));
-        shadows.sort_unstable();
-        shadows.dedup();
-        (found, shadows)
+        for passed in [&mut applying, &mut shadows] {
+            passed.retain(|place| found.is_none_or(|found| *place < found));
+            passed.sort_unstable();
+            passed.dedup();
+        }
+        applying.extend(found);
+        (applying, shadows)
     }
 
-    pub(super) fn shadows<'s>(
-        &'s self,
-        places: SmallVec<[u32; 4]>,
-        request: &Attributes<'_>,
-    ) -> impl Iterator<Item = Shadow<'s>> {
+    /// How many rules come before the last one that applies; all, if that lets others apply too.
+    pub(super) fn looked_at(&self, applying: &Places) -> usize {
+        let ends = applying.last().filter(|place| !self.checks[**place as usize].continues);
+        ends.map_or(self.rules.len(), |place| *place as usize)
+    }
+
+    pub(super) fn shadows<'s>(&'s self, places: Places, request: &Attributes<'_>) -> impl Iterator<Item = Shadow<'s>> {
         places.into_iter().map(move |place| {
             let rule = &self.rules[place as usize];
             (&rule.name, rule.effect(request))

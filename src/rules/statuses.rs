@@ -2,6 +2,11 @@
 
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
+
+use crate::request::OwnedRequest;
+use crate::rule::{ALL, apart};
+
 /// Which statuses of HTTP responses count: single ones, such as `401`, and hundreds, such as `4xx`.
 #[derive(Clone, Debug)]
 pub(crate) struct Statuses(Arc<[Pattern]>);
@@ -39,6 +44,74 @@ impl Pattern {
             [hundred @ b'1'..=b'5', b'x', b'x'] => Some(Self::Hundred(u16::from(hundred - b'0'))),
             [b'0'..=b'9', b'0'..=b'9', b'0'..=b'9'] => text.parse().ok().filter(is_status).map(Self::One),
             _ => None,
+        }
+    }
+}
+
+/// By which statuses what a request took stays charged: of its rule or, if several apply together, of those that say.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CountedBy(SmallVec<[(Option<Arc<str>>, Statuses); 1]>);
+
+/// What is given back once a response has its status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum GivenBack {
+    #[default]
+    Nothing,
+    All,
+    /// What these rules took.
+    Of(SmallVec<[Arc<str>; 1]>),
+}
+
+impl CountedBy {
+    pub(super) fn of(statuses: Option<&Statuses>) -> Self {
+        Self(statuses.into_iter().map(|statuses| (None, statuses.clone())).collect())
+    }
+
+    /// Of several rules, by their names.
+    pub(super) fn joined<'a>(rules: impl Iterator<Item = (&'a str, &'a Self)>) -> Self {
+        let own = |(name, of): (&str, &Self)| of.0.first().map(|(_, own)| (Some(name.into()), own.clone()));
+        Self(rules.filter_map(own).collect())
+    }
+
+    /// Whether it doesn't depend on the status.
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn given_back(&self, status: u16) -> GivenBack {
+        let mut others = self.0.iter().filter(|(_, statuses)| !statuses.has(status)).map(|(rule, _)| rule);
+        match others.next() {
+            None => GivenBack::Nothing,
+            Some(None) => GivenBack::All,
+            Some(Some(first)) => {
+                let mut rules = smallvec![Arc::clone(first)];
+                rules.extend(others.flatten().cloned());
+                GivenBack::Of(rules)
+            }
+        }
+    }
+}
+
+impl GivenBack {
+    /// Whether what this rule took is given back.
+    #[cfg(feature = "http")]
+    pub(crate) fn has(&self, rule: Option<&str>) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::All => true,
+            Self::Of(rules) => rules.iter().any(|own| Some(&**own) == rule),
+        }
+    }
+
+    /// The request at a cost of nothing, for what is given back.
+    pub(crate) fn taken_off(&self, mut request: OwnedRequest) -> OwnedRequest {
+        match self {
+            Self::Nothing => request,
+            Self::All => crate::Request::from(&request).cost_of_all(0).into_owned(),
+            Self::Of(rules) => {
+                rules.iter().for_each(|rule| request.set_cost_of(&apart(rule, ALL), 0));
+                request
+            }
         }
     }
 }

@@ -1,11 +1,11 @@
 //! What a rule that throttles counts for a request, by which key, and the keys with other limits.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::account::Account;
+use super::applies::ChargedBy;
 use super::attributes::{self, Attributes, OTHER_METHOD};
 use super::definition::{Cost, Definition, LimitDefinition, Paths, Reading};
 use super::error::Field;
@@ -32,6 +32,8 @@ pub(super) struct Throttle {
     pub(super) limited: Adaptable,
     /// Empty: all requests count together.
     key: Names,
+    /// Its attributes, joined by commas, as parts are named.
+    key_name: Box<str>,
     /// The attributes of limits and tag that differ from the key.
     parts: Vec<(String, Names)>,
     /// The attribute that holds a request's cost.
@@ -64,26 +66,6 @@ pub(super) enum Throttled<'s> {
     Block,
     Allow,
     Missing(&'s str),
-}
-
-/// The limits that a request is charged by.
-#[derive(Debug)]
-pub(super) enum ChargedBy<'s> {
-    /// The rule's, or those of an override.
-    Rule(&'s Rule),
-    /// The account's own limits.
-    Own(Box<Rule>),
-}
-
-impl Deref for ChargedBy<'_> {
-    type Target = Rule;
-
-    fn deref(&self) -> &Rule {
-        match self {
-            Self::Rule(rule) => rule,
-            Self::Own(rule) => rule,
-        }
-    }
 }
 
 impl Throttle {
@@ -133,8 +115,21 @@ impl Throttle {
         let by_one = matches!(key.as_slice(), [name] if *name == USER || *name == API_KEY) && parts.is_empty();
         let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
         let overrides = HashMap::new();
-        let mut throttle =
-            Self { limited, key, parts, cost, own_costs, needed, min_cost, ipv6_prefix, skips, yields, overrides };
+        let key_name = definition.key.0.join(",").into();
+        let mut throttle = Self {
+            limited,
+            key,
+            key_name,
+            parts,
+            cost,
+            own_costs,
+            needed,
+            min_cost,
+            ipv6_prefix,
+            skips,
+            yields,
+            overrides,
+        };
         throttle.override_keys(definition, reading, limits)?;
         Ok(throttle)
     }
@@ -239,6 +234,11 @@ impl Throttle {
         }
         let request = reading.of(&request);
         Ok(self.key_of(&self.key, &request))
+    }
+
+    /// The attributes of its key, joined by commas, and how many bits of an IPv6 address they have.
+    pub(super) fn key_name(&self) -> (&str, u8) {
+        (&self.key_name, self.ipv6_prefix)
     }
 
     /// The rule, with all of its limits.

@@ -13,8 +13,11 @@ use crate::error::Error;
 pub struct Verdict {
     /// Whether the request may proceed.
     pub allowed: bool,
-    /// The name of the rule that applied; none if no rule did.
+    /// The name of the rule that applied; none if no rule did. Of several, the first that denies or, if the request is
+    /// allowed, the first.
     pub rule: Option<Arc<str>>,
+    /// The names of all rules that applied, in their order, if several did: those before the last continue.
+    pub together: Vec<Arc<str>>,
     /// Why.
     pub reason: Reason,
     /// What the rule's limits decided, if they were asked.
@@ -48,7 +51,16 @@ impl Verdict {
     #[cfg(feature = "http")]
     pub(crate) fn of(decision: Decision) -> Self {
         let (allowed, rule) = (decision.allowed, decision.rule().map(Into::into));
-        Self { allowed, rule, reason: Reason::Limits, decision: Some(decision), response: None, shadows: Vec::new() }
+        let reason = Reason::Limits;
+        Self {
+            allowed,
+            rule,
+            together: Vec::new(),
+            reason,
+            decision: Some(decision),
+            response: None,
+            shadows: Vec::new(),
+        }
     }
 }
 

@@ -88,6 +88,10 @@ impl Shape {
             // The width of each algorithm's packed numbers.
             at += [32, 36, 29, 18, 13, 10][usize::from(shape[at]) - 1];
             limits += 1;
+            if shape[at] == 64 {
+                // The limit's own options.
+                at += 9;
+            }
         }
         let (operation, options) = (shape[at], shape[at + 1]);
         let width = limits + usize::from(options & 32 != 0);

@@ -1,6 +1,8 @@
 //! Sets of rules: which rule applies, what it decides, and how its file is read and followed.
 
+mod all_or_nothing;
 mod bypasses;
+mod continuing;
 mod decisions;
 mod files;
 mod matching;

@@ -144,6 +144,37 @@ fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key()
     assert!(!format!("{seen:?}").contains("alice"), "{seen:?}");
 }
 
+/// Each by what its own limits say: the sum over rules is more than the requests.
+#[test]
+fn rules_that_apply_together_are_each_counted() {
+    let rule = |name: &str, most: u32| {
+        format!(
+            "[[rule]]\nname = \"{name}\"\nkey = \"global\"\nlimits = [\"fixed-window {most}/1h start first-hit\"]\n\
+             continue = true\n"
+        )
+    };
+    let rules = tollgate_testing::rules::rule_set(&(rule("all", 9) + &rule("few", 2)));
+    let seen = recorded(async || {
+        let limiter = Limiter::new(tollgate::Embedded::new());
+        for _ in 0..3 {
+            limiter.acquire_by(&rules, &Attributes::new()).await.expect("a verdict");
+        }
+    });
+    let count = |labels: &str| seen.get(labels).copied().unwrap_or_default();
+    let decisions = |outcome: &str, rule: &str| {
+        let labels = format!("algorithm=fixed-window,outcome={outcome},rule={rule},source=embedded");
+        count(&format!("tollgate_decisions_total{{{labels}}}"))
+    };
+    assert_eq!((decisions("allowed", "all"), decisions("denied", "all")), (3.0, 0.0), "{seen:?}");
+    assert_eq!((decisions("allowed", "few"), decisions("denied", "few")), (2.0, 1.0), "{seen:?}");
+    let verdicts: Vec<_> = seen.iter().filter(|(name, _)| name.starts_with("tollgate_verdicts")).collect();
+    let of = |rule: &str| {
+        let own = verdicts.iter().filter(|(name, _)| name.contains(&format!("rule={rule}")));
+        own.map(|(_, count)| **count).sum::<f64>()
+    };
+    assert_eq!((of("all"), of("few")), (2.0, 1.0), "by the one that decided: {verdicts:?}");
+}
+
 /// The runtime that asks no more may be the only one that was refused.
 #[test]
 fn a_breaker_is_open_no_longer_than_its_runtime_lives() {

@@ -1,8 +1,10 @@
 //! Throughput and latency of what isn't a plain acquire of one limit, compared with that: several limits, ids, blocks,
 //! counted denials and permits, on one Redis, and several limits on a cluster of three primaries.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
+use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Cluster, Engine, Limit, Limiter, Redis, Request, Rule};
 use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
@@ -15,12 +17,33 @@ const TWO: &str = "token-bucket 1000000/1s, fixed-window 1000000000/1d";
 /// A part of every request, which has one value: what counts by it counts all callers.
 const EVERYBODY: &str = "everybody";
 
+/// Of which all apply to each request.
+const RULES: &str = r#"
+    [[rule]]
+    name = "everybody"
+    key = "global"
+    limits = ["fixed-window 1000000000/1d"]
+    continue = true
+
+    [[rule]]
+    name = "addresses"
+    key = "ip"
+    limits = ["token-bucket 1000000/1s"]
+    continue = true
+
+    [[rule]]
+    name = "users"
+    key = "user"
+    limits = ["token-bucket 1000000/1s", "fixed-window 1000000000/1d"]
+"#;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
     OneLimit,
     TwoLimits,
     OneShared,
     OwnCosts,
+    ThreeRules,
     WithId,
     GivenBack,
     BlockFor,
@@ -34,11 +57,12 @@ enum Variant {
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 12] = [
+const VARIANTS: [(Variant, &str); 13] = [
     (OneLimit, "one limit"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
     (OwnCosts, "two limits, each at its own cost"),
+    (ThreeRules, "three rules of a file, of four limits"),
     (WithId, "an acquire with an id"),
     (GivenBack, "the same, given back by its id"),
     (BlockFor, "`block_for`, allowed"),
@@ -60,6 +84,7 @@ impl Variant {
         match self {
             OneLimit | Denied | ThreeNodes => None,
             Permit => Some((0.28, 0.35)),
+            ThreeRules => Some((0.3, 0.35)),
             GivenBack => Some((0.18, 0.25)),
             _ => Some((0.45, 0.5)),
         }
@@ -74,6 +99,7 @@ struct Bench {
     two: Rule,
     shared: Rule,
     own_costs: Rule,
+    rules: RuleSet,
     blocking: Rule,
     counting: Rule,
     denying: Rule,
@@ -138,6 +164,7 @@ impl Bench {
             two: rule(TWO),
             shared: rule(PLAIN).and_by(EVERYBODY, everybody).expect("two limits"),
             own_costs: rule(PLAIN).and(tokens).expect("two limits"),
+            rules: RULES.parse().expect("rules"),
             blocking: rule(PLAIN).block_for(Duration::from_secs(60)).expect("a time"),
             counting: rule(PLAIN).count_denials(true),
             denying: rule("token-bucket 1/1h").count_denials(true),
@@ -153,6 +180,7 @@ impl Bench {
             TwoLimits => callers(count, time, move |random| acquire(&self.of_one, &self.two, key(random))).await,
             OneShared => callers(count, time, move |random| self.shared(key(random))).await,
             OwnCosts => callers(count, time, move |random| self.at_own_costs(key(random), random)).await,
+            ThreeRules => callers(count, time, move |random| self.by_rules(key(random), random)).await,
             WithId => callers(count, time, move |random| self.with_id(key(random), random)).await,
             GivenBack => callers(count, time, move |random| self.given_back(key(random), random)).await,
             BlockFor => callers(count, time, move |random| acquire(&self.of_one, &self.blocking, key(random))).await,
@@ -182,6 +210,12 @@ impl Bench {
     async fn at_own_costs(&self, key: &str, random: u64) -> bool {
         let costs = [("tokens", random % 1000)];
         self.of_one.acquire(&self.own_costs, Request::new(key).costs(&costs)).await.expect("a decision").allowed
+    }
+
+    async fn by_rules(&self, user: &str, random: u64) -> bool {
+        let address = IpAddr::from([10, 0, (random >> 8) as u8, random as u8]);
+        let request = Attributes::new().user(user).ip(address);
+        self.of_one.acquire_by(&self.rules, &request).await.expect("a verdict").allowed
     }
 
     /// By an id of its own, which is remembered for a second.

@@ -118,7 +118,30 @@ fn main() {
             targets.at_most("10,000 rules: a request, µs", 1.3, plain).wanted(1.0);
         }
     }
+    together(&options, &mut targets);
     println!("\n{targets}");
+}
+
+/// Rules that apply together, beside one of them.
+fn together(options: &Options, targets: &mut Targets) {
+    let rule = |name: &str, key: &str, limits: usize, continues: bool| {
+        let mut rule = Definition::new(name);
+        rule.key = [key].into();
+        rule.limits = (1..=limits).map(|days| format!("fixed-window 1000/{days}d").as_str().into()).collect();
+        rule.continues = continues;
+        rule
+    };
+    let requests = requests(1000);
+    let time = |rules: &[Definition]| {
+        let rules = RuleSet::new(rules.to_vec()).expect("rules");
+        median((0..options.rounds).map(|_| found(&rules, &requests, options.slice)))
+    };
+    let one = time(&[rule("users", "user", 4, false)]);
+    let others = [rule("everybody", "global", 1, true), rule("addresses", "ip", 1, true)];
+    let three = time(&[&others[..], &[rule("users", "user", 2, false)]].concat());
+    println!("\n| applies to a request | microseconds |\n| --- | --- |");
+    println!("| one rule of four limits | {} |\n| three rules of four limits | {} |", short(one), short(three));
+    targets.at_most("three rules of four limits: finding them, x one rule", 2.5, three / one).wanted(2.0);
 }
 
 /// Microseconds of processor time for each request.

@@ -30,12 +30,12 @@ pub(crate) struct Held {
 }
 
 /// What becomes of what a request took once it has its response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum ByResponse {
     /// It stays, whatever the status.
     Stays,
-    /// It has a status by which its rule doesn't count.
-    GivenBack,
+    /// It has a status by which its rule, or one of its rules, doesn't count: what it takes in the end.
+    GivenBack(Box<OwnedRequest>),
     /// The record doesn't say by which status its rule counts.
     Unknown,
 }
@@ -47,17 +47,20 @@ struct Holder {
     ends_us: u64,
     /// A service renews its permits for as long as a request takes.
     renewed_every_us: u64,
-    /// Whether all that it took is given back, not its permits alone.
-    is_given_back: bool,
+    /// What it takes in the end, if that isn't what it took.
+    settled: Option<Box<OwnedRequest>>,
 }
 
 impl ByResponse {
-    pub(crate) fn of(charge: &Charge<'_>, record: &Record) -> Self {
+    /// Of this request, which is charged.
+    pub(crate) fn of(charge: &Charge<'_>, request: Request<'_>, record: &Record) -> Self {
         match record.status {
             _ if !charge.counts_by_response() => Self::Stays,
             None => Self::Unknown,
-            Some(status) if charge.counts(status) => Self::Stays,
-            Some(_) => Self::GivenBack,
+            Some(status) => match charge.after_response(request, status) {
+                None => Self::Stays,
+                Some(settled) => Self::GivenBack(Box::new(settled)),
+            },
         }
     }
 }
@@ -79,15 +82,17 @@ impl Held {
             self.due.pop();
             let Some(holder) = self.holders.remove(&place) else { continue };
             let request = Request::from(&holder.request).at(UNIX_EPOCH + Duration::from_micros(at));
-            if at >= holder.ends_us && !holder.is_given_back {
-                limiter.release(&holder.rule, request).await?;
-                continue;
-            }
             if at >= holder.ends_us {
-                match limiter.cancel(&holder.rule, request).await {
-                    // A recorded operation has ended it.
-                    Err(error) if error.is_unknown_id() => {}
-                    given_back => _ = given_back?,
+                if let Some(settled) = &holder.settled {
+                    let settled = Request::from(&**settled).at(UNIX_EPOCH + Duration::from_micros(at));
+                    match limiter.settle(&holder.rule, settled).await {
+                        // A recorded operation has ended it.
+                        Err(error) if error.is_unknown_id() => {}
+                        settled => _ = settled?,
+                    }
+                }
+                if holds(&holder.rule) {
+                    limiter.release(&holder.rule, request).await?;
                 }
                 continue;
             }
@@ -105,7 +110,7 @@ impl Held {
     pub(crate) async fn note(
         &mut self,
         limiter: &Limiter,
-        (rule, request, counted): (&Rule, &OwnedRequest, ByResponse),
+        (rule, request, counted): (&Rule, &OwnedRequest, &ByResponse),
         record: &Record,
         allowed: bool,
     ) -> Result<(), Error> {
@@ -113,9 +118,13 @@ impl Held {
         if !allowed || !operation::takes(record.op) {
             return Ok(());
         }
-        let (has_permits, is_given_back) = (holds(rule), counted == ByResponse::GivenBack);
-        self.without_status += u64::from(counted == ByResponse::Unknown);
-        if !has_permits && !is_given_back {
+        let has_permits = holds(rule);
+        let settled = match counted {
+            ByResponse::GivenBack(settled) => Some(settled.clone()),
+            _ => None,
+        };
+        self.without_status += u64::from(matches!(counted, ByResponse::Unknown));
+        if !has_permits && settled.is_none() {
             return Ok(());
         }
         let ends_us = match record.permits {
@@ -127,7 +136,7 @@ impl Held {
             }
             Permits::ByRecords => {
                 self.left += 1;
-                self.without_status += u64::from(is_given_back);
+                self.without_status += u64::from(settled.is_some());
                 return Ok(());
             }
         };
@@ -141,7 +150,7 @@ impl Held {
         self.hold(
             record.t_us,
             place,
-            Holder { rule: rule.clone(), request: request.clone(), ends_us, renewed_every_us, is_given_back },
+            Holder { rule: rule.clone(), request: request.clone(), ends_us, renewed_every_us, settled },
         );
         self.until(limiter, record.t_us).await
     }

@@ -32,6 +32,9 @@ pub(crate) struct Line<'a> {
     key: Option<String>,
     cost: Option<u64>,
     rule: Option<&'a str>,
+    /// All rules that apply, if several do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    together: Vec<&'a str>,
     /// Why, if a set of rules decided: no-rule, allowed, blocked, missing (an attribute that the rule counts by), limits
     /// or ambiguous (its path).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,6 +85,9 @@ pub(crate) struct Line<'a> {
 /// One limit's part of a decision.
 #[derive(Debug, Serialize)]
 struct LimitLine<'a> {
+    /// Its rule, if several apply together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<&'a str>,
     name: Cow<'a, str>,
     /// The key that it counts.
     key: String,
@@ -122,6 +128,7 @@ impl<'a> Line<'a> {
             key: None,
             cost: None,
             rule: None,
+            together: Vec::new(),
             reason: None,
             allowed,
             limit: decision.map(|decision| decision.limit),
@@ -168,6 +175,7 @@ impl<'a> Line<'a> {
             key: judged.key().map(shown),
             cost: call.map(|call| call.cost).or(record.cost),
             rule: judged.rule(),
+            together: judged.together(),
             reason: Some(judged.reason()),
             limits: Some(judged.asked.as_ref().map(limits).unwrap_or_default()),
             missing: match judged.applies.as_ref().map(|applies| &applies.effect) {
@@ -264,13 +272,27 @@ fn limits((call, decision): &(Call, Decision)) -> Vec<LimitLine<'_>> {
     if let [only] = limits.as_slice() {
         return vec![LimitLine::only(title(only), counted(0), decision)];
     }
-    let at = |name: &str| limits.iter().position(|limit| title(limit) == name).unwrap_or(0);
-    decision.limits.iter().map(|limit| LimitLine::new(limit, counted(at(limit.name())))).collect()
+    // Those that the operation asks, in their order; rules that apply together may have limits of one name.
+    let mut from = 0;
+    let mut at = |name: &str| {
+        let found = limits[from..].iter().position(|limit| title(limit) == name).map_or(0, |at| from + at);
+        from = found + 1;
+        found
+    };
+    let first = decision.limits.first().and_then(|limit| limit.quota.rule());
+    let several = decision.limits.iter().any(|limit| limit.quota.rule() != first);
+    let mut lines = Vec::with_capacity(limits.len());
+    for limit in &decision.limits {
+        let rule = limit.quota.rule().filter(|_| several);
+        lines.push(LimitLine { rule, ..LimitLine::new(limit, counted(at(limit.name()))) });
+    }
+    lines
 }
 
 impl<'a> LimitLine<'a> {
     fn new(limit: &'a LimitDecision, key: &[u8]) -> Self {
         Self {
+            rule: None,
             name: Cow::Borrowed(limit.name()),
             key: shown(key),
             allowed: limit.allowed,
@@ -284,6 +306,7 @@ impl<'a> LimitLine<'a> {
     /// For a rule's only limit, which a policy may have answered for.
     fn only(name: String, key: &[u8], decision: &Decision) -> Self {
         Self {
+            rule: None,
             name: Cow::Owned(name),
             key: shown(key),
             allowed: decision.allowed,
@@ -368,8 +391,13 @@ impl<W: Write> Printer<W> {
         for limit in line.limits.iter().flatten().filter(|_| line.limits.as_ref().is_some_and(|all| all.len() > 1)) {
             let (style, verdict) = if limit.allowed { (QUIET, " allowed") } else { (WRONG, " denied") };
             let numbers = self::numbers(limit.remaining, limit.limit, limit.retry_after_us, limit.reset_after_us);
-            let LimitLine { name, key, .. } = limit;
-            writeln!(self.out, "{indent}{style}{verdict:<8}{style:#} {numbers} {gap} {:<8}  {name} of {key}", "")?;
+            let LimitLine { rule, name, key, .. } = limit;
+            let rule = rule.map(|rule| format!("{rule}: ")).unwrap_or_default();
+            writeln!(
+                self.out,
+                "{indent}{style}{verdict:<8}{style:#} {numbers} {gap} {:<8}  {rule}{name} of {key}",
+                ""
+            )?;
         }
         for shadow in &line.shadows {
             let (style, does) = if shadow.allowed { (QUIET, "would allow") } else { (WRONG, "would deny") };

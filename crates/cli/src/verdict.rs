@@ -65,17 +65,18 @@ impl<'s> Plan<'s> {
         let rule = adapted(charge.rule().clone());
         let cost = cost.unwrap_or(charge.cost());
         // What has an end needs an id: the same one in every replay of the file.
-        let counted = ByResponse::of(charge, record);
-        let has_end = held::holds(&rule) || counted == ByResponse::GivenBack;
+        let is_given_back = matches!(ByResponse::of(charge, charge.request(), record), ByResponse::GivenBack(_));
+        let has_end = held::holds(&rule) || is_given_back;
         let own = (id.is_none() && operation::takes(op) && has_end).then(|| format!("replay-{t_us}-{line}"));
         let mut request = charge.request().cost(cost).at(UNIX_EPOCH + Duration::from_micros(t_us));
         let id = id.clone().or(own.map(String::into_bytes));
         if let Some(id) = &id {
             request = request.id(id);
         }
-        if counted == ByResponse::GivenBack {
+        if is_given_back {
             request = request.id_ttl(REMEMBERED);
         }
+        let counted = ByResponse::of(charge, request, record);
         let (request, keys) = (request.into_owned(), counted_keys(charge));
         Self { applies: Some(applies), call: Some(Call { rule, request, cost, id, counted, keys }) }
     }
@@ -98,15 +99,45 @@ impl<'s> Judged<'s> {
     pub(crate) async fn hold(&self, held: &mut Held, limiter: &Limiter, record: &Record) -> Result<(), Error> {
         match &self.asked {
             Some((call, _)) => {
-                held.note(limiter, (&call.rule, &call.request, call.counted), record, self.allowed).await
+                held.note(limiter, (&call.rule, &call.request, &call.counted), record, self.allowed).await
             }
             None => Ok(()),
         }
     }
 
-    /// The rule's name; none if no rule applies.
+    /// The rule that decides: of several the first that denies or, if none does, the first.
+    fn decisive(&self) -> Option<&Applies<'s>> {
+        let applies = self.applies.as_ref()?;
+        let denied_by = self.asked.as_ref().filter(|(_, decision)| !decision.allowed);
+        let rule = denied_by.and_then(|(_, decision)| decision.rule()).or(applies.rule);
+        Some(applies.together.iter().find(|own| own.rule == rule).unwrap_or(applies))
+    }
+
+    /// That rule's name; none if no rule applies.
     pub(crate) fn rule(&self) -> Option<&'s str> {
-        self.applies.as_ref().and_then(|applies| applies.rule)
+        self.decisive()?.rule
+    }
+
+    /// The names of all rules that apply, if several do.
+    pub(crate) fn together(&self) -> Vec<&'s str> {
+        self.applies.iter().flat_map(|applies| &applies.together).filter_map(|own| own.rule).collect()
+    }
+
+    /// Each rule that applies, and whether it allows the request by its own limits.
+    pub(crate) fn each(&self) -> Vec<(Option<&'s str>, bool)> {
+        let limits = self.asked.as_ref().map(|(_, decision)| &decision.limits);
+        let allows = |own: &Applies<'s>| match own.effect {
+            Effect::Limit(_) => {
+                let of_it = limits.into_iter().flatten().filter(|limit| limit.quota.rule() == own.rule);
+                of_it.clone().all(|limit| limit.allowed) && (self.allowed || of_it.count() > 0)
+            }
+            Effect::Allow => true,
+            _ => false,
+        };
+        match self.applies.as_ref().filter(|applies| !applies.together.is_empty()) {
+            Some(applies) => applies.together.iter().map(|own| (own.rule, allows(own))).collect(),
+            None => vec![(self.rule(), self.allowed)],
+        }
     }
 
     /// Whether the middleware refuses the request before any rule.
@@ -120,7 +151,7 @@ impl<'s> Judged<'s> {
     }
 
     pub(crate) fn overridden(&self) -> Option<&'s str> {
-        self.applies.as_ref().and_then(|applies| applies.overridden)
+        self.decisive()?.overridden
     }
 
     pub(crate) fn denied_by(&self) -> Option<&str> {
@@ -129,7 +160,7 @@ impl<'s> Judged<'s> {
 
     /// The key that the rule counts, or that an override names.
     pub(crate) fn key(&self) -> Option<&[u8]> {
-        match &self.applies.as_ref()?.effect {
+        match &self.decisive()?.effect {
             Effect::Limit(charge) => Some(charge.key()),
             _ => self.overridden().map(str::as_bytes),
         }

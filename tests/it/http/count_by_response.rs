@@ -135,6 +135,39 @@ async fn a_cost_is_settled_only_of_what_counts() {
     }
 }
 
+/// Of rules that apply together, each gives back by what it says itself, and what is left of each is settled.
+#[tokio::test]
+async fn of_several_rules_those_that_count_by_the_response_give_back() {
+    let limiter = Limiter::new(Embedded::new());
+    let limits = "\"fixed-window 99/1h start first-hit\"";
+    let login = failures("login", limits, "continue = true\npriority = 1");
+    let all = format!("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [{limits}]\ncost = 2\n");
+    let rules = format!("{login}{all}");
+    let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules)).settle();
+    let mut left = [99, 99];
+    for (status, said) in [(200, None), (401, None), (200, Some(5)), (401, Some(5)), (500, Some(0))] {
+        let service = service_fn(move |request: Request<Body>| async move {
+            if let Some(units) = said {
+                request.extensions().get::<Usage>().expect("a cost to be settled").set(units);
+            }
+            Ok::<_, Infallible>(Response::builder().status(status).body(Body::from("hello")).expect("a response"))
+        });
+        let got = answer(layer.layer(service).oneshot(get("/", &[])).await.expect("infallible")).await;
+        let shown = if status == 200 { left[0] } else { left[0] - 1 };
+        let fields = [got.header("ratelimit"), got.header("ratelimit-policy")].map(|field| field.expect("a field"));
+        assert!(fields[0].starts_with(&format!("\"login/fixed-window-1h\";r={shown}")), "{status}: {fields:?}");
+        assert!(
+            fields[1].contains("\"login/fixed-window-1h\"") && fields[1].contains("\"all/fixed-window-1h\""),
+            "{fields:?}"
+        );
+        left[0] -= if status == 200 { 0 } else { said.unwrap_or(1) };
+        left[1] -= said.unwrap_or(2);
+        for (rule, left) in ["login", "all"].iter().zip(left) {
+            assert_eq!(remaining(&limiter, &rules, rule).await, [left], "{rule}: {status}, {said:?}");
+        }
+    }
+}
+
 /// The units go back with the head of the response, the permit with its end.
 #[tokio::test]
 async fn permits_are_held_until_the_body_has_ended_whatever_its_status() {

@@ -367,7 +367,7 @@ impl<'s, W: Write> Player<'s, W> {
                 self.summary.decided(&whom, record.t_us, judged.allowed, wait);
                 match judged.is_refused() {
                     true => self.summary.refused(),
-                    false => self.summary.decided_by(judged.rule(), judged.allowed),
+                    false => judged.each().iter().for_each(|(rule, allowed)| self.summary.decided_by(*rule, *allowed)),
                 }
                 shadows.iter().for_each(|shadow| self.summary.shadow(shadow.rule(), shadow.allowed));
                 if !self.quiet {
@@ -377,7 +377,7 @@ impl<'s, W: Write> Player<'s, W> {
             Ok(Answer::Rule(call, decision)) => {
                 let KeyCall { subject, request, cost, id } = *call;
                 let Record { t_us, op, ref key, length, .. } = *record;
-                let call = (&subject.rule, &request, ByResponse::Stays);
+                let call = (&subject.rule, &request, &ByResponse::Stays);
                 self.held.note(&self.limiter, call, record, decision.allowed).await?;
                 played.took += decision.granted;
                 let wait = wait_of(&subject.rule, &decision);
@@ -451,7 +451,7 @@ impl Asks<'_> {
             Self::Rule(_) => false,
             Self::ByRules(plans) => {
                 let mut calls = plans.iter().filter_map(|plan| plan.call.as_ref());
-                calls.any(|call| call.counted == ByResponse::GivenBack)
+                calls.any(|call| matches!(call.counted, ByResponse::GivenBack(_)))
             }
         };
         given_back || self.calls().any(|(rule, _)| held::holds(rule))

@@ -269,7 +269,9 @@ impl Totals {
         }
         self.refused_by_both += u64::from(before.is_refused() && after.is_refused());
         self.missing_by_both += u64::from([before, after].iter().all(|judged| judged.reason() == MISSING));
-        self.other_rule += u64::from((before.rule(), before.is_refused()) != (after.rule(), after.is_refused()));
+        let rules =
+            |judged: &Judged<'_>| judged.each().iter().map(|(rule, _)| rule.map(str::to_owned)).collect::<Vec<_>>();
+        self.other_rule += u64::from((rules(before), before.is_refused()) != (rules(after), after.is_refused()));
         None
     }
 

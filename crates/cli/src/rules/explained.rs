@@ -28,6 +28,9 @@ pub(super) struct Explained<'a> {
     given: BTreeMap<&'a str, String>,
     #[serde(flatten)]
     step: Step<'a>,
+    /// All rules that apply, in their order, if several do: `step` is the one that blocks, or the first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    together: Vec<Step<'a>>,
     passed_over: Vec<Passed>,
     /// How many more didn't apply.
     passed_over_more: usize,
@@ -41,7 +44,7 @@ struct Passed {
 }
 
 /// One rule, and what it does with the request.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Step<'a> {
     rule: Option<&'a str>,
     priority: Option<i64>,
@@ -74,7 +77,7 @@ struct Step<'a> {
 }
 
 /// One limit, and the keys that it counts in.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 struct Counted {
     name: String,
     limit: String,
@@ -107,8 +110,8 @@ impl<'a> Explained<'a> {
         }
         if rules.reads_two_ways(request) {
             let step = Step { reason: AMBIGUOUS, status: Some(400), ..Step::default() };
-            let (passed_over, shadows) = (Vec::new(), Vec::new());
-            return Ok(Self { attrs, given: differs, step, passed_over, passed_over_more: 0, shadows });
+            let (together, passed_over, shadows) = (Vec::new(), Vec::new(), Vec::new());
+            return Ok(Self { attrs, given: differs, step, together, passed_over, passed_over_more: 0, shadows });
         }
         let step = |applies: Applies<'a>| Step::of(rules, applies, limiter);
         let shadows = rules.shadows(request);
@@ -119,7 +122,18 @@ impl<'a> Explained<'a> {
         let passed_over_more = passed.split_off(shown).len();
         let passed_over = passed.into_iter().map(Passed::from).collect();
         let shadows = shadows.into_iter().map(step).collect();
-        Ok(Self { attrs, given: differs, step: step(rules.applies(request)?), passed_over, passed_over_more, shadows })
+        let mut applies = rules.applies(request)?;
+        let mut decisive = None;
+        let mut together = Vec::new();
+        for own in std::mem::take(&mut applies.together) {
+            let (is_decisive, own) = (own.rule == applies.rule, step(own));
+            if is_decisive {
+                decisive = Some(own.clone());
+            }
+            together.push(own);
+        }
+        let step = decisive.unwrap_or_else(|| step(applies));
+        Ok(Self { attrs, given: differs, step, together, passed_over, passed_over_more, shadows })
     }
 
     pub(super) fn print(&self, mut out: impl Write) -> io::Result<()> {
@@ -128,7 +142,13 @@ impl<'a> Explained<'a> {
             request.push("nothing is known of it".to_owned());
         }
         let mut lines: Vec<_> = request.into_iter().map(|line| ("request", line)).collect();
-        lines.extend(self.step.lines());
+        match self.together.as_slice() {
+            [] => lines.extend(self.step.lines()),
+            several => lines.extend(several.iter().flat_map(Step::lines)),
+        }
+        if !self.together.is_empty() {
+            lines.push(("together", self.together()));
+        }
         for shadow in &self.shadows {
             let rule = shadow.rule.unwrap_or_default();
             lines.push(("shadow", format!("{rule}: it decides and is reported, and has no consequence")));
@@ -140,6 +160,20 @@ impl<'a> Explained<'a> {
             lines.push(("passed over", format!("{more}: --all shows them")));
         }
         table(&mut out, &lines)
+    }
+
+    /// What becomes of a request that several rules apply to.
+    fn together(&self) -> String {
+        match self.step.reason {
+            "blocked" | "missing" => {
+                let rule = self.step.rule.unwrap_or_default();
+                format!("denied by {rule}: no limits are asked, and nothing is counted")
+            }
+            "limits" => {
+                "allowed if all their limits allow, and charged to all or none; the first that denies answers".into()
+            }
+            _ => "allowed, and nothing is counted".into(),
+        }
     }
 
     fn attribute(&self, name: &str, value: &str) -> String {

@@ -111,6 +111,14 @@ fn by_rules(
         let _left_out = by_rule(rules, &shadow, record, &mut count)?;
     }
     match rules.applies(&request) {
+        Ok(applies) if matches!(applies.effect, Effect::Limit(_)) && !applies.together.is_empty() => {
+            let mut counted = Vec::new();
+            for own in applies.together.iter().filter(|own| matches!(own.effect, Effect::Limit(_))) {
+                counted.push(by_rule(rules, own, record, &mut count)?);
+            }
+            // It is counted if it is by one of them.
+            Ok(counted.iter().find(|by_one| by_one.is_ok()).or(counted.first()).cloned().unwrap_or(Ok(())))
+        }
         Ok(applies) => by_rule(rules, &applies, record, count),
         Err(error) if error.is_input() => Ok(Err("attributes that the rule can't use".to_owned())),
         Err(error) => Err(error.into()),
@@ -135,7 +143,7 @@ fn by_rule(
         return left_out("an override");
     }
     // It takes something only until it has its response.
-    if ByResponse::of(charge, record) == ByResponse::GivenBack {
+    if matches!(ByResponse::of(charge, charge.request(), record), ByResponse::GivenBack(_)) {
         return left_out("a response that its rule doesn't count");
     }
     // Whatever its numbers, how much it denies depends on how long it blocks.

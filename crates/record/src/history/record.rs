@@ -71,7 +71,7 @@ impl DecisionRecord {
             ip: request.address(),
             endpoint,
             method: request.get("method").map(|method| text(&method, MOST_BYTES_OF_A_METHOD)),
-            rule: verdict.rule.clone(),
+            rule: deciding.as_ref().and_then(|deciding| deciding.rule(verdict)).or_else(|| verdict.rule.clone()),
             outcome: Outcome::of(verdict),
             reason: verdict.reason.name(),
             limited_by: deciding.as_ref().and_then(|deciding| deciding.name.clone()),
@@ -91,21 +91,27 @@ impl DecisionRecord {
 }
 
 /// The limit that denied or, for an allowed request, the one with the least left.
-struct Deciding {
+struct Deciding<'a> {
+    of: Option<&'a str>,
     name: Option<Arc<str>>,
     limit: u64,
     remaining: u64,
 }
 
-impl Deciding {
-    fn of(decision: &Decision) -> Self {
+impl<'a> Deciding<'a> {
+    /// Its rule, of several that apply together.
+    fn rule(&self, verdict: &Verdict) -> Option<Arc<str>> {
+        verdict.together.iter().find(|rule| self.of == Some(&***rule)).cloned()
+    }
+
+    fn of(decision: &'a Decision) -> Self {
         let denying = decision.limits.iter().find(|limit| !limit.allowed);
         match denying.or_else(|| decision.limits.iter().min_by_key(|limit| limit.remaining)) {
             Some(limit) => {
                 let name = Some(Arc::clone(limit.quota.title()));
-                Self { name, limit: limit.limit, remaining: limit.remaining }
+                Self { of: limit.quota.rule(), name, limit: limit.limit, remaining: limit.remaining }
             }
-            None => Self { name: None, limit: decision.limit, remaining: decision.remaining },
+            None => Self { of: None, name: None, limit: decision.limit, remaining: decision.remaining },
         }
     }
 }

@@ -11,6 +11,7 @@ use super::*;
 use crate::support::tool::{code, lines, stderr, stdout, tollgate};
 
 mod comparison;
+mod continuing;
 mod count_by_response;
 mod held_permits;
 mod optional_limits;

@@ -1,0 +1,128 @@
+//! Several rules that apply to a request together: their limits are one rule's, charged all or none, each under the
+//! settings of its own rule.
+
+use std::sync::Arc;
+
+use super::{Change, OnError, OwnCost, Rule, ScopedLimit};
+use crate::call::Options;
+
+/// A rule that applies together with others, and what it counts by among them.
+#[allow(dead_code, reason = "sets of rules join them, which are a feature")]
+pub(crate) struct Joining<'r> {
+    pub(crate) rule: &'r Rule,
+    /// The part of the request that its own key is; of the first rule, that is the request's key.
+    pub(crate) key: String,
+    /// How many bits of an IPv6 address it counts, by which the parts of rules differ that have the same attributes.
+    pub(crate) ipv6_prefix: u8,
+}
+
+#[allow(dead_code, reason = "sets of rules join them, which are a feature")]
+impl Rule {
+    /// One rule of all limits of these. Each limit has the name, tag, cost and options of its own rule; the policy is
+    /// the strictest, and the shortest `max_hold` holds. Its own options are such that calls with any aren't taken for
+    /// plain ones.
+    ///
+    /// `part` makes the names by which a request has a rule's parts.
+    pub(crate) fn joined(rules: &[Joining<'_>], part: impl Fn(&Joining<'_>, &str) -> String) -> Self {
+        let key = &rules[0].key;
+        let named = |own: Option<String>| own.filter(|name| name != key);
+        let of_rule = |(at, joining): (usize, &Joining<'_>)| {
+            let of_limit = |scoped: &ScopedLimit| {
+                let by = scoped.by.as_ref().map_or_else(|| joining.key.clone(), |own| part(joining, own));
+                ScopedLimit { by: named(Some(by)), rule_at: at, ..scoped.clone() }
+            };
+            joining.rule.limits.iter().map(of_limit).collect::<Vec<_>>()
+        };
+        let limits = rules.iter().enumerate().flat_map(of_rule).collect();
+        let tagged = |joining: &Joining<'_>| {
+            let tag = joining.rule.tag.as_ref().map(|tag| part(joining, tag).into());
+            Self { tag, ..joining.rule.clone() }
+        };
+        let own: Arc<[_]> = rules.iter().map(tagged).collect();
+        let first = &own[0];
+        Self {
+            limits,
+            on_change: own
+                .iter()
+                .map(|rule| rule.on_change)
+                .find(|change| *change != Change::KeepUsed)
+                .unwrap_or_default(),
+            counts_denials: own.iter().any(|rule| rule.counts_denials),
+            block_for: own.iter().filter_map(|rule| rule.block_for).max(),
+            max_hold: own.iter().filter_map(|rule| rule.max_hold).min(),
+            on_error: None,
+            ..first.clone()
+        }
+        .made_of(own)
+    }
+
+    fn made_of(self, rules: Arc<[Self]>) -> Self {
+        Self { rules: Some(rules), ..self }
+    }
+}
+
+impl Rule {
+    /// The rule that one of its limits is of: itself, unless it is made of several.
+    pub(crate) fn rule_of(&self, scoped: &ScopedLimit) -> &Self {
+        match &self.rules {
+            None => self,
+            Some(rules) => &rules[scoped.rule_at],
+        }
+    }
+
+    /// The rules that it is made of: itself, or several.
+    pub(crate) fn each(&self) -> &[Self] {
+        self.rules.as_deref().unwrap_or(std::slice::from_ref(self))
+    }
+
+    pub(crate) fn is_joined(&self) -> bool {
+        self.rules.is_some()
+    }
+
+    /// The options of this limit, if those of the call aren't all limits'.
+    pub(crate) fn own_options(&self, scoped: &ScopedLimit) -> Option<Options> {
+        let rules = self.rules.as_ref()?;
+        let differ = rules.iter().any(|rule| rule.options() != rules[0].options());
+        differ.then(|| self.rule_of(scoped).options())
+    }
+
+    /// The answer while Redis is unreachable: the strictest of its rules', or the limiter's where they have none.
+    pub(crate) fn policy_or(&self, limiters: OnError) -> OnError {
+        let own = |rule: &Self| rule.on_error.unwrap_or(limiters);
+        match (&self.rules, self.on_error) {
+            (Some(rules), None) => rules.iter().map(own).max_by_key(|policy| policy.strictness()).unwrap_or_default(),
+            _ => own(self),
+        }
+    }
+}
+
+impl ScopedLimit {
+    /// Whether a cost by this name is one that rules which apply together keep apart: of this limit, whose rule has
+    /// this name. `None` of its own cost: that of its rule.
+    pub(crate) fn costs_apart_by(&self, name: &str, rule: &str) -> bool {
+        let own = match &self.cost {
+            Some(OwnCost::Named(own)) => own,
+            Some(OwnCost::Units(_)) => return false,
+            None => "",
+        };
+        is_apart(name, rule, own)
+    }
+}
+
+/// Between a rule's name and that of a cost, where rules that apply together take different costs by one name: no name
+/// has one.
+pub(crate) const APART: char = '\n';
+
+/// The name of a cost of all limits of a rule, whatever costs are their own.
+pub(crate) const ALL: &str = "*";
+
+/// Whether this is the name of such a cost of this rule.
+pub(crate) fn is_apart(name: &str, rule: &str, own: &str) -> bool {
+    name.strip_prefix(rule).and_then(|rest| rest.strip_prefix(APART)) == Some(own)
+}
+
+/// The name of such a cost.
+#[allow(dead_code, reason = "sets of rules join them, which are a feature")]
+pub(crate) fn apart(rule: &str, own: &str) -> String {
+    format!("{rule}{APART}{own}")
+}
