@@ -4,6 +4,7 @@
 #![doc = include_str!("guide/rustdoc_links.md")]
 #![cfg_attr(feature = "http", doc = "[answers]: crate::middleware\n")]
 #![cfg_attr(feature = "rules", doc = "[format]: crate::rules\n[by-response]: crate::rules#counting-by-the-response\n")]
+#![cfg_attr(feature = "rules", doc = "[together]: crate::rules#several-rules-at-once\n")]
 #![cfg_attr(any(not(doctest), feature = "embedded"), doc = include_str!("guide.md"))]
 
 pub mod trace {
@@ -38,6 +39,7 @@ pub mod blocks {
 
 pub mod unreachable {
     #![doc = include_str!("guide/rustdoc_links.md")]
+    #![cfg_attr(feature = "rules", doc = "[together]: crate::rules#several-rules-at-once\n")]
     #![cfg_attr(any(not(doctest), feature = "embedded"), doc = include_str!("guide/unreachable.md"))]
 }
 

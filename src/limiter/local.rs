@@ -80,7 +80,11 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let there = self.decide(rule, *request, operation);
         let (here, there) = join(self.decide_locally(rule, processes, request, operation), there).await;
-        let mut decision = here?;
+        let mut decision = match here {
+            // An earlier try has cancelled or released it here, and Redis may not have been there.
+            Err(unknown) if unknown.is_unknown_id() => return there,
+            here => here?,
+        };
         decision.error = match there {
             Ok(there) => there.error,
             Err(error) if error.goes_to_policy() => Some(Arc::new(error)),

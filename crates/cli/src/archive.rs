@@ -477,7 +477,7 @@ impl Query {
 fn row(row: &ArchivedRow) -> Fields {
     let at = row.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let at = timestamp(u64::try_from(at.as_micros()).unwrap_or(u64::MAX));
-    let fields: [(&'static str, Value); 17] = [
+    let fields: [(&'static str, Value); 18] = [
         ("at", json!(at)),
         ("user_id", json!(row.user)),
         ("api_key", json!(row.api_key)),
@@ -495,6 +495,7 @@ fn row(row: &ArchivedRow) -> Fields {
         ("region", json!(row.region)),
         ("server", json!(row.server)),
         ("latency_us", json!(row.latency_us)),
+        ("rules", json!(row.rules)),
     ];
     fields.into()
 }

@@ -119,6 +119,7 @@ fn whole(record: &AuditRecord) -> Fields {
         ("region", json!(record.region)),
         ("server", json!(record.server)),
         ("latency_us", json!(micros(record.latency))),
+        ("rules", json!(record.rules)),
     ]
 }
 

@@ -123,20 +123,19 @@ impl<'s> Judged<'s> {
         self.applies.iter().flat_map(|applies| &applies.together).filter_map(|own| own.rule).collect()
     }
 
-    /// Each rule that applies, and whether it allows the request by its own limits.
+    /// Each rule that decides, and whether its own limits allow the request: of several, none but the one that denies
+    /// without limits.
     pub(crate) fn each(&self) -> Vec<(Option<&'s str>, bool)> {
         let limits = self.asked.as_ref().map(|(_, decision)| &decision.limits);
-        let allows = |own: &Applies<'s>| match own.effect {
-            Effect::Limit(_) => {
-                let of_it = limits.into_iter().flatten().filter(|limit| limit.quota.rule() == own.rule);
-                of_it.clone().all(|limit| limit.allowed) && (self.allowed || of_it.count() > 0)
-            }
-            Effect::Allow => true,
-            _ => false,
+        let allows = |own: &Applies<'s>| {
+            let mut of_it = limits.into_iter().flatten().filter(|limit| limit.quota.rule() == own.rule);
+            of_it.all(|limit| limit.allowed)
         };
         match self.applies.as_ref().filter(|applies| !applies.together.is_empty()) {
-            Some(applies) => applies.together.iter().map(|own| (own.rule, allows(own))).collect(),
-            None => vec![(self.rule(), self.allowed)],
+            Some(applies) if self.allowed || limits.is_some() => {
+                applies.together.iter().map(|own| (own.rule, allows(own))).collect()
+            }
+            _ => vec![(self.rule(), self.allowed)],
         }
     }
 

@@ -32,11 +32,14 @@ CREATE TABLE tollgate.rate_limit_audit_logs (
     server text,
     -- Microseconds that the decision took.
     latency_us bigint NOT NULL,
+    -- All rules that applied, in their order, separated by commas, if several did: `rule` is that of `limited_by`.
+    rules text,
     -- As services cut them off: a row of any size would have to be sorted, and archived.
     CONSTRAINT texts_are_bounded CHECK (
         octet_length(user_id) <= 512 AND octet_length(api_key) <= 512 AND octet_length(endpoint) <= 512
         AND octet_length(method) <= 32 AND octet_length(rule) <= 512 AND octet_length(reason) <= 64
-        AND octet_length(limited_by) <= 512 AND octet_length(region) <= 256 AND octet_length(server) <= 256)
+        AND octet_length(limited_by) <= 512 AND octet_length(region) <= 256 AND octet_length(server) <= 256
+        AND octet_length(rules) <= 512)
 ) PARTITION BY RANGE (at);
 
 -- Locked by whoever archives, so that two don't at once: nobody but its owner can. It has no rows.

@@ -73,7 +73,7 @@ pub struct ArchivedRow {
     pub endpoint: Option<String>,
     /// The HTTP method.
     pub method: Option<String>,
-    /// The rule that applied.
+    /// The rule that applied; of several, that of the limit below or, if that isn't known, the first.
     pub rule: Option<String>,
     /// `allowed`, `throttled` or `blocked`.
     pub decision: String,
@@ -95,6 +95,8 @@ pub struct ArchivedRow {
     pub server: Option<String>,
     /// How long the decision took, in microseconds.
     pub latency_us: i64,
+    /// All rules that applied, in their order, separated by commas, if several did.
+    pub rules: Option<String>,
 }
 
 impl ArchivedRow {
@@ -125,6 +127,7 @@ impl ArchivedRow {
             region: text(14),
             server: text(15),
             latency_us: number(16).unwrap_or_default(),
+            rules: text(17),
         }
     }
 }

@@ -34,8 +34,10 @@ pub struct AuditRecord {
     pub endpoint: Option<String>,
     /// The HTTP method.
     pub method: Option<String>,
-    /// The name of the rule that applied.
+    /// The name of the rule that applied; of several, that of the limit below or, if that isn't known, the first.
     pub rule: Option<String>,
+    /// The names of all rules that applied, in their order, separated by commas, if several did.
+    pub rules: Option<String>,
     /// The outcome.
     pub decision: Outcome,
     /// Why; see [`Reason::name`](tollgate::rules::Reason::name).
@@ -116,6 +118,7 @@ impl AuditRecord {
             endpoint: row.get("endpoint"),
             method: row.get("method"),
             rule: row.get("rule"),
+            rules: row.get("rules"),
             decision: Outcome::read(row.get("decision")),
             reason: row.get("reason"),
             limited_by: row.get("limited_by"),

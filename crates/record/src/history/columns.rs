@@ -51,7 +51,7 @@ const fn column(name: &'static str, required: bool, sql: SqlType) -> Column {
     Column { name, required, sql }
 }
 
-pub(crate) const WIDTH: usize = 17;
+pub(crate) const WIDTH: usize = 18;
 
 /// In the table's order. Changing the order, a name or a type changes the format of archives, too.
 pub(crate) static COLUMNS: [Column; WIDTH] = [
@@ -72,6 +72,7 @@ pub(crate) static COLUMNS: [Column; WIDTH] = [
     column("region", false, SqlType::Text),
     column("server", false, SqlType::Text),
     column("latency_us", true, SqlType::Bigint),
+    column("rules", false, SqlType::Text),
 ];
 
 /// The columns' names, for a statement.

@@ -44,6 +44,8 @@ pub(super) struct DecisionRecord {
     /// Microseconds; -1: never.
     pub(super) retry_after: Option<i64>,
     pub(super) latency: Duration,
+    /// All that applied, if several did.
+    pub(super) rules: Option<Box<str>>,
     /// Whether Redis, or the engine in its place, was asked; `None` if there were no limits, or nothing could be asked.
     pub(super) asked: Option<bool>,
     /// Whether it gets a row of its own, or is only counted.
@@ -80,6 +82,7 @@ impl DecisionRecord {
             status: None,
             retry_after: retry_after(verdict),
             latency,
+            rules: (!verdict.together.is_empty()).then(|| verdict.together.join(",").into()),
             asked: decision.and_then(|decision| match decision.by {
                 By::Redis | By::Embedded => Some(true),
                 By::DenialCache | By::Lease => Some(false),

@@ -358,6 +358,7 @@ async fn copy(
             &region,
             &server,
             &latency,
+            &row.rules.as_deref().map(cut),
         ]))
         .await?;
         if at % AT_ONE_GO == 0 {

@@ -109,6 +109,49 @@ async fn a_denial_is_explained() {
     assert_eq!(missing, "blocked missing");
 }
 
+/// The rule is that of the limit which is reported, and the others are named too.
+#[tokio::test]
+async fn rules_that_apply_together_are_recorded() {
+    let (_server, tool) = prepared().await;
+    let history = tool.record(HistorySettings::new()).expect("recording");
+    let rules: RuleSet = r#"
+        [[rule]]
+        name = "everybody"
+        key = "global"
+        limits = ["fixed-window 5/1h start first-hit"]
+        continue = true
+
+        [[rule]]
+        name = "users"
+        key = "user"
+        limits = ["fixed-window 2/1h start first-hit"]
+    "#
+    .parse()
+    .expect("rules");
+    let limiter = limiter();
+    let (anna, bob) = (Attributes::new().user("anna"), Attributes::new().user("bob"));
+    for request in [&anna, &anna, &anna, &bob] {
+        decide(&limiter, &rules, &history, request, latency(1)).await;
+    }
+    history.finish().await.expect("written");
+    let (from, to) = around();
+    let records = tool.audit(&AuditQuery::new("anna", from, to)).await.expect("an answer");
+    let told: Vec<_> =
+        records.iter().map(|record| (record.rule.as_deref(), record.decision.name(), record.used)).collect();
+    assert_eq!(
+        told,
+        [
+            (Some("users"), "allowed", Some(1)),
+            (Some("users"), "allowed", Some(2)),
+            (Some("users"), "throttled", Some(2)),
+        ]
+    );
+    assert!(records.iter().all(|record| record.rules.as_deref() == Some("everybody,users")), "{records:?}");
+    // Three of five are used by all, one of two by the user.
+    let bob = tool.audit(&AuditQuery::new("bob", from, to)).await.expect("an answer");
+    assert_eq!((bob[0].rule.as_deref(), bob[0].used, bob[0].capacity), (Some("users"), Some(1), Some(2)));
+}
+
 /// Counts by minute, hour and day are those of the rows, also of several services, and percentiles are within their
 /// error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -91,7 +91,8 @@ async fn fill(server: &PostgresServer, month: Month, rows: u32) {
             CASE WHEN i % 8 > 0 THEN 'gcra 5/1s' END,
             CASE i % 9 WHEN 0 THEN NULL WHEN 1 THEN 9223372036854775807 WHEN 2 THEN -9223372036854775808 ELSE i END,
             CASE WHEN i % 10 > 0 THEN i END, CASE i % 12 WHEN 0 THEN NULL WHEN 1 THEN -32768 WHEN 2 THEN 32767 ELSE 200 END,
-            CASE WHEN i % 13 > 0 THEN -1 END, CASE WHEN i % 14 > 0 THEN 'eu' END, CASE WHEN i % 15 > 0 THEN 'app-1' END, i
+            CASE WHEN i % 13 > 0 THEN -1 END, CASE WHEN i % 14 > 0 THEN 'eu' END, CASE WHEN i % 15 > 0 THEN 'app-1' END, i,
+            CASE WHEN i % 16 = 0 THEN 'api,everybody' END
         FROM generate_series(1, {rows}) AS i"#
     );
     server.run(&sql).await;
@@ -160,6 +161,7 @@ fn as_text(row: &ArchivedRow) -> String {
         text(&row.region),
         text(&row.server),
         row.latency_us.to_string(),
+        text(&row.rules),
     ]
     .join("|")
 }
@@ -168,7 +170,7 @@ const AS_TEXT: &str = "SELECT concat_ws('|', (extract(epoch FROM at) * 1000000):
     coalesce(api_key, '-'), CASE WHEN ip IS NULL THEN '-' ELSE format('%s', ip) END, coalesce(endpoint, '-'),
     coalesce(method, '-'), coalesce(rule, '-'), decision, reason, coalesce(limited_by, '-'), coalesce(used::text, '-'),
     coalesce(capacity::text, '-'), coalesce(status::text, '-'), coalesce(retry_after_us::text, '-'), coalesce(region, '-'),
-    coalesce(server, '-'), latency_us) FROM tollgate.rate_limit_audit_logs";
+    coalesce(server, '-'), latency_us, coalesce(rules, '-')) FROM tollgate.rate_limit_audit_logs";
 
 const USERS: [&str; 7] = ["alice", "Bob", "zoë", "李", "a \"quoted\" user", "two\nlines", ""];
 

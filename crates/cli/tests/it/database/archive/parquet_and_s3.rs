@@ -67,7 +67,7 @@ print(','.join(f'{row[0]} {row[1]}' for row in types))
     assert_eq!(said.len(), SUMS.len());
     let expected = "at TIMESTAMP WITH TIME ZONE,user_id VARCHAR,api_key VARCHAR,ip VARCHAR,endpoint VARCHAR,method VARCHAR,\
                     rule VARCHAR,decision VARCHAR,reason VARCHAR,limited_by VARCHAR,used BIGINT,capacity BIGINT,status SMALLINT,\
-                    retry_after_us BIGINT,region VARCHAR,server VARCHAR,latency_us BIGINT";
+                    retry_after_us BIGINT,region VARCHAR,server VARCHAR,latency_us BIGINT,rules VARCHAR";
     assert_eq!(types, expected);
 }
 
