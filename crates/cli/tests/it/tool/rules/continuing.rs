@@ -62,7 +62,7 @@ fn an_explanation_shows_each_rule_and_what_becomes_of_them_together() {
     assert_eq!(names, ["everybody", "users", "failures"]);
     assert_eq!((&json["rule"], &json["status"]), (&json!("everybody"), &json!(503)));
     assert_eq!(json["together"][2]["count"], "401");
-    assert_eq!(json["together"][1]["limits"][1]["redis_keys"], json!(["tollgate:{org:acme}:users/org"]));
+    assert_eq!(json["together"][1]["limits"][1]["redis_keys"], json!(["tollgate:{org:acme}:users/org/fixed-window"]));
 
     let text = stdout(&explain("mallory", "table"));
     assert!(text.contains("\ntogether   denied by users: no limits are asked, and nothing"), "{text}");
