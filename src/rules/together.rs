@@ -1,6 +1,6 @@
 //! Several rules that apply to a request, since those before the last one continue: their limits are one decision.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use quick_cache::sync::Cache;
 use smallvec::SmallVec;
@@ -18,20 +18,14 @@ use crate::rule::{Joining, Rule, apart};
 type Joined = SmallVec<[usize; 4]>;
 
 /// Rules that were joined before. Which ones apply together depends on the request.
-#[derive(Debug)]
-pub(super) struct Together(Cache<Joined, Arc<Rule>>);
+#[derive(Debug, Default)]
+pub(super) struct Together(OnceLock<Cache<Joined, Arc<Rule>>>);
 
 /// The most that are kept.
 const MOST_KEPT: usize = 1024;
 
 /// The key of an account's own limits, which no attribute has.
 const OF_ACCOUNT: &str = "\naccount";
-
-impl Default for Together {
-    fn default() -> Self {
-        Self(Cache::new(MOST_KEPT))
-    }
-}
 
 impl Together {
     /// What these rules, in their order, make of a request.
@@ -65,14 +59,19 @@ impl Together {
             }
         }
         let joining = || charging.iter().map(|(charging, _)| charging.joining()).collect::<SmallVec<[_; 4]>>();
+        let joined = || Arc::new(Rule::joined(&joining(), part));
         let rule = match charging.iter().map(|(charging, _)| charging.address).collect::<Option<Joined>>() {
-            Some(joined) => self.0.get(&joined).unwrap_or_else(|| {
-                let rule = Arc::new(Rule::joined(&joining(), part));
-                self.0.insert(joined, Arc::clone(&rule));
-                rule
-            }),
+            Some(rules) => {
+                // Most sets have no rules that apply together.
+                let known = self.0.get_or_init(|| Cache::new(MOST_KEPT));
+                known.get(&rules).unwrap_or_else(|| {
+                    let rule = joined();
+                    known.insert(rules, Arc::clone(&rule));
+                    rule
+                })
+            }
             // What an account has of its own isn't the set's.
-            None => Arc::new(Rule::joined(&joining(), part)),
+            None => joined(),
         };
         let counted = CountedBy::joined(charging.iter().map(|(charging, charge)| (charging.name(), &charge.counted)));
         Charge { rule: ChargedBy::Together(rule), request: request(&charging), counted }
