@@ -21,7 +21,7 @@ use crate::found;
 use crate::interrupted::interrupted;
 use crate::messages;
 use crate::options::{self, Output};
-use crate::output::{Shape, counted, timestamp};
+use crate::output::{Shape, counted, micros, timestamp};
 use crate::time_options::between;
 
 #[derive(Debug, Args)]
@@ -475,10 +475,9 @@ impl Query {
 
 /// A row under the table's column names.
 fn row(row: &ArchivedRow) -> Fields {
-    let at = row.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let at = timestamp(u64::try_from(at.as_micros()).unwrap_or(u64::MAX));
+    let at = row.at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, micros);
     let fields: [(&'static str, Value); 18] = [
-        ("at", json!(at)),
+        ("at", json!(timestamp(at))),
         ("user_id", json!(row.user)),
         ("api_key", json!(row.api_key)),
         ("ip", json!(row.ip)),

@@ -163,7 +163,7 @@ async fn no_hold_by_an_id_overtakes_its_release_whoever_makes_that() {
 /// at the first try.
 #[tokio::test]
 async fn a_cancellation_that_is_tried_again_reaches_both_engines() {
-    let server = Server::start();
+    let mut server = Server::start();
     let limiter = limiter(&server.tcp_url());
     let local = rule("token-bucket 10/1d", OnError::Local { processes: NonZeroU32::MIN });
     // Loads the script.
@@ -172,12 +172,17 @@ async fn a_cancellation_that_is_tried_again_reaches_both_engines() {
     let call = Request::new("key").id("call").cost(3);
     let here = in_time(limiter.acquire(&local, call)).await.expect("decided here");
     assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (By::Local, Charged::Unknown));
-    let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled here");
-    assert!(cancelled.error.is_some(), "{cancelled:?}");
-    assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("decided here").remaining, 10);
     server.signal("-CONT");
     answered_again(&limiter, &local, "other").await;
     assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("a peek").remaining, 6, "it ran late");
+    cmd("SAVE").exec(&mut server.connection()).expect("saved");
+    server.stop();
+    let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled here");
+    assert!(cancelled.error.is_some(), "{cancelled:?}");
+    assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("decided here").remaining, 10);
+    server.start_again(&[]);
+    server.wait_until_it_answers();
+    answered_again(&limiter, &local, "other").await;
     let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled there too");
     assert_eq!((cancelled.by, cancelled.error), (By::Redis, None));
     assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("a peek").remaining, 9);
