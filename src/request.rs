@@ -352,7 +352,7 @@ impl<'a> Request<'a> {
 
 /// What this limit answered.
 fn answer_of<'d>(answers: &'d [LimitDecision], quota: &Quota) -> Option<&'d LimitDecision> {
-    answers.iter().find(|its| its.quota.label() == quota.label())
+    answers.iter().find(|its| its.quota.label() == quota.label() && its.quota.rule() == quota.rule())
 }
 
 impl<'a, K: AsRef<[u8]> + ?Sized> From<&'a K> for Request<'a> {

@@ -8,7 +8,7 @@ use crate::telemetry::{self, Ended};
 /// Counts the answer to a caller: once, however many calls it took. Of rules that apply together, each counts what its
 /// own limits say.
 pub(crate) fn counted(rule: &Rule, decided: Result<&Decision, &Error>) {
-    for own in rule.each() {
+    for own in rule.counting() {
         let limits = own.scoped_limits();
         let quota = &limits[0].quota;
         let algorithm = if limits.len() > 1 { "several" } else { quota.algorithm().name() };

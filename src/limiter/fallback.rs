@@ -9,8 +9,12 @@ use crate::decision::RetryAfter;
 use crate::error::Error;
 use crate::limit::Limit;
 use crate::operation::Operation;
+#[cfg(feature = "embedded")]
+use crate::request::OwnedRequest;
 use crate::request::Request;
-use crate::rule::{OnError, Rule};
+#[cfg(feature = "embedded")]
+use crate::rule::{ALL, apart};
+use crate::rule::{OnError, Rule, ScopedLimit};
 use crate::telemetry;
 
 impl Limiter {
@@ -60,7 +64,12 @@ impl Limiter {
             }
             #[cfg(feature = "embedded")]
             OnError::Local { processes } => match self
-                .decide_locally(rule, processes, &self.raised_if_never_admitted(rule, request, operation), operation)
+                .decide_locally(
+                    rule,
+                    processes,
+                    &Request::from(&self.raised_if_never_admitted(rule, request, operation)),
+                    operation,
+                )
                 .await
             {
                 // The share could never admit what the rule may.
@@ -75,19 +84,43 @@ impl Limiter {
     }
 
     /// The request, at a cost above every share if the whole rule could never admit it: its local share must not admit
-    /// it either, whatever the rounding.
+    /// it either, whatever the rounding. Of rules that apply together, those that could take what they do by themselves.
     #[cfg(feature = "embedded")]
-    fn raised_if_never_admitted<'a>(&self, rule: &Rule, request: &Request<'a>, operation: Operation) -> Request<'a> {
-        let refused = operation != Operation::AtMost && !self.may_fit(rule, request, operation);
-        if refused { request.cost_of_all(request.units(rule).most().max(EXACT)) } else { *request }
+    fn raised_if_never_admitted(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> OwnedRequest {
+        if operation == Operation::AtMost || self.may_fit(rule, request, operation) {
+            return request.into_owned();
+        }
+        let most = request.units(rule).most().max(EXACT);
+        if !rule.is_joined() {
+            return request.cost_of_all(most).into_owned();
+        }
+        let mut raised = request.into_owned();
+        for name in rule.each().iter().filter_map(Rule::name) {
+            if !self.may_fit_of(rule, request, operation, |scoped| scoped.quota.rule() == Some(name)) {
+                raised.set_cost_of(&apart(name, ALL), most);
+            }
+        }
+        raised
     }
 
     /// Whether the rule could ever admit this.
-    pub(super) fn may_fit(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> bool {
+    pub(crate) fn may_fit(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> bool {
+        self.may_fit_of(rule, request, operation, |_| true)
+    }
+
+    /// Whether these limits of it could.
+    fn may_fit_of(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        operation: Operation,
+        is_meant: impl Fn(&ScopedLimit) -> bool,
+    ) -> bool {
         let costs = request.units(rule);
         let part = |limit| if self.splits_limits() { Limit::smallest_shard(limit) } else { limit };
-        rule.limits()
-            .enumerate()
-            .all(|(at, limit)| costs.of(at) <= part(limit).largest_cost(operation == Operation::Reserve))
+        let meant = rule.scoped_limits().iter().enumerate().filter(|(_, scoped)| is_meant(scoped));
+        meant
+            .into_iter()
+            .all(|(at, scoped)| costs.of(at) <= part(&scoped.limit).largest_cost(operation == Operation::Reserve))
     }
 }

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
 use crate::call::{Ask, Costs, Mode, Terms};
+use crate::engine::cluster::hash_tag;
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::operation::Operation;
@@ -28,9 +29,6 @@ impl Limiter {
         mode: Mode,
         server_us: Option<u64>,
     ) -> Result<Ask<'r>, Error> {
-        if !self.engine.has_one_node() {
-            check_for_cluster(rule, request)?;
-        }
         let now_us = request.now_us()?;
         request.plain().check_costs(rule)?;
         let limits = targets.iter().map(|target| target.scoped);
@@ -53,6 +51,9 @@ impl Limiter {
                 keys.push(marker);
                 terms.id_ttl_ms = Some(request.id_ttl_ms()?);
             }
+        }
+        if !self.engine.has_one_node() {
+            check_for_cluster(rule, request.has_id(), &keys)?;
         }
         let holder = match mode {
             Mode::Call(operation) => holder(targets, request, operation)?,
@@ -162,11 +163,16 @@ impl Limiter {
     }
 }
 
-/// Refuses what one node of a cluster can't decide alone.
-fn check_for_cluster(rule: &Rule, request: &Request<'_>) -> Result<(), Error> {
+/// Refuses what one node of a cluster can't decide alone: of rules that apply together, whose keys are these.
+fn check_for_cluster(rule: &Rule, has_id: bool, keys: &[Key]) -> Result<(), Error> {
     let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
     let fault = |expected: &str| Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
-    if rule.counts_several_keys(request.has_id()) {
+    let several = match rule.is_joined() {
+        // Rules may count one key by different attributes.
+        true => keys.iter().any(|key| hash_tag(key) != hash_tag(&keys[0])),
+        false => rule.counts_several_keys(has_id),
+    };
+    if several {
         return fault(
             "expected a tag on a cluster, since its limits count by different keys, which may be on several nodes, got none",
         );

@@ -14,6 +14,8 @@ pub(crate) struct Joining<'r> {
     pub(crate) key: String,
     /// How many bits of an IPv6 address it counts, by which the parts of rules differ that have the same attributes.
     pub(crate) ipv6_prefix: u8,
+    /// Whether its limits count, and not its policy alone: an account's own limits may take the place of several rules'.
+    pub(crate) counts: bool,
 }
 
 #[allow(dead_code, reason = "sets of rules join them, which are a feature")]
@@ -31,7 +33,7 @@ impl Rule {
                 let by = scoped.by.as_ref().map_or_else(|| joining.key.clone(), |own| part(joining, own));
                 ScopedLimit { by: named(Some(by)), rule_at: at, ..scoped.clone() }
             };
-            joining.rule.limits.iter().map(of_limit).collect::<Vec<_>>()
+            joining.rule.limits.iter().filter(|_| joining.counts).map(of_limit).collect::<Vec<_>>()
         };
         let limits = rules.iter().enumerate().flat_map(of_rule).collect();
         let tagged = |joining: &Joining<'_>| {
@@ -73,6 +75,12 @@ impl Rule {
     /// The rules that it is made of: itself, or several.
     pub(crate) fn each(&self) -> &[Self] {
         self.rules.as_deref().unwrap_or(std::slice::from_ref(self))
+    }
+
+    /// The rules that have limits of it: itself, or several.
+    pub(crate) fn counting(&self) -> impl Iterator<Item = &Self> {
+        let counts = |at: usize| self.rules.is_none() || self.limits.iter().any(|scoped| scoped.rule_at == at);
+        self.each().iter().enumerate().filter(move |(at, _)| counts(*at)).map(|(_, rule)| rule)
     }
 
     pub(crate) fn is_joined(&self) -> bool {

@@ -12,6 +12,7 @@ use crate::limiter::hold::Permit;
 #[cfg(feature = "http")]
 use crate::limiter::wait::Blocks;
 use crate::limiter::{Limiter, counted};
+use crate::operation::Operation;
 use crate::telemetry;
 
 /// A verdict, and the permits that the request took.
@@ -188,7 +189,15 @@ impl Limiter {
             Effect::Missing(attribute) => (false, Reason::Missing((*attribute).to_owned())),
             Effect::Limit(_) => (decision.as_ref().is_some_and(|decision| decision.allowed), Reason::Limits),
         };
-        let decisive = decision.as_ref().and_then(|decision| applies.denied_by(decision)).unwrap_or(applies);
+        let decisive = decision.as_ref().filter(|_| !allowed).and_then(|decision| {
+            // A policy knows that a cost could never be admitted, though no limit was asked.
+            let never = |own: &&Applies<'_>| match &own.effect {
+                Effect::Limit(charge) => !self.may_fit(charge.rule(), &charge.request(), Operation::Acquire),
+                _ => false,
+            };
+            applies.denied_by(decision).or_else(|| applies.together.iter().find(never))
+        });
+        let decisive = decisive.unwrap_or(applies);
         let together = applies.together.iter().filter_map(Applies::name).cloned().collect();
         let mut response = decisive.response.filter(|_| !allowed).cloned();
         if let (Some(response), Some(block)) = (&mut response, &applies.user_block) {

@@ -22,7 +22,7 @@ type Joined = SmallVec<[usize; 4]>;
 pub(super) struct Together(OnceLock<Cache<Joined, Arc<Rule>>>);
 
 /// The most that are kept.
-const MOST_KEPT: usize = 1024;
+const MOST_KEPT: usize = 256;
 
 /// The key of an account's own limits, which no attribute has.
 const OF_ACCOUNT: &str = "\naccount";
@@ -54,9 +54,8 @@ impl Together {
             let Effect::Limit(charge) = &own.effect else { continue };
             let one_more = Charging::of(compiled, charge);
             // An account's own limits take the place of several rules', and count once.
-            if !charging.iter().any(|(other, _): &(Charging<'_>, _)| other.name() == one_more.name()) {
-                charging.push((one_more, charge));
-            }
+            let counts = !charging.iter().any(|(other, _): &(Charging<'_>, _)| other.name() == one_more.name());
+            charging.push((Charging { counts, ..one_more }, charge));
         }
         let joining = || charging.iter().map(|(charging, _)| charging.joining()).collect::<SmallVec<[_; 4]>>();
         let joined = || Arc::new(Rule::joined(&joining(), part));
@@ -73,8 +72,9 @@ impl Together {
             // What an account has of its own isn't the set's.
             None => joined(),
         };
-        let counted = CountedBy::joined(charging.iter().map(|(charging, charge)| (charging.name(), &charge.counted)));
-        Charge { rule: ChargedBy::Together(rule), request: request(&charging), counted }
+        let counting = || charging.iter().filter(|(own, _)| own.counts);
+        let counted = CountedBy::joined(counting().map(|(own, charge)| (own.name(), &charge.counted)));
+        Charge { rule: ChargedBy::Together(rule), request: request(counting()), counted }
     }
 }
 
@@ -85,6 +85,8 @@ struct Charging<'c> {
     address: Option<usize>,
     key: &'c str,
     ipv6_prefix: u8,
+    /// Whether its limits are charged, and not by another rule already.
+    counts: bool,
 }
 
 impl<'c> Charging<'c> {
@@ -97,7 +99,7 @@ impl<'c> Charging<'c> {
             ChargedBy::Rule(rule) => (Some(std::ptr::from_ref(*rule).addr()), key),
             _ => (None, OF_ACCOUNT),
         };
-        Self { rule: &charge.rule, address, key, ipv6_prefix }
+        Self { rule: &charge.rule, address, key, ipv6_prefix, counts: true }
     }
 
     /// The name under which its limits are charged: the rule's, or that of all accounts' own limits.
@@ -106,7 +108,8 @@ impl<'c> Charging<'c> {
     }
 
     fn joining(&self) -> Joining<'c> {
-        Joining { rule: self.rule, key: part_of(self.key, self.ipv6_prefix), ipv6_prefix: self.ipv6_prefix }
+        let Self { rule, ipv6_prefix, counts, .. } = *self;
+        Joining { rule, key: part_of(self.key, ipv6_prefix), ipv6_prefix, counts }
     }
 }
 
@@ -124,8 +127,9 @@ fn part_of(attributes: &str, ipv6_prefix: u8) -> String {
 }
 
 /// What is charged to the limits of all these rules.
-fn request(charging: &[(Charging<'_>, &Charge<'_>)]) -> OwnedRequest {
-    let mut parts: Vec<(String, Vec<u8>)> = Vec::with_capacity(charging.len());
+fn request<'a>(charging: impl Iterator<Item = &'a (Charging<'a>, &'a Charge<'a>)>) -> OwnedRequest {
+    let mut key = None;
+    let mut parts: Vec<(String, Vec<u8>)> = Vec::new();
     let mut costs = Vec::new();
     let mut add = |name: String, value: &[u8]| {
         if !parts.iter().any(|(known, _)| *known == name) {
@@ -134,12 +138,12 @@ fn request(charging: &[(Charging<'_>, &Charge<'_>)]) -> OwnedRequest {
     };
     for (own, charge) in charging {
         // The first one's is the request's key, and may be the tag of another rule.
+        key.get_or_insert_with(|| charge.key().to_vec());
         add(part_of(own.key, own.ipv6_prefix), charge.key());
         charge.request.parts().for_each(|(name, value)| add(part_of(name, own.ipv6_prefix), value));
         let of_rule = charge.request.cost().map(|units| ("", units));
         let of_limits = charge.request.own_costs();
         costs.extend(of_rule.into_iter().chain(of_limits).map(|(name, units)| (apart(own.name(), name), units)));
     }
-    let key = charging.first().map(|(_, charge)| charge.key().to_vec()).unwrap_or_default();
-    OwnedRequest::charging(key, parts, None, costs)
+    OwnedRequest::charging(key.unwrap_or_default(), parts, None, costs)
 }

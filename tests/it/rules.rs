@@ -10,6 +10,7 @@ mod mistakes;
 mod optional_limits;
 mod own_costs;
 mod reload;
+mod together_in_trouble;
 
 use tollgate::Limiter;
 use tollgate::rules::{Attributes, RuleSet};

@@ -11,12 +11,18 @@ static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 /// The slot of this key: hashed from the text between its first `{` and the next `}`, if there is any, and otherwise
 /// from all of it.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
+    CRC.checksum(hash_tag(key)) % 16_384
+}
+
+/// What a cluster hashes of a key: the text between its first `{` and the next `}`, if there is any, and otherwise all of
+/// it.
+pub(crate) fn hash_tag(key: &[u8]) -> &[u8] {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')? + 1;
         let length = key[open..].iter().position(|byte| *byte == b'}')?;
         (length > 0).then(|| &key[open..open + length])
     };
-    CRC.checksum(tag().unwrap_or(key)) % 16_384
+    tag().unwrap_or(key)
 }
 
 /// A range of slots, and the nodes that have them. None for a primary whose address isn't known: no replica stands in
