@@ -5,6 +5,7 @@ mod check;
 mod diff;
 mod explain;
 mod explained;
+mod import;
 #[cfg(feature = "postgres")]
 mod push;
 
@@ -39,6 +40,13 @@ pub(crate) enum Rules {
     ///
     /// Exit code: 0; 1 if a rule differs or, with a log, if anybody is treated differently; 2 on an error.
     Diff(diff::Diff),
+    /// Print rules that do what the configuration of another limiter says.
+    ///
+    /// Of Envoy's rate limit service, of limitador, or of nginx. What the rules do otherwise, and what isn't in them,
+    /// stands in comments with its lines, and each difference is a warning: FILE:LINE: warning: what. Needs no Redis.
+    ///
+    /// Exit code: 0; 1 if there is any warning; 2 on an error.
+    Import(import::Import),
     /// Put a set of rules into the database, replacing the one there.
     ///
     /// The set is checked first, and stored completely or not at all; shows which rules changed.
@@ -59,6 +67,7 @@ impl Rules {
             Self::Check(check) => check.run(),
             Self::Explain(explain) => explain.run(),
             Self::Diff(diff) => diff.run().await,
+            Self::Import(import) => import.run(),
             #[cfg(feature = "postgres")]
             Self::Push(push) => push.run().await,
             #[cfg(feature = "postgres")]

@@ -14,6 +14,7 @@ mod comparison;
 mod continuing;
 mod count_by_response;
 mod held_permits;
+mod import;
 mod optional_limits;
 mod own_costs;
 mod refused_paths;

@@ -1,0 +1,206 @@
+//! `tollgate rules import`: rules from the configuration of another limiter.
+
+mod account;
+mod attribute;
+mod draft;
+mod envoy;
+mod fault;
+mod limitador;
+mod nginx;
+mod yaml;
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use tollgate::rules::RuleSet;
+
+use crate::messages;
+use crate::output::wrapped;
+use crate::rules_file::expect_no_address;
+use account::{Account, lines};
+use draft::Rule;
+use fault::Fault;
+
+/// The largest source. Limits of a whole company have less.
+const LARGEST: u64 = 16 << 20;
+
+/// The width of comments, with their `# `.
+const WIDTH: usize = 118;
+
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    /// The other limiter's configuration; - reads standard input.
+    file: PathBuf,
+    /// Whose configuration it is. Default: what its content looks like.
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// YAML of Envoy's rate limit service: a domain and its descriptors.
+    Envoy,
+    /// YAML of limitador: a list of limits.
+    Limitador,
+    /// limit_req and limit_conn of nginx; of several files, what nginx -T prints.
+    Nginx,
+}
+
+/// What a source becomes.
+#[derive(Debug, Default)]
+struct Imported {
+    rules: Vec<Rule>,
+    account: Account,
+    /// What holds for the whole file.
+    about: Vec<String>,
+}
+
+impl Imported {
+    /// Leaves out the rules whose requests are all blocked before.
+    fn uncover(&mut self) {
+        let (kept, covered) = draft::uncovered(std::mem::take(&mut self.rules));
+        self.rules = kept;
+        for (rule, by) in covered {
+            self.account.leave(rule.line..=rule.line, &format!("{} blocks all that {} would count", by, rule.name));
+        }
+    }
+}
+
+impl Import {
+    pub(super) fn run(self) -> Result<ExitCode> {
+        expect_no_address(&self.file)?;
+        let name = self.file.display().to_string();
+        let text = self.read().with_context(|| name.clone())?;
+        let format = self.format.or_else(|| looks(&text));
+        let format = format.ok_or_else(|| {
+            anyhow!(
+                "{name}: expected a configuration of Envoy's ratelimit, limitador or nginx (see --format), got another"
+            )
+        })?;
+        let imported = translated(format, &text).map_err(|fault| anyhow!("{name}:{}: {}", fault.line, fault.what))?;
+        if imported.rules.is_empty() {
+            bail!("{name}: expected at least one limit, got none{}", because(&imported.account));
+        }
+        let file = written(&name, format, &imported);
+        let doubted = check(&name, &file)?;
+        anstream::stdout().write_all(file.as_bytes())?;
+        let differences = imported.account.differences();
+        for (line, how) in &differences {
+            messages::fault(format_args!("{name}:{line}: warning: {how}"));
+        }
+        Ok(if differences.is_empty() && !doubted { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+
+    fn read(&self) -> Result<String> {
+        let mut bytes = Vec::new();
+        if self.file.as_os_str() == "-" {
+            std::io::stdin().lock().take(LARGEST + 1).read_to_end(&mut bytes)?;
+        } else {
+            std::fs::File::open(&self.file)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
+        }
+        if bytes.len() as u64 > LARGEST {
+            bail!("expected at most {LARGEST} bytes, got more");
+        }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+            anyhow!("line {line}: expected UTF-8, got other bytes")
+        })?;
+        Ok(text.trim_start_matches('\u{feff}').to_owned())
+    }
+}
+
+/// The first difference, where nothing is left to limit.
+fn because(account: &Account) -> String {
+    account.differences().first().map(|(line, how)| format!(" (line {line}: {how})")).unwrap_or_default()
+}
+
+/// Whose configuration this looks like, by what only that one has.
+fn looks(text: &str) -> Option<Format> {
+    let has =
+        |starts: &[&str]| text.lines().any(|line| starts.iter().any(|start| line.trim_start().starts_with(start)));
+    if has(&["limit_req", "limit_conn"]) {
+        Some(Format::Nginx)
+    } else if text.lines().any(|line| ["domain:", "descriptors:"].iter().any(|start| line.starts_with(start))) {
+        Some(Format::Envoy)
+    } else if has(&["max_value:", "- max_value:"]) {
+        Some(Format::Limitador)
+    } else {
+        None
+    }
+}
+
+fn translated(format: Format, text: &str) -> Result<Imported, Fault> {
+    let mut imported = match format {
+        Format::Envoy => envoy::translated(text)?,
+        Format::Limitador => limitador::translated(text)?,
+        Format::Nginx => nginx::translated(text)?,
+    };
+    imported.account.close(text);
+    let asks = |name: &str| imported.rules.iter().any(|rule| rule.asks_for(name));
+    let remarks = [
+        ("path", "Paths are compared as the service reads them: see `paths` in the format of rules."),
+        ("method", "What is said of GET holds for HEAD too."),
+    ];
+    imported.about.extend(remarks.iter().filter(|(name, _)| asks(name)).map(|(_, remark)| (*remark).to_owned()));
+    Ok(imported)
+}
+
+/// The file of rules, with what it doesn't say.
+fn written(source: &str, format: Format, imported: &Imported) -> String {
+    let of = match format {
+        Format::Envoy => "Envoy's ratelimit",
+        Format::Limitador => "limitador",
+        Format::Nginx => "nginx",
+    };
+    let mut file = String::new();
+    comment(&mut file, &format!("Rules of {source}, a configuration of {of}."));
+    imported.about.iter().for_each(|about| comment(&mut file, about));
+    listed(
+        &mut file,
+        "What differs:",
+        imported.account.differences().into_iter().map(|(line, how)| (line..=line, how)),
+    );
+    let left = imported.account.left();
+    listed(&mut file, "What isn't translated:", left.iter().map(|(lines, why)| (lines.clone(), &**why)));
+    // Other limiters count an address as it is.
+    file.push_str("\n[defaults]\nipv6_prefix = 128\n");
+    for rule in &imported.rules {
+        file.push('\n');
+        rule.comments.iter().for_each(|about| comment(&mut file, about));
+        file.push_str("[[rule]]\n");
+        rule.write(&mut file);
+    }
+    file
+}
+
+fn listed<'a>(file: &mut String, title: &str, all: impl Iterator<Item = (std::ops::RangeInclusive<usize>, &'a str)>) {
+    let mut all = all.peekable();
+    if all.peek().is_some() {
+        file.push_str("#\n");
+        comment(file, title);
+    }
+    for (range, what) in all {
+        comment(file, &format!("- {}: {what}", lines(&range)));
+    }
+}
+
+/// A comment can't end early: what is quoted in it has no line ends, and nothing else that can't be seen.
+fn comment(file: &mut String, text: &str) {
+    let seen: String =
+        text.chars().map(|letter| if crate::escape::is_visible(letter) { letter } else { '?' }).collect();
+    for line in wrapped(&seen, WIDTH - 2) {
+        file.push_str(&format!("# {line}\n"));
+    }
+}
+
+/// Whether the file has values that probably don't match as meant. That it is valid is for this to ensure.
+fn check(source: &str, file: &str) -> Result<bool> {
+    let rules: RuleSet =
+        file.parse().map_err(|error| anyhow!("{source}: expected limits that rules can say, got {error}"))?;
+    messages::doubts(&rules);
+    Ok(!rules.warnings().is_empty())
+}
