@@ -91,7 +91,7 @@ impl Translation {
             let is_any = |other: &Descriptor| other.key == descriptor.key && other.value == "*";
             if descriptor.value.is_empty() && descriptors.iter().any(is_any) {
                 let why = format!("{}=* is looked up before it, and takes all", descriptor.shown());
-                self.imported.account.leave(descriptor.lines.clone(), &why);
+                limited(descriptor).into_iter().for_each(|one| self.imported.account.leave(one.lines.clone(), &why));
                 continue;
             }
             let attribute = self.attribute(way, &descriptor.key);
@@ -146,12 +146,8 @@ impl Translation {
 
     /// A descriptor and all within it can't be said.
     fn lose(&mut self, descriptor: &Descriptor, why: &str) {
-        let mut left = vec![descriptor];
-        while let Some(one) = left.pop() {
-            if one.limit.is_some() {
-                self.lose_limit(one, &format!("{}: {why}", descriptor.shown()));
-            }
-            left.extend(&one.descriptors);
+        for one in limited(descriptor) {
+            self.lose_limit(one, &format!("{}: {why}", descriptor.shown()));
         }
     }
 
@@ -282,4 +278,10 @@ impl Translation {
         }
         self.imported.uncover();
     }
+}
+
+/// A descriptor and all within it, as far as they have limits.
+fn limited(descriptor: &Descriptor) -> Vec<&Descriptor> {
+    let within = descriptor.descriptors.iter().flat_map(limited);
+    descriptor.limit.iter().map(|_| descriptor).chain(within).collect()
 }
