@@ -50,12 +50,14 @@ impl Together {
     /// The limits of these rules that have some, as one rule, and what is charged to them.
     fn charge<'s>(&self, rules: &[&'s Compiled], together: &[Applies<'s>]) -> Charge<'s> {
         let mut charging: SmallVec<[_; 4]> = SmallVec::new();
+        let mut has_account = false;
         for (compiled, own) in rules.iter().zip(together) {
             let Effect::Limit(charge) = &own.effect else { continue };
             let one_more = Charging::of(compiled, charge);
             // An account's own limits take the place of several rules', and count once.
-            let counts = !charging.iter().any(|(other, _): &(Charging<'_>, _)| other.name() == one_more.name());
-            charging.push((Charging { counts, ..one_more }, charge));
+            let is_account = one_more.address.is_none();
+            charging.push((Charging { counts: !(is_account && has_account), ..one_more }, charge));
+            has_account |= is_account;
         }
         let joining = || charging.iter().map(|(charging, _)| charging.joining()).collect::<SmallVec<[_; 4]>>();
         let joined = || Arc::new(Rule::joined(&joining(), part));

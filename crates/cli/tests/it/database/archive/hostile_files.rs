@@ -139,8 +139,8 @@ fn replace(place: &Place, rows: usize, text: &[u8], with: impl Fn(WriterProperti
     let mut group = writer.next_row_group().expect("a group");
     let text = ByteArray::from(text.to_vec());
     let levels = vec![1; rows];
-    for at in 0..17 {
-        let mut column = group.next_column().expect("a column").expect("17 columns");
+    for at in 0..18 {
+        let mut column = group.next_column().expect("a column").expect("18 columns");
         match at {
             0 | 10 | 11 | 13 | 16 => drop(column.typed::<Int64Type>().write_batch(&vec![1; rows], Some(&levels), None)),
             12 => drop(column.typed::<Int32Type>().write_batch(&vec![1; rows], Some(&levels), None)),
