@@ -276,7 +276,7 @@ impl Levels {
         self.leave(stream);
     }
 
-    /// Directives that change nothing in what is limited. Only their names are told: they may have secrets.
+    /// Directives that change nothing in what is limited. Only their names are printed: their arguments may be secret.
     fn leave(&mut self, one: &Directive) {
         match &*one.name {
             "limit_req_log_level" | "limit_conn_log_level" => self.account.leave(one.line..=one.end, LOGGING),
