@@ -38,7 +38,7 @@ pub struct Request<'a> {
 }
 
 /// The fields that few requests have.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rare {
     id_ttl: Duration,
     after: Option<Earlier>,

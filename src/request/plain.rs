@@ -1,5 +1,6 @@
 //! What any request has: whom it counts, what it takes, and when.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::call::Costs;
@@ -36,11 +37,11 @@ pub(super) struct Terms {
 #[derive(Debug)]
 pub(super) enum ByName<'a, B, O> {
     Borrowed(&'a [(&'a str, B)]),
-    Owned(&'a [(String, O)]),
+    Owned(&'a [(Arc<str>, O)]),
 }
 
 /// What limits count by instead of the key.
-pub(super) type Parts<'a> = ByName<'a, &'a [u8], Vec<u8>>;
+pub(super) type Parts<'a> = ByName<'a, &'a [u8], Arc<[u8]>>;
 
 /// What the limits with these names take.
 pub(super) type OwnCosts<'a> = ByName<'a, u64, u64>;
@@ -126,7 +127,7 @@ impl<'a> PlainRequest<'a> {
         let is_unknown = |name: &str| !rule.costs_by(name) && !name.contains(APART);
         let unknown = match self.costs {
             OwnCosts::Borrowed(costs) => costs.iter().map(|(name, _)| *name).find(|name| is_unknown(name)),
-            OwnCosts::Owned(costs) => costs.iter().map(|(name, _)| name.as_str()).find(|name| is_unknown(name)),
+            OwnCosts::Owned(costs) => costs.iter().map(|(name, _)| &**name).find(|name| is_unknown(name)),
         };
         let Some(unknown) = unknown else { return Ok(()) };
         let names: Vec<_> = rule.scoped_limits().iter().map(|scoped| scoped.quota.limit()).collect();
@@ -139,7 +140,7 @@ impl<'a> PlainRequest<'a> {
         let Some(name) = part else { return Ok(self.key) };
         let found = match self.parts {
             Parts::Borrowed(parts) => parts.iter().find(|(part, _)| *part == name).map(|(_, value)| *value),
-            Parts::Owned(parts) => parts.iter().find(|(part, _)| part == name).map(|(_, value)| value.as_slice()),
+            Parts::Owned(parts) => parts.iter().find(|(part, _)| **part == *name).map(|(_, value)| &**value),
         };
         if found.is_some_and(<[u8]>::is_empty) {
             return Err(Error::new(

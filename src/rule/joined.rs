@@ -11,9 +11,7 @@ use crate::call::Options;
 pub(crate) struct Joining<'r> {
     pub(crate) rule: &'r Rule,
     /// The part of the request that its own key is; of the first rule, that is the request's key.
-    pub(crate) key: String,
-    /// How many bits of an IPv6 address it counts, by which the parts of rules differ that have the same attributes.
-    pub(crate) ipv6_prefix: u8,
+    pub(crate) key: &'r str,
     /// Whether its limits count, and not its policy alone: an account's own limits may take the place of several rules'.
     pub(crate) counts: bool,
 }
@@ -24,23 +22,23 @@ impl Rule {
     /// the strictest, and the shortest `max_hold` holds. Its own options are such that calls with any aren't taken for
     /// plain ones.
     ///
-    /// `part` makes the names by which a request has a rule's parts.
-    pub(crate) fn joined(rules: &[Joining<'_>], part: impl Fn(&Joining<'_>, &str) -> String) -> Self {
-        let key = &rules[0].key;
-        let named = |own: Option<String>| own.filter(|name| name != key);
+    /// `part` is what the request calls a part of the rule at this place.
+    pub(crate) fn joined(rules: &[Joining<'_>], part: impl Fn(usize, &str) -> Arc<str>) -> Self {
+        let key = rules[0].key;
+        let named = |own: String| Some(own).filter(|name| name != key);
         let of_rule = |(at, joining): (usize, &Joining<'_>)| {
             let of_limit = |scoped: &ScopedLimit| {
-                let by = scoped.by.as_ref().map_or_else(|| joining.key.clone(), |own| part(joining, own));
-                ScopedLimit { by: named(Some(by)), rule_at: at, ..scoped.clone() }
+                let by = scoped.by.as_ref().map_or_else(|| joining.key.to_owned(), |own| part(at, own).to_string());
+                ScopedLimit { by: named(by), rule_at: at, ..scoped.clone() }
             };
             joining.rule.limits.iter().filter(|_| joining.counts).map(of_limit).collect::<Vec<_>>()
         };
         let limits = rules.iter().enumerate().flat_map(of_rule).collect();
-        let tagged = |joining: &Joining<'_>| {
-            let tag = joining.rule.tag.as_ref().map(|tag| part(joining, tag).into());
+        let tagged = |(at, joining): (usize, &Joining<'_>)| {
+            let tag = joining.rule.tag.as_ref().map(|tag| part(at, tag));
             Self { tag, ..joining.rule.clone() }
         };
-        let own: Arc<[_]> = rules.iter().map(tagged).collect();
+        let own: Arc<[_]> = rules.iter().enumerate().map(tagged).collect();
         let first = &own[0];
         Self {
             limits,

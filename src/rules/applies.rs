@@ -99,8 +99,8 @@ impl Compiled {
                     Throttled::Missing(attribute) => Effect::Missing(attribute),
                     Throttled::Charge { rule, request } => {
                         // An override or an account may have permits alone, which are given back in any case.
-                        let has_units = rule.limits().any(|limit| !limit.algorithm().holds());
-                        let counted = CountedBy::of(self.counted.as_ref().filter(|_| has_units));
+                        let has_units = |rule: &Rule| rule.limits().any(|limit| !limit.algorithm().holds());
+                        let counted = CountedBy::of(self.counted.as_ref().filter(|_| has_units(&rule)));
                         Effect::Limit(Charge { rule, request, counted })
                     }
                 };

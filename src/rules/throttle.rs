@@ -1,13 +1,16 @@
-//! What a rule that throttles counts for a request, by which key, and the keys with other limits.
+//! What a rule that throttles counts for a request, and by which key.
+
+mod overrides;
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use super::account::Account;
 use super::applies::ChargedBy;
-use super::attributes::{self, Attributes, OTHER_METHOD};
-use super::definition::{Cost, Definition, LimitDefinition, Paths, Reading};
+use super::attributes::Attributes;
+use super::definition::{Cost, Definition, LimitDefinition, Reading};
 use super::error::Field;
 use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, Names, PATH, TIER, USER};
 use super::optional::{self, Adaptable};
@@ -17,12 +20,17 @@ use crate::limit::Limit;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::fields::{self, LimitFields, Missing, Why};
 use crate::rule::{OwnCost, Rule, never_admitted};
+use overrides::Override;
+pub(super) use overrides::listed_values;
 
 /// What is wrong, and where in the definition.
 pub(super) type Refusal = (Field, String);
 
 /// The limits of a set's rules by their text. Most rules of a large set have one of a few, and then share its arguments.
 pub(super) type Limits = std::collections::HashMap<String, Arc<Limit>>;
+
+/// What limits or a tag count by, by the attributes' names, joined by commas.
+type Parts = Vec<(String, Names)>;
 
 /// The separator between the attributes of a composed key.
 const BETWEEN: u8 = b'|';
@@ -32,15 +40,15 @@ pub(super) struct Throttle {
     pub(super) limited: Adaptable,
     /// Empty: all requests count together.
     key: Names,
-    /// Its attributes, joined by commas, as parts are named.
-    key_name: Box<str>,
-    /// The attributes of limits and tag that differ from the key.
-    parts: Vec<(String, Names)>,
+    /// What its key is called among the parts of several rules.
+    key_among_rules: Arc<str>,
+    /// What its limits and tag count by that differs from the key.
+    parts: Vec<Part>,
     /// The attribute that holds a request's cost.
     cost: Option<Name>,
     /// The attributes that hold what single limits take.
     own_costs: Names,
-    /// The attributes that each request must have.
+    /// The attributes that each request must have besides the key's.
     needed: Names,
     /// The least that such a cost counts as: the client may have written it.
     min_cost: u64,
@@ -51,11 +59,14 @@ pub(super) struct Throttle {
     overrides: HashMap<Box<[u8]>, Override>,
 }
 
+/// What limits or a tag count by in place of a rule's key.
 #[derive(Debug)]
-enum Override {
-    Rule(Box<Adaptable>),
-    Block,
-    Allow,
+struct Part {
+    /// Its attributes, joined by commas.
+    name: Arc<str>,
+    /// What it is called among the parts of several rules.
+    among_rules: Arc<str>,
+    attributes: Names,
 }
 
 /// What a rule that throttles makes of a request.
@@ -80,7 +91,7 @@ impl Throttle {
             let why = format!("ipv6_prefix: expected a length from 1 to 128, got {ipv6_prefix}");
             return Err((Field::named("ipv6_prefix"), why));
         }
-        let mut parts: Vec<(String, Names)> = Vec::new();
+        let mut parts: Parts = Vec::new();
         let rule = rule(definition, &definition.limits, &mut parts, limits)?;
         if let Some(tag) = rule.tag()
             && !parts.iter().any(|(name, _)| name == tag)
@@ -107,19 +118,25 @@ impl Throttle {
         let min_cost = min_cost(definition, &rule)?;
         let has_permits = rule.limits().any(|limit| limit.algorithm().holds());
         let tag = rule.tag().and_then(|tag| parts.iter().find(|(name, _)| name == tag)).map(|(_, names)| names);
-        let always = key.iter().chain(tag.into_iter().flatten()).chain(&cost).cloned();
-        let needed = optional::needed(always, &definition.limits);
+        let always = tag.into_iter().flatten().chain(&cost).cloned();
+        let mut needed = optional::needed(always, &definition.limits);
+        needed.retain(|name| !key.contains(name));
         let limited = Adaptable::new(rule, &definition.limits)?;
         let skips = definition.missing == Some(Missing::Skip);
         let is_shadow = definition.shadow.unwrap_or_default();
         let by_one = matches!(key.as_slice(), [name] if *name == USER || *name == API_KEY) && parts.is_empty();
         let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
         let overrides = HashMap::new();
-        let key_name = definition.key.0.join(",").into();
+        let key_among_rules = among_rules(&definition.key.0.join(",").into(), ipv6_prefix);
+        let part = |(name, attributes): (String, Names)| {
+            let name = name.into();
+            Part { among_rules: among_rules(&name, ipv6_prefix), name, attributes }
+        };
+        let parts = parts.into_iter().map(part).collect();
         let mut throttle = Self {
             limited,
             key,
-            key_name,
+            key_among_rules,
             parts,
             cost,
             own_costs,
@@ -134,111 +151,15 @@ impl Throttle {
         Ok(throttle)
     }
 
-    fn override_keys(&mut self, definition: &Definition, reading: Reading, known: &mut Limits) -> Result<(), Refusal> {
-        for (key, text) in &definition.overrides {
-            let at = Field::named("overrides").entry(key);
-            let instead = match text.as_str() {
-                "block" => Override::Block,
-                "allow" => Override::Allow,
-                text => {
-                    let mut lines: Vec<LimitDefinition> = text.split(',').map(|line| line.trim().into()).collect();
-                    if definition.limits.iter().any(|limit| limit.cost.is_some()) {
-                        let (count, got) = (definition.limits.len(), lines.len());
-                        if got != count {
-                            let why = "in the order of the rule's, whose names, keys and costs they have";
-                            return Err((at, format!("{key}: expected {count} limits, {why}, got {got}")));
-                        }
-                        for (line, own) in lines.iter_mut().zip(&definition.limits) {
-                            *line = LimitDefinition { limit: std::mem::take(&mut line.limit), ..own.clone() };
-                        }
-                    }
-                    let rule = rule(definition, &lines, &mut Vec::new(), known).map_err(|(_, why)| {
-                        let why = match text.contains(' ') {
-                            true => why.trim_start_matches(&format!("rule {}: ", definition.name)).to_owned(),
-                            false => format!("expected limits, \"block\" or \"allow\", got {text:?}"),
-                        };
-                        (at.clone(), format!("{key}: {why}"))
-                    })?;
-                    min_cost(definition, &rule).map_err(|(_, why)| (at.clone(), format!("{key}: {why}")))?;
-                    let limited =
-                        Adaptable::new(rule, &lines).map_err(|(_, why)| (at.clone(), format!("{key}: {why}")))?;
-                    Override::Rule(Box::new(limited))
-                }
-            };
-            self.override_key(key, instead, at, reading)?;
-        }
-        for (field, keys) in [("block", &definition.block), ("allow", &definition.allow)] {
-            for (index, key) in keys.iter().enumerate() {
-                let instead = if field == "block" { Override::Block } else { Override::Allow };
-                self.override_key(key, instead, Field::named(field).item(index), reading)?;
-            }
-        }
-        Ok(())
+    /// What its key is called among the parts of several rules.
+    pub(super) fn key_among_rules(&self) -> &Arc<str> {
+        &self.key_among_rules
     }
 
-    fn override_key(&mut self, key: &str, instead: Override, at: Field, reading: Reading) -> Result<(), Refusal> {
-        // A key by path is that of all spellings, some of which such a router serves by another route: a ban holds for
-        // all of them, and what admits more would hold for what isn't meant too.
-        if reading.paths == Paths::Segments
-            && self.key.iter().any(|attribute| attribute == PATH)
-            && !matches!(instead, Override::Block)
-        {
-            let why = format!(
-                "expected only block for a key by path under paths = \"segments\" (a rule that matches the path may allow \
-                 it, or have other limits), got more for {key:?}"
-            );
-            return Err((at, why));
-        }
-        let spelled = self.listed_key(key, reading).map_err(|why| (at.clone(), why))?;
-        if self.overrides.insert(spelled.into(), instead).is_some() {
-            return Err((at, format!("expected each key once among overrides, block and allow, got {key:?} again")));
-        }
-        Ok(())
-    }
-
-    /// The key of an override in the form in which requests are counted: another form would never match.
-    fn listed_key(&self, key: &str, reading: Reading) -> Result<Vec<u8>, String> {
-        if self.key.is_empty() {
-            return Err(format!("expected no overrides of a rule that counts all requests together, got {key:?}"));
-        }
-        let expected = || {
-            let example: Vec<_> = self.key.iter().map(|attribute| format!("{attribute}:...")).collect();
-            let example = example.join("|").replace("ip:...", "ip:192.0.2.1");
-            format!("expected a key that the rule counts by, such as {example}, got {key:?}")
-        };
-        let values = listed_values(key, self.key.len());
-        if values.len() != self.key.len() {
-            return Err(expected());
-        }
-        let mut request = Attributes::new();
-        for (attribute, value) in self.key.iter().zip(&values) {
-            let value =
-                value.strip_prefix(&**attribute).and_then(|rest| rest.strip_prefix(':')).ok_or_else(expected)?;
-            // An address may also be written as it is counted, by its network.
-            let own = format!("/{}", self.ipv6_prefix);
-            let value =
-                if attribute == IP && value.contains(':') { value.strip_suffix(&own).unwrap_or(value) } else { value };
-            if value.is_empty() {
-                return Err(expected());
-            }
-            request = request.try_set(attribute, value).map_err(|_| expected())?;
-        }
-        if request.first_missing(&self.key).is_some() {
-            return Err(expected());
-        }
-        let method = request.method.as_deref().filter(|method| *method != OTHER_METHOD);
-        if method.is_some_and(|method| attributes::counted_method(method) == OTHER_METHOD) {
-            return Err(format!(
-                "expected a standard method, or {OTHER_METHOD}, which all others count as, got {key:?}"
-            ));
-        }
-        let request = reading.of(&request);
-        Ok(self.key_of(&self.key, &request))
-    }
-
-    /// The attributes of its key, joined by commas, and how many bits of an IPv6 address they have.
-    pub(super) fn key_name(&self) -> (&str, u8) {
-        (&self.key_name, self.ipv6_prefix)
+    /// The same of what its limits or its tag count by these attributes.
+    pub(super) fn part_among_rules(&self, attributes: &str) -> Arc<str> {
+        let known = self.parts.iter().find(|part| *part.name == *attributes);
+        known.map_or_else(|| among_rules(&attributes.into(), self.ipv6_prefix), |part| Arc::clone(&part.among_rules))
     }
 
     /// The rule, with all of its limits.
@@ -248,7 +169,7 @@ impl Throttle {
 
     /// The first attribute that it counts by and the request lacks.
     pub(super) fn missing(&self, request: &Attributes<'_>) -> Option<&str> {
-        request.first_missing(&self.needed).or_else(|| self.limited.of(request).err())
+        request.first_missing(self.key.iter().chain(&self.needed)).or_else(|| self.limited.of(request).err())
     }
 
     /// The same, unless its key is blocked or allowed, which needs no other attribute.
@@ -289,10 +210,10 @@ impl Throttle {
             Err(attribute) => return Ok((Throttled::Missing(attribute), overridden)),
         };
         // Of limits that apply, the request has them all.
-        let parts = self.parts.iter().filter(|(_, part)| request.first_missing(part).is_none());
-        let parts = parts.map(|(name, part)| (name.clone(), self.key_of(part, request))).collect();
+        let parts = self.parts.iter().filter(|part| request.first_missing(&part.attributes).is_none());
+        let parts = parts.map(|part| (Arc::clone(&part.name), self.key_of(&part.attributes, request))).collect();
         let cost = self.cost.as_ref().map(|attribute| self.units(attribute, request)).transpose()?;
-        let own_cost = |attribute: &Name| Ok((attribute.to_string(), self.units(attribute, request)?));
+        let own_cost = |attribute: &Name| Ok((Arc::from(&**attribute), self.units(attribute, request)?));
         let own_costs = self.own_costs.iter().filter(|name| rule.costs_by(name));
         let own_costs = own_costs.map(own_cost).collect::<Result<_, Error>>()?;
         let request = OwnedRequest::charging(key, parts, cost, own_costs);
@@ -329,11 +250,11 @@ impl Throttle {
     }
 
     /// `user:42`, or `user:42|path:/x` for several attributes. Requests that differ in them never share a key.
-    fn key_of(&self, attributes: &[Name], request: &Attributes<'_>) -> Vec<u8> {
+    fn key_of(&self, attributes: &[Name], request: &Attributes<'_>) -> Arc<[u8]> {
         if attributes.is_empty() {
-            return GLOBAL.into();
+            return GLOBAL.as_bytes().into();
         }
-        let mut key = Vec::with_capacity(32);
+        let mut key = SmallVec::<[u8; 64]>::new();
         for (at, attribute) in attributes.iter().enumerate() {
             if at > 0 {
                 key.push(BETWEEN);
@@ -352,34 +273,24 @@ impl Throttle {
                 }
             }
         }
-        key
+        key.as_slice().into()
     }
 }
 
-/// A listed key's attributes, of which it should have so many.
-pub(super) fn listed_values(key: &str, attributes: usize) -> Vec<String> {
-    if attributes == 1 { vec![key.to_owned()] } else { unescaped(key) }
-}
-
-/// A composed key's attributes, split and without the backslashes that escape them.
-fn unescaped(key: &str) -> Vec<String> {
-    let (mut values, mut rest) = (vec![String::new()], key.chars());
-    while let Some(character) = rest.next() {
-        match (character, values.last_mut()) {
-            ('|', _) => values.push(String::new()),
-            ('\\', Some(value)) => value.extend(rest.next()),
-            (character, Some(value)) => value.push(character),
-            (_, None) => {}
-        }
+/// What limits count by these attributes, among the parts of several rules: they count as the same in all, but for
+/// addresses, of which rules may count more or fewer bits.
+fn among_rules(attributes: &Arc<str>, ipv6_prefix: u8) -> Arc<str> {
+    match attributes.split(',').any(|attribute| attribute == IP) {
+        true => format!("{attributes}/{ipv6_prefix}").into(),
+        false => Arc::clone(attributes),
     }
-    values
 }
 
 /// A rule with these limits and the definition's other fields; also returns the parts of a request that they count.
 fn rule(
     definition: &Definition,
     limits: &[LimitDefinition],
-    parts: &mut Vec<(String, Names)>,
+    parts: &mut Parts,
     known: &mut Limits,
 ) -> Result<Rule, Refusal> {
     let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key, cost, missing })| {

@@ -1,6 +1,7 @@
 //! Several rules that apply to a request, since those before the last one continue: their limits are one decision.
 
-use std::sync::{Arc, OnceLock};
+use std::borrow::Cow;
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use quick_cache::sync::Cache;
 use smallvec::SmallVec;
@@ -8,8 +9,8 @@ use smallvec::SmallVec;
 use super::applies::{Applies, Charge, ChargedBy, Effect};
 use super::attributes::Attributes;
 use super::compiled::{Compiled, CompiledAction};
-use super::names::IP;
 use super::statuses::CountedBy;
+use super::throttle::Throttle;
 use crate::error::Error;
 use crate::request::OwnedRequest;
 use crate::rule::{Joining, Rule, apart};
@@ -25,12 +26,15 @@ pub(super) struct Together(OnceLock<Cache<Joined, Arc<Rule>>>);
 const MOST_KEPT: usize = 256;
 
 /// The key of an account's own limits, which no attribute has.
-const OF_ACCOUNT: &str = "\naccount";
+static OF_ACCOUNT: LazyLock<Arc<str>> = LazyLock::new(|| "\naccount".into());
 
 impl Together {
     /// What these rules, in their order, make of a request.
     pub(super) fn effect<'s>(&self, rules: &[&'s Compiled], request: &Attributes<'_>) -> Result<Applies<'s>, Error> {
-        let together = rules.iter().map(|rule| rule.effect(request)).collect::<Result<Vec<_>, _>>()?;
+        let mut together = Vec::with_capacity(rules.len());
+        for rule in rules {
+            together.push(rule.effect(request)?);
+        }
         let denies = |own: &&Applies<'_>| matches!(own.effect, Effect::Block | Effect::Missing(_));
         let limits = || together.iter().filter(|own| matches!(own.effect, Effect::Limit(_)));
         let decisive = together.iter().find(denies).or_else(|| limits().next()).or(together.first());
@@ -55,13 +59,13 @@ impl Together {
             let Effect::Limit(charge) = &own.effect else { continue };
             let one_more = Charging::of(compiled, charge);
             // An account's own limits take the place of several rules', and count once.
-            let is_account = one_more.address.is_none();
+            let is_account = one_more.throttle.is_none();
             charging.push((Charging { counts: !(is_account && has_account), ..one_more }, charge));
             has_account |= is_account;
         }
         let joining = || charging.iter().map(|(charging, _)| charging.joining()).collect::<SmallVec<[_; 4]>>();
-        let joined = || Arc::new(Rule::joined(&joining(), part));
-        let rule = match charging.iter().map(|(charging, _)| charging.address).collect::<Option<Joined>>() {
+        let joined = || Arc::new(Rule::joined(&joining(), |at, own| charging[at].0.part(own)));
+        let rule = match charging.iter().map(|(charging, _)| charging.address()).collect::<Option<Joined>>() {
             Some(rules) => {
                 // Most sets have no rules that apply together.
                 let known = self.0.get_or_init(|| Cache::new(MOST_KEPT));
@@ -83,25 +87,24 @@ impl Together {
 /// A rule whose limits are charged together with others.
 struct Charging<'c> {
     rule: &'c Rule,
-    /// Where the rule is, if it stays there for as long as the set does.
-    address: Option<usize>,
-    key: &'c str,
-    ipv6_prefix: u8,
+    /// What it is to the set; none of an account's own limits.
+    throttle: Option<&'c Throttle>,
     /// Whether its limits are charged, and not by another rule already.
     counts: bool,
 }
 
 impl<'c> Charging<'c> {
     fn of<'s: 'c>(compiled: &'s Compiled, charge: &'c Charge<'s>) -> Self {
-        let (key, ipv6_prefix) = match &compiled.action {
-            CompiledAction::Throttle(throttle) => throttle.key_name(),
-            _ => ("", 0),
+        let throttle = match (&compiled.action, &charge.rule) {
+            (CompiledAction::Throttle(throttle), ChargedBy::Rule(_)) => Some(&**throttle),
+            _ => None,
         };
-        let (address, key) = match &charge.rule {
-            ChargedBy::Rule(rule) => (Some(std::ptr::from_ref(*rule).addr()), key),
-            _ => (None, OF_ACCOUNT),
-        };
-        Self { rule: &charge.rule, address, key, ipv6_prefix, counts: true }
+        Self { rule: &charge.rule, throttle, counts: true }
+    }
+
+    /// Where the rule is, if it stays there for as long as the set does.
+    fn address(&self) -> Option<usize> {
+        self.throttle.map(|_| std::ptr::from_ref(self.rule).addr())
     }
 
     /// The name under which its limits are charged: the rule's, or that of all accounts' own limits.
@@ -109,43 +112,41 @@ impl<'c> Charging<'c> {
         self.rule.name().unwrap_or_default()
     }
 
-    fn joining(&self) -> Joining<'c> {
-        let Self { rule, ipv6_prefix, counts, .. } = *self;
-        Joining { rule, key: part_of(self.key, ipv6_prefix), ipv6_prefix, counts }
+    /// The part of the request that its own key is.
+    fn key(&self) -> &'c Arc<str> {
+        self.throttle.map_or(&OF_ACCOUNT, Throttle::key_among_rules)
     }
-}
 
-/// The name of a rule's part among the parts of rules that apply together.
-fn part(joining: &Joining<'_>, own: &str) -> String {
-    part_of(own, joining.ipv6_prefix)
-}
+    /// The part of the request that this part of the rule is.
+    fn part(&self, own: &str) -> Arc<str> {
+        self.throttle.map_or_else(|| own.into(), |throttle| throttle.part_among_rules(own))
+    }
 
-/// Attributes count as the same in all rules, but for addresses, of which rules may count more or fewer bits.
-fn part_of(attributes: &str, ipv6_prefix: u8) -> String {
-    match attributes.split(',').any(|attribute| attribute == IP) {
-        true => format!("{attributes}/{ipv6_prefix}"),
-        false => attributes.to_owned(),
+    fn joining(&self) -> Joining<'c> {
+        Joining { rule: self.rule, key: self.key(), counts: self.counts }
     }
 }
 
 /// What is charged to the limits of all these rules.
-fn request<'a>(charging: impl Iterator<Item = &'a (Charging<'a>, &'a Charge<'a>)>) -> OwnedRequest {
-    let mut key = None;
-    let mut parts: Vec<(String, Vec<u8>)> = Vec::new();
+fn request<'a>(charging: impl Iterator<Item = &'a (Charging<'a>, &'a Charge<'a>)> + Clone) -> OwnedRequest {
+    let mut parts: Vec<(Arc<str>, Arc<[u8]>)> = Vec::with_capacity(4);
     let mut costs = Vec::new();
-    let mut add = |name: String, value: &[u8]| {
-        if !parts.iter().any(|(known, _)| *known == name) {
-            parts.push((name, value.to_vec()));
+    let first = charging.clone().next();
+    // The first one's is the request's key. It may be the tag of another rule, which has to be a part.
+    let is_tag = charging.clone().any(|(own, _)| own.rule.tag().is_some());
+    let is_key = |name: &str| !is_tag && first.is_some_and(|(first, _)| **first.key() == *name);
+    let mut add = |name: Cow<'_, Arc<str>>, value: &Arc<[u8]>| {
+        if !is_key(&name) && !parts.iter().any(|(known, _)| *known == *name) {
+            parts.push((name.into_owned(), Arc::clone(value)));
         }
     };
-    for (own, charge) in charging {
-        // The first one's is the request's key, and may be the tag of another rule.
-        key.get_or_insert_with(|| charge.key().to_vec());
-        add(part_of(own.key, own.ipv6_prefix), charge.key());
-        charge.request.parts().for_each(|(name, value)| add(part_of(name, own.ipv6_prefix), value));
+    for (own, charge) in charging.clone() {
+        add(Cow::Borrowed(own.key()), charge.request.shared_key());
+        charge.request.shared_parts().iter().for_each(|(name, value)| add(Cow::Owned(own.part(name)), value));
         let of_rule = charge.request.cost().map(|units| ("", units));
         let of_limits = charge.request.own_costs();
-        costs.extend(of_rule.into_iter().chain(of_limits).map(|(name, units)| (apart(own.name(), name), units)));
+        costs.extend(of_rule.into_iter().chain(of_limits).map(|(name, units)| (apart(own.name(), name).into(), units)));
     }
+    let key = first.map(|(_, charge)| Arc::clone(charge.request.shared_key()));
     OwnedRequest::charging(key.unwrap_or_default(), parts, None, costs)
 }
