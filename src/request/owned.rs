@@ -35,7 +35,7 @@ pub struct OwnedRequest {
     rest: Option<Box<Rest>>,
 }
 
-/// The fields that few requests have.
+/// The fields that few requests have, and what a refund goes by.
 #[derive(Clone, Debug)]
 struct Rest {
     rare: Rare,

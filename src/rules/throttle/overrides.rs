@@ -1,11 +1,13 @@
 //! The keys of a rule with other limits, or none.
 
-use super::{Adaptable, Limits, Refusal, Throttle, min_cost, rule};
+use super::{Limits, Refusal, Throttle, min_cost, rule};
 use crate::rules::attributes::{self, Attributes, OTHER_METHOD};
 use crate::rules::definition::{Definition, LimitDefinition, Paths, Reading};
 use crate::rules::error::Field;
 use crate::rules::names::{IP, PATH};
+use crate::rules::optional::Adaptable;
 
+/// What a key has in place of the rule's limits.
 #[derive(Debug)]
 pub(super) enum Override {
     Rule(Box<Adaptable>),
@@ -14,6 +16,7 @@ pub(super) enum Override {
 }
 
 impl Throttle {
+    /// Reads the definition's keys of this kind.
     pub(super) fn override_keys(
         &mut self,
         definition: &Definition,
