@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What hardly finds anything that .ci/run doesn't, by hand before a release: some hours on two cores.
 #   bash tests/nightly.sh
-# Every test, with ten times the cases of slow properties; then on each supported server and PostgreSQL; the packed
+# Every test, with twenty times the cases of slow properties; then on each supported server and PostgreSQL; the packed
 # library with its tests; further sets of features; and the measurements, in small. Exits with 1 if anything failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,9 +16,9 @@ if command -v apt-get >/dev/null; then
     command -v go >/dev/null || install Go golang-go
     [ -d /usr/share/gocode/src/github.com/gomodule/redigo ] || install redigo golang-github-gomodule-redigo-dev
 fi
-TOLLGATE_TEST_TIMES=10 TOLLGATE_SIMULATE_SEEDS=10000 bash tests/run.sh
-TOLLGATE_TEST_TIMES=10 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
-TOLLGATE_TEST_TIMES=10 bash tests/postgres.sh --all 14 16 17 18
+TOLLGATE_TEST_TIMES=20 TOLLGATE_SIMULATE_SEEDS=10000 bash tests/run.sh
+TOLLGATE_TEST_TIMES=20 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
+TOLLGATE_TEST_TIMES=20 bash tests/postgres.sh --all 14 16 17 18
 while read -r package features; do
     cargo clippy --quiet -p "$package" --no-default-features --features "$features" -- -D warnings
 done <<'END'

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use tollgate::{Embedded, Limiter, Redis, Request, Rule};
+use tollgate_testing::effort::cases;
 use tollgate_testing::polling::is_pending;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::rule;
@@ -57,7 +58,7 @@ fn calls_dropped_before_they_are_sent_leave_the_others_decided_in_order() {
         assert!(runtime.block_on(limiter.acquire(rule, "warm")).expect("a decision").allowed);
     }
 
-    let config = Config { cases: 400, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(150), failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let one = (0..4_usize, 0..4_usize, 0..4_u64, 0..3_u64, proptest::bool::weighted(0.3));
     let all = proptest::collection::vec(one, 2..120);

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tollgate::{Algorithm, Embedded, Limiter, Request};
+use tollgate_testing::effort::cases;
 
 /// Each with its capacity and its longest reset, in seconds.
 const RULES: [(&str, u64, u64); 6] = [
@@ -68,7 +69,7 @@ fn instant(off: i64) -> SystemTime {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(5), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_event_costs_more_than_is_documented(

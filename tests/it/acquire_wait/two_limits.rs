@@ -149,7 +149,7 @@ fn limit() -> impl Strategy<Value = String> {
 fn whatever_two_limits_a_rule_has_its_waiters_go_in_order_as_both_refill() {
     let callers = proptest::collection::vec(([1_u64..=3, 1_u64..=3], proptest::bool::weighted(0.4)), 2..=16);
     let crowds = ([limit(), limit()], callers, 0_u64..=150);
-    let config = Config { cases: cases(100), failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(50), failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&crowds, |(limits, callers, give_up_at)| {
         let crowd = Crowd { limits, callers, give_up_at };
         run(&crowd).map(|_| ()).map_err(TestCaseError::fail)

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tollgate::rules::{Attributes, Effect};
+use tollgate_testing::effort::cases;
 use tower::{ServiceExt, service_fn};
 
 use super::{embedded, rule_set};
@@ -38,7 +39,7 @@ fn segment() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(10_000), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// However a target is spelled, the rule of the route that axum serves it by applies, and no other.
     #[test]
@@ -100,7 +101,7 @@ fn spelled(text: &'static str) -> impl Strategy<Value = String> {
 const LITERALS: [&str; 8] = ["@me", "a:b", "x,y;z", "$1+2", "hi!(it's)", "c=d&e", "f~g", "[0]"];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(1_500), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Of a set that doesn't say how paths are read: what isn't refused comes under the rule of the route that serves it.
     #[test]

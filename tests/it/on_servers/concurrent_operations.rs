@@ -10,6 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tollgate::{Decision, Embedded, Error, Limiter, Redis, Request, Rule};
+use tollgate_testing::effort::cases;
 use tollgate_testing::engines::{Micros, answer, time};
 use tollgate_testing::oracle_spec::oracle;
 use tollgate_testing::redis_server::Server;
@@ -90,7 +91,7 @@ fn nothing_is_over_admitted_and_no_unit_is_lost() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
     let redis = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(30));
-    for (limiter, cases) in [(redis, 12), (Limiter::new(Embedded::new()), 40)] {
+    for (limiter, cases) in [(redis, cases(6)), (Limiter::new(Embedded::new()), cases(20))] {
         for text in RULES {
             let config = Config { cases, failure_persistence: None, ..Config::default() };
             let number = std::cell::Cell::new(0);

@@ -26,7 +26,7 @@ const NOW: Micros = 1_700_000_040_000_000;
 const KEY: &str = "key";
 /// Longer than any wait is.
 const AGE: Micros = 1 << 53;
-const CASES: u32 = 60;
+const CASES: u32 = 30;
 
 /// What is done to the bytes of a state.
 #[derive(Clone, Debug)]
@@ -331,7 +331,7 @@ fn permits_that_were_harmed_are_unreadable_or_decide_within_bounds() {
     let entries = proptest::collection::vec((member, signed), 0..=8);
     let stamp = proptest::option::weighted(0.8, proptest::sample::select(vec![0.0, 0.5, -3e6, 5e6, 3e7]));
     let operation = proptest::sample::select(PERMITS.to_vec());
-    let result = TestRunner::new(Config { cases: effort::cases(120), failure_persistence: None, ..Config::default() })
+    let result = TestRunner::new(Config { cases: effort::cases(60), failure_persistence: None, ..Config::default() })
         .run(&(entries, stamp, operation), |(entries, stamp, operation)| {
             survive(&engine, &mut redis.borrow_mut(), &rule, &[operation], Some(NOW), |redis| {
                 cmd("FLUSHALL").exec(redis).expect("flushed");

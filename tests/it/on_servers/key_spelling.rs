@@ -7,6 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::{Algorithm, Charged, Cluster, DenialCache, KeySecret, Limiter, Redis, Request, Rule, redis};
+use tollgate_testing::effort::cases;
 use tollgate_testing::engines::{Engine, time};
 use tollgate_testing::redis_server::Server;
 
@@ -76,7 +77,7 @@ fn no_two_keys_are_spelled_alike_and_no_key_steers_to_anothers_slot() {
         prop_assert!(of_name == whose, "{name}: the key of another");
         Ok(())
     };
-    let config = Config { cases: 120, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(50), failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&(key(), key()), |(tag, key)| {
         seen(spelled(&rule, None, &key), &key, &key)?;
         seen(spelled(&beside, Some(&tag), &key), &tag, &key)?;

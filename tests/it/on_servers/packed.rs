@@ -206,7 +206,7 @@ fn a_packed_call_decides_as_calls_of_the_text_form_do() {
             let some = Numbers { capacity: other.capacity, rate: other.rate, ..numbers };
             [numbers, if whole { other } else { some }]
         });
-        let config = Config { cases: cases(60), failure_persistence: None, ..Config::default() };
+        let config = Config { cases: cases(30), failure_persistence: None, ..Config::default() };
         let all = (pairs, proptest::collection::vec(step(), 1..=40));
         let outcome = TestRunner::new(config).run(&all, |case| play(&mut server.connection(), &form, case));
         outcome.unwrap_or_else(|failure| panic!("{}: {failure}", form.algorithm));

@@ -86,7 +86,7 @@ async fn exactly_decided(limits: &str, cost: u64, chance: &mut Rng) -> Vec<Call>
 async fn an_exact_limiter_is_never_accused() {
     let mut chance = Rng::with_seed(1);
     for limits in LIMITS {
-        for round in 0..16 {
+        for round in 0..8 {
             let cost = 1 + round % 2;
             let calls = exactly_decided(limits, cost, &mut chance).await;
             let audit = audited(limits, cost, calls.clone()).await;

@@ -13,7 +13,7 @@ fn records(as_attributes: bool) -> String {
     };
     let mut all = String::new();
     let mut t_us = 1_700_000_000_000_000_u64;
-    for number in 0..4_000 {
+    for number in 0..2_000 {
         t_us += below(4_000);
         let key = below(60).min(below(60));
         let more = match below(20) {

@@ -16,11 +16,6 @@ fn file(text: impl AsRef<[u8]>) -> tempfile::NamedTempFile {
     file
 }
 
-/// Some of the real log, where all of it would only take longer.
-fn beginning() -> String {
-    read("tests/data/access-combined.log").lines().take(2000).map(|line| format!("{line}\n")).collect()
-}
-
 fn suggest(file: &tempfile::NamedTempFile, options: &[&str]) -> Output {
     tollgate(&[&["suggest", file.path().to_str().expect("UTF-8")], options].concat())
 }
@@ -167,7 +162,7 @@ fn the_guide_shows_what_the_tool_prints() {
 
 #[test]
 fn standard_input_and_a_compressed_file_are_read_as_the_file_is() {
-    let text = beginning();
+    let text = beginning_of_the_log(2_000);
     let whole = stdout(&suggest(&file(&text), &["--of", "keys", "--per", "1m"]));
     let piped = with_input(&["suggest", "-", "--of", "keys", "--per", "1m"], text.as_bytes());
     assert_eq!(stdout(&piped), whole, "{}", stderr(&piped));
@@ -202,7 +197,8 @@ fn each_value_and_each_key_is_counted_by_itself() {
     );
 
     // Of an access log, its fields.
-    let told = suggested(&file(beginning()), &["--key", "ip", "--each", "method", "--deny-at-most", "0%"]);
+    let told =
+        suggested(&file(beginning_of_the_log(2_000)), &["--key", "ip", "--each", "method", "--deny-at-most", "0%"]);
     let methods: Vec<_> = told.iter().map(|one| one["value"].clone()).collect();
     assert_eq!(methods, ["GET", "HEAD"]);
 }
@@ -306,7 +302,7 @@ fn what_cannot_be_used_is_one_line_that_names_the_value() {
         assert!(errors[0].contains(expected), "{told}");
         assert!(!told.contains("panicked"), "{told}");
     }
-    let few = file(beginning());
+    let few = file(beginning_of_the_log(2_000));
     let full = command(&["suggest", &of(&few)]).env("TMPDIR", "/nowhere").output().expect("the tool runs");
     assert_eq!(code(&full), 0, "little is kept in memory: {}", stderr(&full));
 }

@@ -86,7 +86,7 @@ async fn shown(place: &Place, user: &str) -> (Vec<ArchivedRow>, Vec<String>) {
 
 #[tokio::test]
 async fn no_bit_of_a_file_or_a_manifest_changes_what_is_shown_without_an_error_that_names_it() {
-    let each = cases(50);
+    let each = cases(25);
     // Some of them in each file.
     let users = ["Bob", "alice", "zoë", "李"];
     let (server, database) = prepared().await;

@@ -230,7 +230,7 @@ fn chosen<'l>(locations: &'l [Location], path: &str) -> Option<&'l Location> {
 fn random_sites_decide_as_the_model_does() {
     let mut random = Rng::with_seed(13);
     let (mut exact, mut places, mut verdicts) = (0_u32, 0_usize, [0, 0]);
-    let all = cases(250);
+    let all = cases(120);
     for _ in 0..all {
         let rates = [random.u64(1..=20), random.u64(1..=3) * 7];
         let of_server = random_limits(&mut random);
@@ -284,7 +284,7 @@ fn random_sites_decide_as_the_model_does() {
     }
     println!("{exact} of {all} configurations without a warning, with {places} locations: {verdicts:?}");
     assert!(
-        exact > all / 4 && places > exact as usize && verdicts.iter().all(|count| *count > 2000),
+        exact > all / 4 && places > exact as usize && verdicts.iter().all(|count| *count > 1000),
         "{exact} {places} {verdicts:?}"
     );
 }
