@@ -311,3 +311,19 @@ async fn a_server_that_is_too_old_is_refused_and_every_other_decides() {
         assert_eq!(decision.expect("a decision").remaining, 4);
     }
 }
+
+/// As after a clock was set back a little, or a call at a later time: nothing has refilled until that time.
+#[tokio::test]
+async fn a_state_that_lies_a_little_ahead_of_the_servers_time_is_decided_as_of_its_own() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    for text in ["gcra 5/5h", "token-bucket 5/5h max-debt 3", "fixed-window 5/5h start first-hit", "sliding-log 5/5h"] {
+        let rule = tollgate_testing::rules::rule(text).named(&text[..4]).expect("a name");
+        let ahead = std::time::SystemTime::now() + std::time::Duration::from_secs(90 * 60);
+        assert!(limiter.acquire(&rule, Request::new("key").cost(2).at(ahead)).await.expect("a decision").allowed);
+        let denied = limiter.acquire(&rule, Request::new("key").cost(4)).await.expect("a decision");
+        assert_eq!((denied.allowed, denied.remaining), (false, 3), "{text}");
+        let allowed = limiter.acquire(&rule, Request::new("key").cost(3)).await.expect("a decision");
+        assert_eq!((allowed.allowed, allowed.remaining), (true, 0), "{text}");
+    }
+}
