@@ -2,6 +2,7 @@
 
 #[cfg(feature = "serde")]
 mod serialized;
+mod several;
 
 use std::fmt;
 use std::ops::Deref;
@@ -52,6 +53,8 @@ pub struct Decision {
     pub error: Option<Arc<Error>>,
     /// The caller's `now`, otherwise this machine's time when the answer arrived.
     decided_at: SystemTime,
+    /// The id of the try that took, if it wasn't the first.
+    taken_by: Option<Arc<[u8]>>,
 }
 
 /// One limit's part in a decision.
@@ -139,6 +142,7 @@ impl Decision {
             by,
             error: None,
             decided_at,
+            taken_by: None,
         })
     }
 
@@ -158,6 +162,7 @@ impl Decision {
             by,
             error: None,
             decided_at,
+            taken_by: None,
         }
     }
 
@@ -238,6 +243,7 @@ impl Decision {
             by: By::Policy,
             error: None,
             decided_at: wall_clock::now(),
+            taken_by: None,
         }
     }
 
@@ -282,7 +288,6 @@ impl Decision {
 
     /// The same once what these rules took is given back, but permits, as far as that is known without asking: for header
     /// fields.
-    #[allow(dead_code, reason = "asked by the middleware, which is a feature")]
     pub(crate) fn given_back(mut self, has: impl Fn(Option<&str>) -> bool) -> Self {
         let units = |limit: &&mut LimitDecision| !limit.quota.algorithm().holds() && has(limit.quota.rule());
         for limit in self.limits.0.iter_mut().filter(units) {

@@ -241,6 +241,12 @@ impl Error {
         self
     }
 
+    /// The same once all that was taken has been given back.
+    pub(crate) fn given_back(mut self) -> Self {
+        self.charged = Charged::No;
+        self
+    }
+
     pub(crate) fn is_garbled(&self) -> bool {
         self.kind == Kind::Garbled
     }

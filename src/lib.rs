@@ -91,6 +91,7 @@ mod wall_clock;
 /// [scripts]: crate::Script
 /// [changing]: crate::guide#changing-a-rule
 /// [shards]: crate::guide#shards
+/// [nodes]: crate::guide::load#keys-on-several-nodes
 /// [metrics]: crate::guide#metrics-and-traces
 /// [losses]: #faults
 ///

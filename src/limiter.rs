@@ -18,9 +18,11 @@ mod prepare;
 mod releases;
 mod reservations;
 mod server_clock;
+mod several_slots;
 mod sharded;
 #[cfg(all(test, feature = "embedded"))]
 mod together;
+mod tries;
 pub(crate) mod wait;
 
 use std::sync::Arc;

@@ -46,10 +46,12 @@ struct Rare {
     within: Option<Duration>,
     /// How long a block lasts.
     block: Option<Duration>,
+    /// Whether this process made its id, for one call alone.
+    has_own_id: bool,
 }
 
 impl Rare {
-    const NONE: Self = Self { id_ttl: ID_TTL, after: None, within: None, block: None };
+    const NONE: Self = Self { id_ttl: ID_TTL, after: None, within: None, block: None, has_own_id: false };
 }
 
 /// The facts about an earlier call that matter to a call that gives back what it took.
@@ -116,6 +118,9 @@ impl<'a> Request<'a> {
     /// answer and is charged once, so a call that got no answer can be sent again; and its cost can be
     /// [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
     /// this id, and the call is remembered only while they are held.
+    ///
+    /// On a cluster, a rule whose limits count by different keys needs a [tag](crate::Rule::tagged) for calls with an id;
+    /// without one, they are errors of class `input`.
     ///
     /// An id belongs to one operation: an acquire by the id of a reservation is misuse, an error of class `input`.
     ///
@@ -220,6 +225,12 @@ impl<'a> Request<'a> {
     pub(crate) fn following(mut self, decision: &Decision) -> Self {
         self.rare.after = Some(Earlier::of(decision));
         self
+    }
+
+    /// With an id that this process made for this call: nobody else knows it, and no other call has it.
+    pub(crate) fn own_id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        self.rare.has_own_id = true;
+        self.id(id)
     }
 
     /// The same at this cost of all limits, also of those with a cost of their own.
@@ -337,6 +348,11 @@ impl<'a> Request<'a> {
 
     pub(crate) fn has_id(&self) -> bool {
         self.plain.id.is_some()
+    }
+
+    /// Whether its id, if it has one, is [this process's own](Self::own_id).
+    pub(crate) fn has_own_id(&self) -> bool {
+        self.rare.has_own_id
     }
 
     /// Whether its id is remembered for a time of its own.

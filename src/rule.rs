@@ -124,8 +124,9 @@ impl Rule {
     /// of its own it has the part's, in which other characters than letters, digits, `-`, `_` and `.` become `-`: so
     /// its keys differ from those of the rule's other limits.
     ///
-    /// One Redis decides all limits of a rule in one call. On a cluster their keys may be on several nodes, so each call
-    /// is an error there unless the rule has a [tag](Self::tagged).
+    /// One Redis decides all limits of a rule in one call. On a cluster their keys may be
+    /// [on several nodes](crate::guide::load#keys-on-several-nodes), each of which is called, at the same time; with a
+    /// [tag](Self::tagged) all are on one.
     ///
     /// # Errors
     ///

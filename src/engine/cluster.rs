@@ -34,8 +34,7 @@ use crate::call::{Ask, Reply};
 use crate::error::{Error, Kind};
 use crate::random::jittered;
 use crate::runtime;
-pub(crate) use slots::hash_tag;
-use slots::slot_of;
+pub(crate) use slots::slot_of;
 use topology::{Node, Topology};
 
 /// The most redirects that one call follows.

@@ -67,8 +67,23 @@ impl Limiter {
         })
     }
 
-    /// Asks for a decision of these limits together, by one script call.
+    /// Asks for a decision of these limits together: by one script call or, where their keys are in several slots of a
+    /// cluster, by one in each.
     pub(super) async fn decide_by_limits(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'_>],
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        match self.parts(rule, targets, request)? {
+            Some(parts) => Box::pin(self.decide_by_parts(rule, &parts, request, operation)).await,
+            None => self.decide_in_one_slot(rule, targets, request, operation).await,
+        }
+    }
+
+    /// The same of limits whose keys are in one slot.
+    pub(super) async fn decide_in_one_slot(
         &self,
         rule: &Rule,
         targets: &[Target<'_>],

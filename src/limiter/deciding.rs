@@ -1,6 +1,6 @@
 //! A call for a decision, from the request to the answer. An acquire is asked for by this future itself. Whatever fewer
-//! calls need is behind one boxed call: another operation, an id with a time of its own, an answer that must be asked for
-//! again or that the rule's policy gives.
+//! calls need is behind one boxed call: another operation, an id with a time of its own, keys in several slots of a
+//! cluster, an answer that must be asked for again or that the rule's policy gives.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -73,7 +73,9 @@ impl Limiter {
     /// Decides by Redis or, while it is unreachable, by the rule's policy.
     pub(crate) fn decide<'a>(&'a self, rule: &'a Rule, request: Request<'a>, operation: Operation) -> Deciding<'a> {
         let (shard, state) = match operation {
-            Operation::Acquire if !request.has_id_ttl() => (self.shard_of_acquire(rule, &request), State::New),
+            Operation::Acquire if !request.has_id_ttl() && !self.may_need_parts(rule) => {
+                (self.shard_of_acquire(rule, &request), State::New)
+            }
             _ => (None, State::Elsewhere(self.decide_in_full(rule, request, operation))),
         };
         Deciding {

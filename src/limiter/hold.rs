@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::background::{persist_until, persist_while};
+use super::tries::Tries;
 use super::wait::JITTER;
 use super::{Limiter, counted};
 use crate::decision::{By, Decision, Denied, RetryAfter};
@@ -127,7 +128,7 @@ impl Limiter {
             return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
         }
         let own = unique_id("held");
-        let request = if request.has_id() { request } else { request.id(&own) };
+        let request = if request.has_id() { request } else { request.own_id(&own) };
         // Made first: whatever happens to the call, its permits are given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
@@ -183,8 +184,10 @@ impl Limiter {
     ) -> Result<Held, Error> {
         runtime::with_timers()?;
         let (started, jitter, mut look) = (Instant::now(), request.wait_jitter(), FIRST_LOOK);
+        let mut tries = Tries::of(&request);
         loop {
-            let mut held = self.hold_once(rule, request.jitter(0), own_id).await?;
+            let id = tries.next_id();
+            let mut held = self.hold_once(rule, request.jitter(0).tried_by(&id), own_id).await?;
             let left = max_wait.min(LONGEST_WAIT).saturating_sub(started.elapsed());
             let waits = Waits::of(rule, &held.decision);
             let wait = match waits {
@@ -193,7 +196,7 @@ impl Limiter {
                     jittered(certain, JITTER).max(looked).min(left)
                 }
                 _ => {
-                    held.decision = held.decision.jittered(jitter);
+                    held.decision = held.decision.jittered(jitter).of_try(id);
                     return Ok(held);
                 }
             };

@@ -28,6 +28,8 @@ enum Plan {
     /// By this shard, if the limit is split.
     Asked(Option<u32>, Option<Box<Sighting>>),
     Refused(Error),
+    /// By the slots of its keys, which are several.
+    InParts,
     /// Its deadline had passed before it was prepared.
     Late,
 }
@@ -38,6 +40,8 @@ impl Limiter {
     /// with an id or by a rule of several limits, take one for each 170 to 512 keys. The decisions are in the requests'
     /// order. Of several requests of one key and cost, the first ones are allowed, as many as there is room for, and all
     /// see the levels after the last of them that was sent with them: `remaining` is what all of these left.
+    ///
+    /// On a cluster, requests whose limits have keys in several slots go by themselves, after the others.
     ///
     /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///
@@ -99,7 +103,7 @@ impl Limiter {
         let mut steps = steps.into_iter();
         let mut together = steps.next();
         let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());
-        let mut again = Vec::new();
+        let (mut again, mut in_parts) = (Vec::new(), Vec::new());
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
                 Plan::Asked(shard, sighting) => {
@@ -123,6 +127,11 @@ impl Limiter {
                     // As a call by itself, which the caller may also make again and again.
                     tokio::task::consume_budget().await;
                     Ok(*denial)
+                }
+                Plan::InParts => {
+                    in_parts.push(decisions.len());
+                    decisions.push(Err(garbled()));
+                    continue;
                 }
                 Plan::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
                 Plan::Refused(error) => {
@@ -148,6 +157,17 @@ impl Limiter {
             });
             let mut again = Box::pin(stream::iter(again).buffer_unordered(STEP));
             while let Some((at, decided)) = again.next().await {
+                decisions[at] = decided;
+            }
+        }
+        if !in_parts.is_empty() {
+            let in_parts = in_parts.into_iter().map(async |at| {
+                let request = requests[at].deadline(self.until(&requests[at], began).left());
+                (at, self.decide_in_full(rule, request, Operation::Acquire).await)
+            });
+            let mut in_parts = Box::pin(stream::iter(in_parts).buffer_unordered(STEP));
+            while let Some((at, decided)) = in_parts.next().await {
+                counted(rule, decided.as_ref());
                 decisions[at] = decided;
             }
         }
@@ -193,6 +213,9 @@ impl Limiter {
     /// How this request is decided, and its ask if it is asked for.
     fn way<'r>(&self, rule: &'r Rule, request: &Request<'_>) -> Result<(Plan, Option<Ask<'r>>), Error> {
         let shard = self.shard_of_acquire(rule, request);
+        if self.parts(rule, &self.targets_of_acquire(rule, shard), request)?.is_some() {
+            return Ok((Plan::InParts, None));
+        }
         let ask = self.ask_to_acquire(rule, shard, request, None)?;
         Ok(match self.recall(rule, request, Operation::Acquire)? {
             Recalled::Denial(denial) => (Plan::Recalled(denial), None),

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::Limiter;
 use crate::algorithm::numbers::EXACT;
 use crate::call::{Ask, Costs, Mode, Terms};
-use crate::engine::cluster::hash_tag;
+use crate::engine::cluster::slot_of;
 use crate::error::{Error, Kind};
 use crate::key::{self, Key, Name};
 use crate::operation::Operation;
@@ -47,13 +47,15 @@ impl Limiter {
                 let now = || request.time().unwrap_or_else(|| self.now());
                 terms.taken = request.taken(targets.iter().map(|target| &*target.scoped.quota), now);
             }
-            if let Some(marker) = self.marker(rule, targets, request, (operation, &costs))? {
+            if let Some(marker) = self.marker(rule, targets, request, (operation, &costs), &keys)? {
                 keys.push(marker);
                 terms.id_ttl_ms = Some(request.id_ttl_ms()?);
             }
         }
-        if !self.engine.has_one_node() {
-            check_for_cluster(rule, request.has_id(), &keys)?;
+        if !self.engine.has_one_node() && rule.is_joined() && rule.limits().any(|limit| limit.shards() > 1) {
+            let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
+            let expected = "expected limits without shards on a cluster, of rules that apply together, got some";
+            return Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
         }
         let holder = match mode {
             Mode::Call(operation) => holder(targets, request, operation)?,
@@ -97,7 +99,8 @@ impl Limiter {
             })
         };
         match targets {
-            [target] => of(target),
+            // A part of rules that apply together has its own rule's options.
+            [target] if rule.own_options(target.scoped).is_none() => of(target),
             targets => {
                 let mut all = Vec::with_capacity(40 * targets.len());
                 for target in targets {
@@ -111,13 +114,15 @@ impl Limiter {
         }
     }
 
-    /// The marker that remembers this call, if it has an id. Permits alone remember it themselves.
+    /// The marker that remembers this call, if it has an id, in the slot of these keys. Permits alone remember it
+    /// themselves.
     fn marker(
         &self,
         rule: &Rule,
         targets: &[Target<'_>],
         request: &Request<'_>,
         (operation, costs): (Operation, &Costs),
+        keys: &[Key],
     ) -> Result<Option<Key>, Error> {
         let remembers = !matches!(operation, Operation::Peek | Operation::Block | Operation::Renew);
         let Some(id) = request.plain().id.filter(|_| remembers) else { return Ok(None) };
@@ -128,9 +133,21 @@ impl Limiter {
         if got > EXACT {
             return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
         }
-        let key = self.name(rule, request.key())?;
-        let tag = (self.tag(rule, request.plain(), key)?, targets.first().and_then(|target| target.shard));
-        key::marker_key(&self.prefix, tag, key, &rule.marker(), id).map(Some)
+        let shard = targets.first().and_then(|target| target.shard);
+        let beside = |own: &Rule, counted| {
+            let key = self.name(own, counted)?;
+            let tag = (self.tag(own, request.plain(), key)?, shard);
+            key::marker_key(&self.prefix, tag, key, &rule.marker(), id)
+        };
+        let marker = beside(rule, request.key())?;
+        match (targets, keys) {
+            // What the first limit counts has a slot of its own.
+            ([first, ..], [key, ..]) if !self.engine.has_one_node() && slot_of(key) != slot_of(&marker) => {
+                let own = rule.rule_of(first.scoped);
+                beside(own, request.plain().counted(own, first.scoped.by.as_deref())?).map(Some)
+            }
+            _ => Ok(Some(marker)),
+        }
     }
 
     pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &PlainRequest<'_>) -> Result<Key, Error> {
@@ -163,26 +180,6 @@ impl Limiter {
     }
 }
 
-/// Refuses what one node of a cluster can't decide alone: of rules that apply together, whose keys are these.
-fn check_for_cluster(rule: &Rule, has_id: bool, keys: &[Key]) -> Result<(), Error> {
-    let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
-    let fault = |expected: &str| Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
-    let several = match rule.is_joined() {
-        // Rules may count one key by different attributes.
-        true => keys.iter().any(|key| hash_tag(key) != hash_tag(&keys[0])),
-        false => rule.counts_several_keys(has_id),
-    };
-    if several {
-        return fault(
-            "expected a tag on a cluster, since its limits count by different keys, which may be on several nodes, got none",
-        );
-    }
-    if rule.is_joined() && rule.limits().any(|limit| limit.shards() > 1) {
-        return fault("expected limits without shards on a cluster, of rules that apply together, got some");
-    }
-    Ok(())
-}
-
 /// The limits that such a call applies to.
 pub(super) fn concerned<'r>(rule: &'r Rule, operation: Operation, request: &Request<'_>) -> Result<Targets<'r>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match operation {
@@ -201,7 +198,11 @@ pub(super) fn concerned<'r>(rule: &'r Rule, operation: Operation, request: &Requ
 }
 
 /// The id that permits are held by, if a limit has permits: empty if the call neither takes nor gives back any.
-fn holder(targets: &[Target<'_>], request: &Request<'_>, operation: Operation) -> Result<Option<Box<[u8]>>, Error> {
+pub(super) fn holder(
+    targets: &[Target<'_>],
+    request: &Request<'_>,
+    operation: Operation,
+) -> Result<Option<Box<[u8]>>, Error> {
     let Some(permits) = targets.iter().find(|target| target.limit.algorithm().holds()) else {
         return Ok(None);
     };

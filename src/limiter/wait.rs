@@ -6,6 +6,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::background::persist_until;
+use super::tries::Tries;
 use super::{Limiter, counted};
 use crate::algorithm::numbers::EXACT;
 use crate::decision::{Decision, RetryAfter};
@@ -85,26 +86,17 @@ impl Limiter {
         max_wait: Duration,
         blocks: Blocks,
     ) -> Result<Decision, Error> {
-        let own = unique_id("wait");
-        let request = if request.has_id() { request } else { request.id(&own) };
         // An abandoned reservation must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
         // No limit admits this much, nor more, which a call with an id can't say.
         let request = if request.units(rule).most() > EXACT { request.cost_of_all(EXACT) } else { request };
         let asked = request.jitter(0).id_remembered_beyond(max_wait.min(longest));
-        let runtime = runtime::with_timers()?;
-        let started = Instant::now();
-        let until = started + max_wait.min(LONGEST_WAIT);
-        let mut reservation = Reservation { limiter: self, rule, request: asked, due: until, kept: false, runtime };
-        let mut left = max_wait;
-        let mut decision = loop {
-            let decision = match self.decide(rule, asked.within(left), Operation::Reserve).uncounted().await {
-                Ok(decision) => decision,
-                Err(error) => {
-                    reservation.kept = error.charged() == Charged::No;
-                    return Err(error);
-                }
-            };
+        runtime::with_timers()?;
+        let (started, mut left, mut tries) = (Instant::now(), max_wait, Tries::of(&request));
+        loop {
+            let (own, id) = (unique_id("wait"), tries.next_id());
+            let asked = if request.has_id() { asked.tried_by(&id) } else { asked.own_id(&own) };
+            let decision = self.wait_with_reservation(rule, asked, left, blocks).await?;
             left = max_wait.saturating_sub(started.elapsed());
             match decision.retry_after {
                 // Nobody can queue while the key is blocked.
@@ -112,7 +104,27 @@ impl Limiter {
                     runtime::sleep(blocked).await?;
                     left = max_wait.saturating_sub(started.elapsed());
                 }
-                _ => break decision,
+                _ => return Ok(decision.jittered(request.wait_jitter()).of_try(id)),
+            }
+        }
+    }
+
+    /// Reserves by the request's id, and waits for the turn. Denied if that would take longer.
+    async fn wait_with_reservation(
+        &self,
+        rule: &Rule,
+        asked: Request<'_>,
+        max_wait: Duration,
+        blocks: Blocks,
+    ) -> Result<Decision, Error> {
+        let runtime = runtime::with_timers()?;
+        let until = Instant::now() + max_wait.min(LONGEST_WAIT);
+        let mut reservation = Reservation { limiter: self, rule, request: asked, due: until, kept: false, runtime };
+        let mut decision = match self.decide(rule, asked.within(max_wait), Operation::Reserve).uncounted().await {
+            Ok(decision) => decision,
+            Err(error) => {
+                reservation.kept = error.charged() == Charged::No;
+                return Err(error);
             }
         };
         reservation.request = asked.following(&decision);
@@ -120,7 +132,7 @@ impl Limiter {
         let Some(wait) = wait else {
             // Redis may have reserved what the fallback then denied.
             reservation.kept = decision.error.as_ref().is_none_or(|error| error.charged() == Charged::No);
-            return Ok(decision.jittered(request.wait_jitter()));
+            return Ok(decision);
         };
         if !wait.is_zero() {
             reservation.due = Instant::now() + wait;
@@ -140,7 +152,7 @@ impl Limiter {
                     return Err(Error::clone(&error).after_charging());
                 }
                 reservation.kept = true;
-                return Ok(after.denied_instead(&decision).jittered(request.wait_jitter()));
+                return Ok(after.denied_instead(&decision));
             }
         }
         reservation.kept = true;
@@ -162,10 +174,11 @@ impl Limiter {
 
     async fn wait_by_retry(&self, rule: &Rule, request: Request<'_>, max_wait: Duration) -> Result<Decision, Error> {
         runtime::with_timers()?;
-        let (started, jitter) = (Instant::now(), request.wait_jitter());
+        let (started, jitter, mut tries) = (Instant::now(), request.wait_jitter(), Tries::of(&request));
         loop {
+            let id = tries.next_id();
             // The wait without jitter is what must fit.
-            let decision = self.acquire(rule, request.jitter(0)).uncounted().await?;
+            let decision = self.acquire(rule, request.jitter(0).tried_by(&id)).uncounted().await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.
             let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);
@@ -173,7 +186,7 @@ impl Limiter {
                 RetryAfter::After(wait) if !decision.allowed && !charged && wait <= left => {
                     runtime::sleep(jittered(wait, JITTER).min(left)).await?;
                 }
-                _ => return Ok(decision.jittered(jitter)),
+                _ => return Ok(decision.jittered(jitter).of_try(id)),
             }
         }
     }

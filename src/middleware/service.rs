@@ -249,6 +249,7 @@ impl Settings {
             if usage.is_none() && counted.is_none() {
                 return None;
             }
+            let id = decision.taken_by().unwrap_or(id.as_bytes());
             let request = charge.request().id(id).id_ttl(SETTLED_WITHIN).following(decision).into_owned();
             let (limiter, rule, permits) = (self.limiter.clone(), charge.rule().clone(), Arc::clone(permits));
             let (counted, given_back) = (counted.cloned().unwrap_or_default(), GivenBack::Nothing);

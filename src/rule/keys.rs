@@ -3,11 +3,11 @@
 use super::Rule;
 
 impl Rule {
-    /// Whether its limits count different keys, each with a slot of its own; a call's id is remembered beside the
-    /// request's own key.
-    pub(crate) fn counts_several_keys(&self, has_id: bool) -> bool {
-        let first = self.limits.first().and_then(|scoped| scoped.by.as_ref()).filter(|_| !has_id);
-        self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by.as_ref() != first)
+    /// Whether its limits may count different keys, each with a slot of its own.
+    pub(crate) fn counts_several_keys(&self) -> bool {
+        let first = self.limits.first().and_then(|scoped| scoped.by.as_ref());
+        // Rules that apply together may count one key by different names.
+        self.is_joined() || self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by.as_ref() != first)
     }
 
     /// How the markers of this rule's ids begin, after its name: the rule's limits, shortened, since a remembered

@@ -242,7 +242,7 @@ impl Limiter {
         let (rule, request) = (charge.rule(), charge.request());
         let holds = || rule.limits().any(|limit| limit.algorithm().holds());
         let follow_up = asking.follow_up().filter(|next| next.settles || charge.counts_by_response());
-        let request = follow_up.map_or(request, |next| request.id(next.id).id_ttl(next.within));
+        let request = follow_up.map_or(request, |next| request.own_id(next.id).id_ttl(next.within));
         let held = match asking {
             Acquisition::Hold(_) if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
             #[cfg(feature = "http")]

@@ -30,6 +30,7 @@ mod reserve_within;
 mod script_cache;
 mod script_calls;
 mod script_files;
+mod several_slots;
 mod shards;
 mod tls;
 mod vectors;

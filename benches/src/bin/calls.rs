@@ -16,6 +16,10 @@ const PLAIN: &str = "token-bucket 1000000/1s";
 const TWO: &str = "token-bucket 1000000/1s, fixed-window 1000000000/1d";
 /// A part of every request, which has one value: what counts by it counts all callers.
 const EVERYBODY: &str = "everybody";
+/// A part of every request that has as many values as there are keys.
+const OTHER: &str = "other";
+/// After a key's first unit.
+const NONE: &str = "token-bucket 1/1h";
 
 /// Of which all apply to each request.
 const RULES: &str = r#"
@@ -52,12 +56,14 @@ enum Variant {
     Permit,
     ThreeNodes,
     ThreeNodesTwoLimits,
+    SeveralNodes,
+    SeveralNodesDenied,
 }
 
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 13] = [
+const VARIANTS: [(Variant, &str); 15] = [
     (OneLimit, "one limit"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
@@ -71,18 +77,24 @@ const VARIANTS: [(Variant, &str); 13] = [
     (Permit, "a permit, taken and given back"),
     (ThreeNodes, "three primaries: one limit"),
     (ThreeNodesTwoLimits, "three primaries: two limits"),
+    (SeveralNodes, "three primaries: two limits, each by a key of its own"),
+    (SeveralNodesDenied, "the same, of which one denies"),
 ];
 
 impl Variant {
     /// What it is compared with.
     fn plain(self) -> Self {
-        if matches!(self, ThreeNodes | ThreeNodesTwoLimits) { ThreeNodes } else { OneLimit }
+        match self {
+            ThreeNodes | ThreeNodesTwoLimits | SeveralNodes | SeveralNodesDenied => ThreeNodes,
+            _ => OneLimit,
+        }
     }
 
     /// The throughput of 64 callers that is promised and wanted, as a part of the plain call's.
     fn promised(self) -> Option<(f64, f64)> {
         match self {
-            OneLimit | Denied | ThreeNodes => None,
+            OneLimit | Denied | ThreeNodes | SeveralNodesDenied => None,
+            SeveralNodes => Some((0.12, 0.3)),
             Permit => Some((0.28, 0.35)),
             ThreeRules => Some((0.3, 0.35)),
             GivenBack => Some((0.18, 0.25)),
@@ -104,6 +116,8 @@ struct Bench {
     counting: Rule,
     denying: Rule,
     permits: Rule,
+    several: Rule,
+    several_denying: Rule,
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -169,6 +183,8 @@ impl Bench {
             counting: rule(PLAIN).count_denials(true),
             denying: rule("token-bucket 1/1h").count_denials(true),
             permits: rule("concurrency 10000 ttl 1m"),
+            several: rule(PLAIN).and_by(OTHER, PLAIN.parse().expect("a limit")).expect("two limits"),
+            several_denying: rule(PLAIN).and_by(OTHER, NONE.parse().expect("a limit")).expect("two limits"),
         }
     }
 
@@ -193,10 +209,16 @@ impl Bench {
             ThreeNodesTwoLimits => {
                 callers(count, time, move |random| acquire(&self.of_three, &self.two, key(random))).await
             }
+            SeveralNodes => callers(count, time, move |random| self.by_two_keys(&self.several, random)).await,
+            SeveralNodesDenied => {
+                callers(count, time, move |random| self.by_two_keys(&self.several_denying, random)).await
+            }
         };
         let denied = slice.calls - slice.allowed;
         match variant {
-            Denied => assert!(slice.allowed <= KEYS as u64, "{count} callers: {} were allowed", slice.allowed),
+            Denied | SeveralNodesDenied => {
+                assert!(slice.allowed <= KEYS as u64, "{count} callers: {} were allowed", slice.allowed)
+            }
             _ => assert_eq!(denied, 0, "{variant:?} denied some of {count} callers"),
         }
         slice
@@ -216,6 +238,12 @@ impl Bench {
         let address = IpAddr::from([10, 0, (random >> 8) as u8, random as u8]);
         let request = Attributes::new().user(user).ip(address);
         self.of_one.acquire_by(&self.rules, &request).await.expect("a verdict").allowed
+    }
+
+    async fn by_two_keys(&self, rule: &Rule, random: u64) -> bool {
+        let [key, other] = [random, random >> 20].map(|random| self.keys[random as usize % KEYS].as_str());
+        let parts = [(OTHER, other.as_bytes())];
+        self.of_three.acquire(rule, Request::new(key).parts(&parts)).await.expect("a decision").allowed
     }
 
     /// By an id of its own, which is remembered for a second.

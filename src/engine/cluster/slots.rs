@@ -10,13 +10,13 @@ static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
 /// The slot of this key: hashed from the text between its first `{` and the next `}`, if there is any, and otherwise
 /// from all of it.
-pub(super) fn slot_of(key: &[u8]) -> u16 {
+pub(crate) fn slot_of(key: &[u8]) -> u16 {
     CRC.checksum(hash_tag(key)) % 16_384
 }
 
 /// What a cluster hashes of a key: the text between its first `{` and the next `}`, if there is any, and otherwise all of
 /// it.
-pub(crate) fn hash_tag(key: &[u8]) -> &[u8] {
+fn hash_tag(key: &[u8]) -> &[u8] {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')? + 1;
         let length = key[open..].iter().position(|byte| *byte == b'}')?;

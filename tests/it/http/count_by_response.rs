@@ -9,7 +9,10 @@ use std::time::{Duration, SystemTime};
 use axum::body::Body;
 use axum::http::{Request, Response};
 use tollgate::middleware::{RateLimitLayer, Usage};
-use tollgate::{Clock, Embedded, Limiter};
+use tollgate::rules::{Attributes, Effect};
+use tollgate::{Clock, Cluster, Embedded, Limiter};
+use tollgate_testing::cluster::ClusterServers;
+use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::Server;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -95,6 +98,31 @@ async fn of_many_requests_exactly_those_that_count_stay_charged() {
         assert_eq!(remaining(&limiter, &rules, "login").await, [1000 - counted, 1000 - 2 * counted], "{limit}");
         let rule = rule_set(&rules);
         limiter.reset(rule.rule("login").expect("a rule"), "global").await.expect("an answer");
+    }
+}
+
+/// By the id of the request, on each node that has one of its keys.
+#[tokio::test]
+async fn on_several_nodes_exactly_those_that_count_stay_charged() {
+    const LIMIT: &str = "fixed-window 1000/1h start first-hit";
+    let servers = ClusterServers::of_primaries();
+    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let two = format!("\"{LIMIT}\", {{ name = \"paths\", limit = \"{LIMIT}\", key = \"path\", cost = 2 }}");
+    let rules = failures("login", &two, "");
+    let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules));
+    let statuses = [200, 401, 500, 404, 401, 200, 401].repeat(8);
+    let asked = statuses.iter().map(|status| ask(&layer, *status));
+    for (got, status) in futures_util::future::join_all(asked).await.iter().zip(&statuses) {
+        assert_eq!(got.status.as_u16(), *status);
+    }
+    limiter.finish().await;
+    let rules = rule_set(&rules);
+    for (path, failed) in [("/200", 0), ("/401", 24), ("/500", 8), ("/404", 0)] {
+        let applies = rules.applies(&Attributes::new().path(path)).expect("a rule");
+        let Effect::Limit(charge) = applies.effect else { panic!("it has limits") };
+        let now = limiter.peek(charge.rule(), charge.request()).await.expect("an answer");
+        let left: Vec<_> = now.limits.iter().map(|limit| limit.remaining).collect();
+        assert_eq!(left, [1000 - 32, 1000 - 2 * failed], "{path}");
     }
 }
 

@@ -155,6 +155,8 @@ async fn on_a_cluster_rules_count_one_key_by_whatever_attributes() {
     // Of an address of IPv6, two networks.
     let rules = rule_set(&(rule("first", "key = \"ip\"\nipv6_prefix = 48") + &rule("second", "key = \"ip\"")));
     let request = Attributes::new().ip("2001:db8::1".parse().expect("an address"));
-    let error = in_time(limiter.acquire_by(&rules, &request)).await.expect_err("two slots");
+    let charge = charge(&rules, &request);
+    let error = in_time(limiter.acquire(charge.rule(), charge.request().id("id"))).await.expect_err("two slots");
     assert!(error.is_input() && error.to_string().contains("expected a tag on a cluster"), "{error}");
+    assert!(in_time(limiter.acquire_by(&rules, &request)).await.expect("a verdict").allowed);
 }

@@ -292,36 +292,10 @@ async fn a_slot_that_moves_under_load_admits_exactly_the_limit_without_an_error(
 }
 
 #[tokio::test]
-async fn keys_of_several_slots_are_never_sent_in_one_decision() {
+async fn keys_that_share_a_tag_are_one_decision() {
     let servers = ClusterServers::of_primaries();
     let (_, limiter) = cluster_limiter(&servers);
     let limiter = limiter.deadline(PATIENCE);
-    forget(&servers);
-    let untagged = rule("gcra 5/1d", OnError::Open).and_by("org", "gcra 50/1h".parse().expect("a limit"));
-    // Whatever slots its keys happen to be in.
-    let parts = [("org", &b"user"[..])];
-    for id in [None, Some("id")] {
-        let request = Request::new("user").parts(&parts);
-        let request = id.map_or(request, |id| request.id(id));
-        let answers = [
-            in_time(limiter.acquire(untagged.as_ref().expect("a rule"), request)).await,
-            in_time(limiter.peek(untagged.as_ref().expect("a rule"), request)).await,
-        ];
-        let many = in_time(limiter.acquire_many(untagged.as_ref().expect("a rule"), [request])).await;
-        for answer in answers.into_iter().chain(many) {
-            let error = answer.expect_err("keys of several slots");
-            assert!(error.is_input() && error.to_string().contains("expected a tag on a cluster"), "{error}");
-            assert_eq!(error.charged(), Charged::No);
-        }
-    }
-    // One that counts by a part alone has one slot, but for an id, which is remembered beside the request's key.
-    let one = serde_json::json!({"name": "one", "limits": [{"limit": "gcra 5/1d", "key": "org"}]});
-    let one: Rule = serde_json::from_value(one).expect("a rule");
-    let request = Request::new("user").parts(&parts);
-    let error = in_time(limiter.acquire(&one, request.id("id"))).await.expect_err("two slots");
-    assert!(error.to_string().contains("expected a tag on a cluster"), "{error}");
-    assert_eq!(ran(&servers), [0, 0, 0]);
-    assert!(in_time(limiter.acquire(&one, request)).await.expect("one slot").allowed);
     forget(&servers);
     let two = rule("gcra 5/1d", OnError::Open).tagged("org");
     let two = two.and_by("org", "gcra 50/1h".parse().expect("a limit")).expect("a tag");

@@ -1,0 +1,327 @@
+//! A call whose limits' keys are in several slots of a cluster, perhaps on several nodes. Each slot decides its part by a
+//! script call of its own, all of them at the same time. Where one denies, or gives no answer, what the others took is
+//! given back, by an id that this process made for the call: however often that is tried, nothing is given back twice.
+
+use std::time::{Duration, SystemTime};
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::Limiter;
+use super::background::persist_until;
+use super::decide::garbled;
+use super::prepare::{Targets, holder};
+use crate::algorithm::numbers::EXACT;
+use crate::decision::Decision;
+use crate::engine::cluster::slot_of;
+use crate::engine::deadline::Deadline;
+use crate::error::{Charged, Error, Kind};
+use crate::operation::Operation;
+use crate::random::unique_id;
+use crate::request::{OwnedRequest, Request};
+use crate::rule::{Rule, Target};
+use crate::runtime::{self, LONGEST_WAIT};
+
+/// How long a caller waits at most for what its call gives back. It goes on without the caller then.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How long after its deadline the nodes know of a call without an id what it took: longer than giving it back is tried.
+const REMEMBERED: Duration = Duration::from_secs(30);
+
+/// The limits of a call whose keys share a slot.
+pub(super) struct Part<'r> {
+    slot: u16,
+    targets: Targets<'r>,
+    /// Where they are among all limits of the call.
+    places: SmallVec<[usize; 2]>,
+}
+
+/// What the parts of a call answered, in their order.
+type Answers = Vec<Result<Decision, Error>>;
+
+/// What a part took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Took {
+    Nothing,
+    Units,
+    /// There is no answer, or none that makes sense.
+    Perhaps,
+}
+
+impl Took {
+    fn by(answer: &Result<Decision, Error>) -> Self {
+        match answer.as_ref().map_err(Error::charged) {
+            Ok(decision) if decision.allowed => Self::Units,
+            Ok(_) | Err(Charged::No) => Self::Nothing,
+            Err(Charged::Yes) => Self::Units,
+            Err(Charged::Unknown) => Self::Perhaps,
+        }
+    }
+}
+
+/// A call that may have taken some of its parts. Unless it is over, they are given back when it is dropped.
+struct Taking<'a> {
+    limiter: &'a Limiter,
+    rule: &'a Rule,
+    request: Request<'a>,
+    runtime: Handle,
+    is_over: bool,
+}
+
+impl Limiter {
+    /// Whether the keys of a call of this rule may be in several slots of a cluster.
+    pub(super) fn may_need_parts(&self, rule: &Rule) -> bool {
+        !self.engine.has_one_node() && rule.counts_several_keys()
+    }
+
+    /// The parts of a call on these limits. None if their keys share a slot, or one server has them all.
+    pub(super) fn parts<'r>(
+        &self,
+        rule: &Rule,
+        targets: &[Target<'r>],
+        request: &Request<'_>,
+    ) -> Result<Option<Vec<Part<'r>>>, Error> {
+        if targets.len() < 2 || !self.may_need_parts(rule) {
+            return Ok(None);
+        }
+        let mut parts: Vec<Part<'r>> = Vec::new();
+        for (place, target) in targets.iter().enumerate() {
+            let slot = slot_of(&self.state_key(rule, *target, request.plain())?);
+            let found = parts.iter().position(|part| part.slot == slot);
+            let at = found.unwrap_or_else(|| {
+                parts.push(Part { slot, targets: Targets::new(), places: SmallVec::new() });
+                parts.len() - 1
+            });
+            parts[at].targets.push(*target);
+            parts[at].places.push(place);
+        }
+        Ok(Some(parts).filter(|parts| parts.len() > 1))
+    }
+
+    /// Decides by all of these parts.
+    pub(super) async fn decide_by_parts(
+        &self,
+        rule: &Rule,
+        parts: &[Part<'_>],
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        match operation {
+            Operation::Acquire | Operation::Reserve | Operation::AtMost => {
+                self.take_parts(rule, parts, request, operation).await
+            }
+            _ => {
+                let mut answers = self.ask_parts(rule, parts, request, operation).await;
+                if operation == Operation::Cancel {
+                    self.look_at_unknown(rule, parts, request, &mut answers).await;
+                }
+                self.whole(parts.iter().zip(of_all(answers)?))
+            }
+        }
+    }
+
+    /// Takes all parts or none.
+    async fn take_parts(
+        &self,
+        rule: &Rule,
+        parts: &[Part<'_>],
+        request: &Request<'_>,
+        operation: Operation,
+    ) -> Result<Decision, Error> {
+        if request.has_id() && !request.has_own_id() {
+            let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
+            let why = "its limits count by different keys, which may be on several nodes";
+            let expected =
+                format!("expected a tag on a cluster for a call with an id of the caller's, since {why}, got none");
+            return Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
+        }
+        for part in parts {
+            // Permits without an id can't be given back.
+            holder(&part.targets, request, operation)?;
+        }
+        // What could never be admitted takes nothing on the way.
+        if operation != Operation::AtMost && !self.may_fit(rule, request, operation) {
+            let answers = self.ask_parts(rule, parts, request, Operation::Peek).await;
+            return self.whole(parts.iter().zip(of_all(answers)?));
+        }
+        let own = unique_id("part");
+        let longest = request.deadline_or(self.deadline).min(LONGEST_WAIT);
+        let asked = if request.has_id() { *request } else { request.own_id(&own).id_ttl(REMEMBERED + longest) };
+        // No limit has more, which a call with an id can't say.
+        let asked = if asked.units(rule).most() > EXACT { asked.cost_of_all(EXACT) } else { asked };
+        let until = Deadline::after(request.deadline_or(self.deadline));
+        let runtime = runtime::with_timers()?;
+        let mut taking = Taking { limiter: self, rule, request: asked, runtime, is_over: false };
+        let answers = self.ask_parts(rule, parts, &asked, operation).await;
+        let took: Vec<_> = answers.iter().map(Took::by).collect();
+        let all_allow = answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.allowed));
+        taking.is_over = all_allow || took.iter().all(|took| *took == Took::Nothing);
+        if taking.is_over {
+            let decided: Vec<_> = answers.into_iter().collect::<Result<_, _>>()?;
+            let decision = self.whole(parts.iter().zip(decided))?;
+            return match operation {
+                Operation::AtMost if all_allow => self.evened(taking, parts, decision, until).await,
+                _ => Ok(decision),
+            };
+        }
+        let given_back = taking.give_back(parts, &took, until).await;
+        let mut decided = Vec::with_capacity(parts.len());
+        let at = answers.iter().flatten().filter(|decision| !decision.allowed).map(Decision::decided_at).max();
+        for ((answer, took), given_back) in answers.into_iter().zip(took).zip(given_back) {
+            let decision =
+                answer.map_err(|error| if taking.is_over { error.given_back() } else { error.half_way() })?;
+            decided.push(match given_back {
+                Some(state) if took == Took::Units => state,
+                _ if took == Took::Units => decision.not_taken(operation == Operation::Reserve),
+                _ => decision,
+            });
+        }
+        let decision = self.whole(parts.iter().zip(decided))?;
+        // The waits are counted from the denial.
+        Ok(match at {
+            Some(at) => decision.made_at(at),
+            None => decision,
+        })
+    }
+
+    /// Of a call that some parts know by its id and have cancelled, asks those that don't know it what their limits have.
+    async fn look_at_unknown(&self, rule: &Rule, parts: &[Part<'_>], request: &Request<'_>, answers: &mut Answers) {
+        if !answers.iter().any(Result::is_ok) {
+            return;
+        }
+        for (part, answer) in parts.iter().zip(answers) {
+            if answer.as_ref().is_err_and(Error::is_unknown_id) {
+                let now = self.decide_in_one_slot(rule, &part.targets, &request.cost_of_all(0), Operation::Peek).await;
+                *answer = now.map_err(Error::half_way);
+            }
+        }
+    }
+
+    /// Takes of each limit what the scarcest had, where others had more.
+    async fn evened(
+        &self,
+        mut taking: Taking<'_>,
+        parts: &[Part<'_>],
+        mut decision: Decision,
+        until: Deadline,
+    ) -> Result<Decision, Error> {
+        taking.is_over = false;
+        let least = decision.limits.iter().map(|limit| limit.granted).min().unwrap_or_default();
+        if decision.limits.iter().any(|limit| limit.granted > least) {
+            taking.request = taking.request.cost_of_all(least);
+            let settled = self.ask_parts(taking.rule, parts, &taking.request, Operation::Settle);
+            let settled = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), settled).await;
+            match settled.map(|answers| answers.into_iter().collect::<Result<Vec<Decision>, Error>>()) {
+                Some(Ok(settled)) => decision = self.whole(parts.iter().zip(settled))?,
+                _ => {
+                    taking.is_over = true;
+                    taking.later(Operation::Settle);
+                    decision = decision.granting(least);
+                }
+            }
+        }
+        taking.is_over = true;
+        Ok(decision)
+    }
+
+    /// Asks all parts at the same time.
+    async fn ask_parts(&self, rule: &Rule, parts: &[Part<'_>], request: &Request<'_>, operation: Operation) -> Answers {
+        join_all(parts.iter().map(|part| self.decide_in_one_slot(rule, &part.targets, request, operation))).await
+    }
+
+    /// The decision of all parts, in the order of their limits.
+    fn whole<'p, 'r: 'p>(
+        &self,
+        decided: impl IntoIterator<Item = (&'p Part<'r>, Decision)>,
+    ) -> Result<Decision, Error> {
+        let (mut at, mut limits) = (SystemTime::UNIX_EPOCH, Vec::new());
+        for (part, decision) in decided {
+            at = at.max(decision.decided_at());
+            limits.extend(part.places.iter().copied().zip(decision.limits.iter().cloned()));
+        }
+        limits.sort_unstable_by_key(|(place, _)| *place);
+        let limits = limits.into_iter().map(|(_, limit)| limit).collect();
+        Decision::of(limits, self.engine.by(), at).ok_or_else(garbled)
+    }
+}
+
+impl Taking<'_> {
+    /// Gives back these parts, and waits for the answers for a while.
+    async fn give_back(&mut self, parts: &[Part<'_>], took: &[Took], until: Deadline) -> Vec<Option<Decision>> {
+        let operation = self.gives_back_by();
+        // What this process gives back ends the denials that it remembers.
+        let changing = self.limiter.changing(self.rule, &self.request, operation).ok().flatten();
+        let each = parts.iter().zip(took).map(async |(part, took)| match took {
+            Took::Nothing => None,
+            _ => Some(self.limiter.decide_in_one_slot(self.rule, &part.targets, &self.request, operation).await),
+        });
+        let given = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), join_all(each)).await;
+        let given = given.unwrap_or_else(|| vec![None; parts.len()]);
+        let is_done = |(given, took): (&Option<Result<Decision, Error>>, &Took)| match (given, took) {
+            (_, Took::Nothing) => true,
+            // A call that may be late could still take, unless something was found that it took.
+            (Some(Ok(_)), Took::Perhaps) => operation == Operation::Cancel,
+            (Some(Ok(_)), Took::Units) => true,
+            (Some(Err(error)), Took::Units) => error.is_unknown_id(),
+            _ => false,
+        };
+        self.is_over = given.iter().zip(took).all(is_done);
+        if let Some(changing) = changing.filter(|_| self.is_over) {
+            changing.done();
+        }
+        given.into_iter().map(|given| given.and_then(Result::ok)).collect()
+    }
+
+    /// Permits alone are released; whatever else was taken is cancelled.
+    fn gives_back_by(&self) -> Operation {
+        let permits_alone = self.rule.limits().all(|limit| limit.algorithm().holds());
+        if permits_alone { Operation::Release } else { Operation::Cancel }
+    }
+
+    /// Does this to all parts, whoever waits: each as long as its node is away, for some seconds.
+    fn later(&self, operation: Operation) {
+        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
+        self.limiter.spawn(&self.runtime, move |at_once| {
+            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
+            async move {
+                let done = persist_until(None, || at_once.call(limiter.do_to_parts(&rule, &request, operation))).await;
+                // Nobody reads this answer.
+                !done.is_err_and(|error| error.is_input())
+            }
+        });
+    }
+}
+
+impl Limiter {
+    async fn do_to_parts(&self, rule: &Rule, request: &OwnedRequest, operation: Operation) -> Result<Decision, Error> {
+        self.decide_in_full(rule, self.unhurried(request), operation).await
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.later(self.gives_back_by());
+        }
+    }
+}
+
+/// The answers of all parts, or why there is none. Of several errors the first that isn't about the call's id, since that
+/// may mean that it was given back before, and one that may be over soon before others.
+fn of_all(answers: Answers) -> Result<Vec<Decision>, Error> {
+    let may_be_done = |answer: &Result<Decision, Error>| match answer {
+        Ok(_) => true,
+        Err(error) => error.is_unknown_id() || error.charged() != Charged::No,
+    };
+    let some_done = answers.iter().any(may_be_done);
+    let mut errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
+    errors.sort_by_key(|error| (error.is_unknown_id(), !error.goes_to_policy()));
+    match errors.first() {
+        Some(error) if error.is_unknown_id() && !answers.iter().any(Result::is_ok) => Err(Error::clone(error)),
+        Some(error) if some_done => Err(Error::clone(error).half_way()),
+        Some(error) => Err(Error::clone(error)),
+        None => answers.into_iter().collect(),
+    }
+}
