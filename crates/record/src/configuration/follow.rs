@@ -86,6 +86,15 @@ struct Known {
 /// Where the outcome of the start is reported, once.
 type Begun = Option<oneshot::Sender<Result<(), PostgresError>>>;
 
+/// A table, as of one moment.
+struct Read {
+    /// The versions at that moment.
+    at: Versions,
+    /// Whether the database is another one than before, or was restored to an earlier moment: then everything was read.
+    is_other: bool,
+    changes: RowChanges,
+}
+
 /// What changed in a table since it was last read.
 enum RowChanges {
     /// `None` if unchanged; an error if they can't be used.
@@ -242,22 +251,16 @@ async fn take(
             asked => asked?,
         };
         let now = Versions::of(&row);
-        // A version that was set by hand has no mark.
-        let is_same = now.all == before.all && before.mark.is_none();
-        let is_later = is_same || row.get("is_later");
-        // Of a database that was restored to an earlier moment, everything is read again.
-        let is_other = !is_later || now.history != before.history;
-        let before = if is_other { Versions::default() } else { before.clone() };
-        if now == before {
+        if now == *before && now.are_after(before, &row) {
             known.is_locked[table as usize] = false;
             continue;
         }
         let Some(shared) = shared.upgrade() else { return Ok(()) };
-        let read = read(client, table, &before, patience, || shared.keys.remembered_ids());
+        let read = read(client, table, before, patience, || shared.keys.remembered_ids());
         let is_locked = &mut known.is_locked[table as usize];
         match postgres.naming_blockers(pid, read).await {
-            Ok((_, RowChanges::Rules(Some(Err(error))))) if begun.is_some() => return Err(error),
-            Ok((at, changes)) => {
+            Ok(Read { changes: RowChanges::Rules(Some(Err(error))), .. }) if begun.is_some() => return Err(error),
+            Ok(Read { at, is_other, changes }) => {
                 *is_locked = false;
                 if is_other && table == Table::Keys {
                     // Their versions are of another past, and may be higher.
@@ -364,26 +367,37 @@ impl Versions {
             key_secret: row.get("key_secret"),
         }
     }
+
+    /// Whether these, of the same row, are the ones known before or came after them.
+    fn are_after(&self, before: &Self, row: &Row) -> bool {
+        // A version that was set by hand has no mark.
+        let is_same = self.all == before.all && before.mark.is_none();
+        self.history == before.history && (is_same || row.get("is_later"))
+    }
 }
 
-/// The changes of one table since these versions, as of one moment, and the versions then.
+/// The changes of one table since these versions, as of one moment. Whether the database is another one is also asked as
+/// of that moment: it may have been restored since the caller asked.
 async fn read(
     client: &mut Client,
     table: Table,
     before: &Versions,
     patience: &str,
     remembered_ids: impl FnOnce() -> Vec<KeyId>,
-) -> Result<(Versions, RowChanges), PostgresError> {
+) -> Result<Read, PostgresError> {
     let transaction = answered(one_moment(client, patience)).await?;
     let row = in_time(READ_WITHIN, transaction.query_one(VERSIONS, &[&before.all, &before.mark])).await?;
-    let versions = Versions::of(&row);
+    let at = Versions::of(&row);
+    let is_other = !at.are_after(before, &row);
+    let nothing = Versions::default();
+    let before = if is_other { &nothing } else { before };
     let changes = match table {
-        Table::Rules => RowChanges::Rules(answered(read_rules(&transaction, before, &versions)).await?),
-        Table::Users => read_users(&transaction, before, &versions).await?,
-        Table::Keys => answered(read_keys(&transaction, before, &versions, remembered_ids)).await?,
+        Table::Rules => RowChanges::Rules(answered(read_rules(&transaction, before, &at)).await?),
+        Table::Users => read_users(&transaction, before, &at).await?,
+        Table::Keys => answered(read_keys(&transaction, before, &at, remembered_ids)).await?,
     };
     in_time(READ_WITHIN, transaction.commit()).await?;
-    Ok((versions, changes))
+    Ok(Read { at, is_other, changes })
 }
 
 /// What is read at once, or that the server doesn't answer.

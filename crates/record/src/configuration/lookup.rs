@@ -87,6 +87,9 @@ struct ChangedIds {
     newest: i64,
     /// Anything cached at an older version may have changed since.
     oldest: i64,
+    /// How often everything was forgotten, the database being another one or restored to an earlier moment. What was read
+    /// before that may have a higher version than any change since.
+    forgotten: u64,
 }
 
 /// A look-up in flight. When it or its runtime ends, everyone waiting for it gets a reply.
@@ -181,9 +184,10 @@ impl Keys {
     }
 
     async fn look_up(&self, id: KeyId) -> Answer {
+        let forgotten = self.changes.lock().forgotten;
         let over = match self.cache.key(id).await.unwrap_or(CachedKey::Nothing) {
             CachedKey::Found(found) if self.changes.lock().allow_cached(id, &found) => {
-                return Ok(self.take(id, &found, KEYS_TTL));
+                return Ok(self.take(id, &found, forgotten));
             }
             // A change that is written at the same time stays.
             CachedKey::Found(found) if self.changes.lock().may_be(&found) => Over::Older,
@@ -195,7 +199,7 @@ impl Keys {
                 // In a task of its own, so that the caller doesn't wait for it.
                 let (cache, write) = (self.cache.clone(), vec![(id, found.clone())]);
                 tokio::spawn(async move { cache.write_keys(&write, over).await });
-                Ok(self.take(id, &found, KEYS_TTL))
+                Ok(self.take(id, &found, forgotten))
             }
             Err(error) => {
                 // Held so that no change intervenes.
@@ -239,9 +243,10 @@ impl Keys {
         }
     }
 
-    /// Remembers what was found. If it has changed meanwhile, it is returned but not remembered.
-    fn take(&self, id: KeyId, found: &LookedUp, time: Duration) -> Option<Known> {
-        let until = Instant::now() + time;
+    /// Remembers what was found. If it has changed meanwhile, or everything was forgotten since the look-up began, it is
+    /// returned but not remembered.
+    fn take(&self, id: KeyId, found: &LookedUp, forgotten: u64) -> Option<Known> {
+        let until = Instant::now() + KEYS_TTL;
         let known = found.key.as_ref().map(|key| Known {
             account: key.account(id),
             key: Arc::new(key.clone()),
@@ -250,6 +255,9 @@ impl Keys {
         });
         // Held until the result is remembered, so that no change intervenes.
         let mut changes = self.changes.lock();
+        if changes.forgotten != forgotten {
+            return known;
+        }
         if changes.is_of_now(found) {
             changes.newest = changes.newest.max(found.version);
         }
@@ -320,7 +328,7 @@ impl Keys {
     /// Forgets everything, since the database is another one than before.
     pub(crate) fn forget(&self) {
         let mut changes = self.changes.lock();
-        *changes = ChangedIds::default();
+        *changes = ChangedIds { forgotten: changes.forgotten + 1, ..ChangedIds::default() };
         self.ids.forget();
         self.known.clear();
         self.unknown.clear();

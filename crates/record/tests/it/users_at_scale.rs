@@ -96,36 +96,59 @@ async fn a_restored_database_is_read_anew_also_if_nobody_says_so() {
     .await;
 }
 
-/// Its version from before the restore is higher than that of its revocation after it.
-#[tokio::test]
-async fn a_key_that_is_revoked_after_a_restore_is_refused() {
+/// Keys as they were in the tables that are kept, and then revoked.
+const RESTORED_AND_REVOKED: &str = "
+    BEGIN;
+    SET LOCAL session_replication_role = replica;
+    UPDATE tollgate.api_keys SET version = (SELECT version FROM public.kept);
+    UPDATE tollgate.configuration SET version = (SELECT version FROM public.kept);
+    DELETE FROM tollgate.versions;
+    INSERT INTO tollgate.versions SELECT * FROM public.kept_versions;
+    SET LOCAL session_replication_role = origin;
+    UPDATE tollgate.api_keys SET revoked_at = now();
+    COMMIT";
+
+/// A key, a service that follows the database, and what the database is restored to.
+async fn to_be_restored() -> (PostgresServer, String, Configuration) {
     let (server, tool) = prepared().await;
     let (key, _) = tool.create_key("42", &KeyTerms::default(), "").await.expect("made");
     let service = database(&server).follow(&limiter()).await.expect("a configuration");
     server.run("CREATE TABLE public.kept AS SELECT version FROM tollgate.configuration").await;
     server.run("CREATE TABLE public.kept_versions AS SELECT * FROM tollgate.versions").await;
+    (server, key.secret().to_owned(), service)
+}
+
+async fn until_revoked(service: &Configuration, key: &str) {
+    wait_until("the key is refused", async || service.account_of_key(key).await.err() == Some(ApiKeyError::Revoked))
+        .await;
+}
+
+/// Its version from before the restore is higher than that of its revocation after it.
+#[tokio::test]
+async fn a_key_that_is_revoked_after_a_restore_is_refused() {
+    let (server, key, service) = to_be_restored().await;
+    let known = service.status().version;
     for days in 1..=9 {
         server.run(&format!("UPDATE tollgate.api_keys SET expires_at = now() + interval '{days} days'")).await;
     }
-    wait_until("all changes are taken", async || service.status().version >= 10).await;
-    assert!(service.account_of_key(key.secret()).await.is_ok());
-    server
-        .run(
-            "BEGIN;
-            SET LOCAL session_replication_role = replica;
-            UPDATE tollgate.api_keys SET version = (SELECT version FROM public.kept);
-            UPDATE tollgate.configuration SET version = (SELECT version FROM public.kept);
-            DELETE FROM tollgate.versions;
-            INSERT INTO tollgate.versions SELECT * FROM public.kept_versions;
-            SET LOCAL session_replication_role = origin;
-            UPDATE tollgate.api_keys SET revoked_at = now();
-            COMMIT",
-        )
-        .await;
-    wait_until("the key is refused", async || {
-        service.account_of_key(key.secret()).await.err() == Some(ApiKeyError::Revoked)
-    })
-    .await;
+    wait_until("all changes are taken", async || service.status().version == known + 9).await;
+    assert!(service.account_of_key(&key).await.is_ok());
+    server.run(RESTORED_AND_REVOKED).await;
+    until_revoked(&service, &key).await;
+}
+
+/// A change is being read while the database is restored: what is found then isn't what came after the change.
+#[tokio::test]
+async fn a_restore_is_noticed_whatever_is_being_read() {
+    let (server, key, service) = to_be_restored().await;
+    for step in 0..40 {
+        server.run("UPDATE tollgate.api_keys SET revoked_at = NULL").await;
+        wait_until("the key is taken", async || service.account_of_key(&key).await.is_ok()).await;
+        server.run("UPDATE tollgate.api_keys SET expires_at = now() + interval '1 day'").await;
+        tokio::time::sleep(Duration::from_micros(step * 200)).await;
+        server.run(RESTORED_AND_REVOKED).await;
+        until_revoked(&service, &key).await;
+    }
 }
 
 /// A service as its own role, which an operator can lock out.
