@@ -1,39 +1,28 @@
 //! What a rule that throttles counts for a request, and by which key.
 
+mod counted_key;
+mod limits;
 mod overrides;
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
-use smallvec::SmallVec;
-
 use super::account::Account;
-use super::applies::ChargedBy;
 use super::attributes::Attributes;
-use super::definition::{Cost, Definition, LimitDefinition, Reading};
+use super::charge::ChargedBy;
+use super::definition::{Cost, Definition, Reading};
 use super::error::Field;
-use super::names::{self, API_KEY, GLOBAL, IP, METHOD, Name, Names, PATH, TIER, USER};
+use super::names::{API_KEY, Name, Names, TIER, USER};
 use super::optional::{self, Adaptable};
 use crate::algorithm::numbers::EXACT;
 use crate::error::{Error, Kind};
-use crate::limit::Limit;
 use crate::request::{OwnedRequest, Request};
-use crate::rule::fields::{self, LimitFields, Missing, Why};
-use crate::rule::{OwnCost, Rule, never_admitted};
-use overrides::Override;
-pub(super) use overrides::listed_values;
-
-/// What is wrong, and where in the definition.
-pub(super) type Refusal = (Field, String);
-
-/// The limits of a set's rules by their text. Most rules of a large set have one of a few, and then share its arguments.
-pub(super) type Limits = std::collections::HashMap<String, Arc<Limit>>;
-
-/// What limits or a tag count by, by the attributes' names, joined by commas.
-type Parts = Vec<(String, Names)>;
-
-/// The separator between the attributes of a composed key.
-const BETWEEN: u8 = b'|';
+use crate::rule::Rule;
+use crate::rule::fields::Missing;
+pub(super) use counted_key::listed_values;
+use counted_key::{among_rules, key_of};
+pub(super) use limits::{Limits, Refusal};
+use limits::{Parts, cost_attribute, min_cost, names, rule};
+use overrides::{Override, Overrides};
 
 #[derive(Debug)]
 pub(super) struct Throttle {
@@ -56,7 +45,7 @@ pub(super) struct Throttle {
     pub(super) skips: bool,
     /// Whether an account's own limits replace its own: true for limits of a tier by user or API key.
     yields: bool,
-    overrides: HashMap<Box<[u8]>, Override>,
+    overrides: Overrides,
 }
 
 /// What limits or a tag count by in place of a rule's key.
@@ -126,14 +115,14 @@ impl Throttle {
         let is_shadow = definition.shadow.unwrap_or_default();
         let by_one = matches!(key.as_slice(), [name] if *name == USER || *name == API_KEY) && parts.is_empty();
         let yields = definition.conditions.contains_key(TIER) && by_one && !has_permits && !is_shadow;
-        let overrides = HashMap::new();
+        let overrides = Overrides::read(definition, (&key, ipv6_prefix), reading, limits)?;
         let key_among_rules = among_rules(&definition.key.0.join(",").into(), ipv6_prefix);
         let part = |(name, attributes): (String, Names)| {
             let name = name.into();
             Part { among_rules: among_rules(&name, ipv6_prefix), name, attributes }
         };
         let parts = parts.into_iter().map(part).collect();
-        let mut throttle = Self {
+        Ok(Self {
             limited,
             key,
             key_among_rules,
@@ -146,9 +135,7 @@ impl Throttle {
             skips,
             yields,
             overrides,
-        };
-        throttle.override_keys(definition, reading, limits)?;
-        Ok(throttle)
+        })
     }
 
     /// What its key is called among the parts of several rules.
@@ -176,8 +163,8 @@ impl Throttle {
     pub(super) fn skipped(&self, request: &Attributes<'_>) -> Option<&str> {
         let missing = self.missing(request)?;
         let listed = || {
-            let found = self.overrides.get(&*self.key_of(&self.key, request));
-            matches!(found, Some(Override::Block | Override::Allow))
+            let found = self.overrides.of(&self.key_of(&self.key, request));
+            matches!(found, Some((_, Override::Block | Override::Allow)))
         };
         let counted = request.first_missing(&self.key).is_none();
         (!(counted && !self.overrides.is_empty() && listed())).then_some(missing)
@@ -193,7 +180,7 @@ impl Throttle {
             return Ok((Throttled::Missing(attribute), None));
         }
         let key = self.key_of(&self.key, request);
-        let found = self.overrides.get_key_value(&*key);
+        let found = self.overrides.of(&key);
         // Overrides are written as text.
         let overridden = found.and_then(|(key, _)| std::str::from_utf8(key).ok());
         let limited = match found.map(|(_, instead)| instead) {
@@ -249,159 +236,7 @@ impl Throttle {
         })
     }
 
-    /// `user:42`, or `user:42|path:/x` for several attributes. Requests that differ in them never share a key.
     fn key_of(&self, attributes: &[Name], request: &Attributes<'_>) -> Arc<[u8]> {
-        if attributes.is_empty() {
-            return GLOBAL.as_bytes().into();
-        }
-        let mut key = SmallVec::<[u8; 64]>::new();
-        for (at, attribute) in attributes.iter().enumerate() {
-            if at > 0 {
-                key.push(BETWEEN);
-            }
-            key.extend_from_slice(attribute.as_bytes());
-            key.push(b':');
-            let value = request.counted(attribute, self.ipv6_prefix).unwrap_or_default();
-            if attributes.len() == 1 {
-                key.extend_from_slice(&value);
-            } else {
-                for &byte in &*value {
-                    if byte == BETWEEN || byte == b'\\' {
-                        key.push(b'\\');
-                    }
-                    key.push(byte);
-                }
-            }
-        }
-        key.as_slice().into()
-    }
-}
-
-/// What limits count by these attributes, among the parts of several rules: they count as the same in all, but for
-/// addresses, of which rules may count more or fewer bits.
-fn among_rules(attributes: &Arc<str>, ipv6_prefix: u8) -> Arc<str> {
-    match attributes.split(',').any(|attribute| attribute == IP) {
-        true => format!("{attributes}/{ipv6_prefix}").into(),
-        false => Arc::clone(attributes),
-    }
-}
-
-/// A rule with these limits and the definition's other fields; also returns the parts of a request that they count.
-fn rule(
-    definition: &Definition,
-    limits: &[LimitDefinition],
-    parts: &mut Parts,
-    known: &mut Limits,
-) -> Result<Rule, Refusal> {
-    let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key, cost, missing })| {
-        let at = || Field::named("limits").item(index);
-        if limit.contains(',') {
-            let why = format!("limits: expected one limit in each string of the list, got {limit:?}");
-            return Err((at(), why));
-        }
-        // A limit that names the rule's own key counts by that.
-        let own = if key.0 == definition.key.0 { &[][..] } else { &key.0 };
-        let part = names("key", own).map_err(|(_, why)| (at(), why))?.map(|own| {
-            let part = key.0.join(",");
-            if !parts.iter().any(|(other, _)| *other == part) {
-                parts.push((part.clone(), own));
-            }
-            part
-        });
-        let (name, limit, cost) = (name.clone(), limit.clone(), cost.clone().map(OwnCost::from));
-        Ok(LimitFields { name, limit, key: part, cost, missing: *missing })
-    });
-    let read = |text: &str| match known.get(text) {
-        Some(limit) => Ok(Arc::clone(limit)),
-        None => {
-            let limit = Arc::new(text.parse::<Limit>()?);
-            known.insert(text.to_owned(), Arc::clone(&limit));
-            Ok(limit)
-        }
-    };
-    let rule = definition.fields().build(limits, read)?;
-    // A trial has no effect: a block would outlast it, and deny once the rule is switched on.
-    Ok(if definition.shadow.unwrap_or_default() { rule.without_block() } else { rule })
-}
-
-impl From<fields::Refusal> for Refusal {
-    fn from(fields::Refusal { field, item, why }: fields::Refusal) -> Self {
-        let at = item.map_or(Field::named(field), |index| Field::named(field).item(index));
-        match why {
-            Why::NoLimits => {
-                let why = "limits: expected at least one limit, such as \"token-bucket 100/1m\", got none";
-                (Field::named("name"), why.into())
-            }
-            Why::Policy(expected) => (at, format!("{field}: expected {expected}")),
-            Why::NoTime(text) => (at, format!("{field}: expected at least 1us, got {text:?}")),
-            Why::Error(error) => (at, error),
-        }
-    }
-}
-
-/// The least cost of a request that says its own.
-fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Refusal> {
-    let fault = |why: String| (Field::named("min_cost"), why);
-    let by_attribute = |limit: &LimitDefinition| matches!(limit.cost, Some(Cost::Attribute(_)));
-    match (definition.min_cost, &definition.cost) {
-        (None, _) => Ok(1),
-        (Some(_), Cost::Units(_)) if !definition.limits.iter().any(by_attribute) => {
-            Err(fault("min_cost: expected none of a rule whose cost is a number, got one".into()))
-        }
-        (Some(least), of_rule) => {
-            let takes_it = |at: usize| {
-                // An override has the costs of the limits in its places or, without any of their own, the rule's.
-                let own = definition.limits.get(at).and_then(|limit| limit.cost.as_ref());
-                matches!(own.unwrap_or(of_rule), Cost::Attribute(_))
-            };
-            let limits = rule.limits().enumerate().filter(|(at, _)| takes_it(*at));
-            match limits.filter_map(|(_, limit)| never_admitted(limit, least)).next() {
-                Some(why) => Err(fault(format!("min_cost: {why}"))),
-                None => Ok(least),
-            }
-        }
-    }
-}
-
-/// The attribute that holds a cost, if it isn't a number of units.
-fn cost_attribute(cost: &Cost) -> Result<Option<Name>, String> {
-    let Cost::Attribute(name) = cost else { return Ok(None) };
-    let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
-    if is_number || [IP, PATH, METHOD, GLOBAL].contains(&name.as_str()) {
-        return Err(format!("cost: expected a number without quotes, or the name of an attribute, got {name:?}"));
-    }
-    if !is_plain(name) {
-        let why = "cost: expected units, or the name of an attribute: letters, digits, -, _ or .";
-        return Err(format!("{why}, got {name:?}"));
-    }
-    Ok(Some(names::name(name)))
-}
-
-/// Whether rules may count by an attribute of this name.
-fn is_plain(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    !name.is_empty() && name.bytes().all(plain)
-}
-
-/// A key's attributes: an empty list for `global`, and none if the field is empty.
-fn names(field: &'static str, names: &[String]) -> Result<Option<Names>, Refusal> {
-    match names {
-        [] => Ok(None),
-        [global] if global == GLOBAL => Ok(Some(Names::new())),
-        names => {
-            for (at, name) in names.iter().enumerate() {
-                if name == GLOBAL || !is_plain(name) {
-                    let why = format!("{field}: expected names of attributes, or \"global\" alone, got {name:?}");
-                    return Err((Field::named(field), why));
-                }
-                if names[..at].contains(name) {
-                    return Err((
-                        Field::named(field),
-                        format!("{field}: expected each attribute once, got {name} again"),
-                    ));
-                }
-            }
-            Ok(Some(names.iter().map(|name| names::name(name)).collect()))
-        }
+        key_of(attributes, request, self.ipv6_prefix)
     }
 }

@@ -6,8 +6,9 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
-use super::applies::{Applies, Charge, ChargedBy, Effect};
+use super::applies::{Applies, Effect};
 use super::attributes::Attributes;
+use super::charge::{Charge, ChargedBy};
 use super::compiled::{Compiled, CompiledAction};
 use super::statuses::CountedBy;
 use super::throttle::Throttle;

@@ -11,6 +11,7 @@ mod refusals;
 mod responses;
 mod rewritten_targets;
 mod routes;
+mod sentences_under_load;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
