@@ -4,10 +4,13 @@ use tollgate::Script;
 
 /// Operations and options, by their numbers in `lua/decide.lua`.
 pub const ACQUIRE: u8 = 128;
+pub const RESERVE: u8 = 129;
 pub const AT_MOST: u8 = 130;
 pub const PEEK: u8 = 131;
 pub const REFUND: u8 = 133;
 pub const PENALTY: u8 = 134;
+pub const SETTLE: u8 = 136;
+pub const RELEASE: u8 = 139;
 pub const WITH_ID: u8 = 32;
 pub const LONG: u8 = 128;
 
@@ -20,8 +23,21 @@ pub fn acquire(script: &Script, numbers: &[i64], cost: u64) -> Vec<Vec<u8>> {
 /// An acquire of one permit.
 #[must_use]
 pub fn acquire_permit(script: &Script, numbers: &[i64], holder: String) -> Vec<Vec<u8>> {
-    let once_at_one_unit = [1, 0, 0, 1, 0, 0, 0, 0, 0, 0].to_vec();
-    vec![shape(script, &[numbers], [ACQUIRE, 0], 1, &[]), b"-1".to_vec(), once_at_one_unit, holder.into_bytes()]
+    of_permit(script, numbers, ACQUIRE, holder)
+}
+
+/// The same of another operation.
+#[must_use]
+pub fn of_permit(script: &Script, numbers: &[i64], operation: u8, holder: String) -> Vec<Vec<u8>> {
+    let shape = shape(script, &[numbers], [operation, 0], 1, &[]);
+    [listed(shape, 1, 1), vec![holder.into_bytes()]].concat()
+}
+
+/// Calls of this shape, each of which takes a unit of so many limits: listed, since they share a key, or have holders.
+#[must_use]
+pub fn listed(shape: Vec<u8>, calls: usize, limits: usize) -> Vec<Vec<u8>> {
+    let (once, one_unit) = (vec![1, 0, 0], [1, 0, 0, 0, 0, 0, 0].repeat(limits));
+    vec![shape, b"-1".to_vec(), [once, one_unit].concat().repeat(calls)]
 }
 
 /// The shape of calls: the numbers of each limit, the operation and its options, and the values of those that have one.

@@ -25,7 +25,7 @@ const HOUR_US: i64 = 3_600_000_000;
 const AIMED_AT: [&str; 3] = ["token_bucket", "fixed_window", "sliding_window_counter"];
 
 /// Calls other than a plain acquire, by `token_bucket`.
-const OTHERS: [Other; 8] = [
+const OTHERS: [Other; 12] = [
     Other::alone("peek", 3.5, arguments::PEEK),
     Other::alone("at-most", 4.3, arguments::AT_MOST),
     Other::alone("refund", 3.6, arguments::REFUND),
@@ -34,6 +34,10 @@ const OTHERS: [Other; 8] = [
     Other { name: "two limits in a batch of 25", most: 2.5, wanted: 2.2, batch: 25, ..TWO_LIMITS },
     WITH_ID,
     Other { name: "an acquire with an id, in a batch of 25", most: 3.3, wanted: 2.8, batch: 25, ..WITH_ID },
+    Other { name: "two limits in a batch of 25, one of them shared", most: 3.3, wanted: 2.8, batch: 25, ..SHARED },
+    Other::alone("reserve, with room", 4.0, arguments::RESERVE),
+    SETTLE,
+    Other { name: "settle, in a batch of 25", most: 5.0, wanted: 4.0, batch: 25, ..SETTLE },
 ];
 
 /// The numbers of limits that allow each call.
@@ -45,6 +49,10 @@ const TWO_LIMITS: Other =
     Other { name: "two limits", most: 6.0, wanted: 5.0, limits: &[&MILLION_AN_HOUR, &TWICE_AS_LONG], ..ACQUIRE };
 const WITH_ID: Other = Other { name: "an acquire with an id", most: 6.0, wanted: 5.5, has_id: true, ..ACQUIRE };
 
+const SHARED: Other = Other { is_shared: true, ..TWO_LIMITS };
+const SETTLE: Other =
+    Other { name: "settle", most: 8.0, wanted: 7.0, operation: arguments::SETTLE, has_id: true, ..ACQUIRE };
+
 /// A call other than an acquire: the limits that it is decided by, how many share a script call, and what each may cost
 /// and should.
 struct Other {
@@ -54,12 +62,15 @@ struct Other {
     operation: u8,
     limits: &'static [&'static [i64]],
     has_id: bool,
+    /// Whether the last limit counts all calls by one key.
+    is_shared: bool,
     batch: u64,
 }
 
 impl Other {
     const fn alone(name: &'static str, wanted: f64, operation: u8) -> Self {
-        Self { name, most: 1.1 * wanted, wanted, operation, limits: &[&MILLION_AN_HOUR], has_id: false, batch: 1 }
+        let limits = &[&MILLION_AN_HOUR as &[i64]];
+        Self { name, most: 1.1 * wanted, wanted, operation, limits, has_id: false, is_shared: false, batch: 1 }
     }
 
     /// Whether its records are long.
@@ -67,11 +78,17 @@ impl Other {
         self.has_id || self.operation == arguments::AT_MOST
     }
 
-    fn shape(&self, script: &Script) -> Vec<u8> {
+    /// ARGV of this operation at this cost.
+    fn arguments(&self, script: &Script, operation: u8, cost: u64) -> Vec<Vec<u8>> {
+        let shape = self.shape(script, operation, cost);
+        if self.is_shared { arguments::listed(shape, self.batch as usize, self.limits.len()) } else { vec![shape] }
+    }
+
+    fn shape(&self, script: &Script, operation: u8, cost: u64) -> Vec<u8> {
         let options = [(self.has_id, arguments::WITH_ID), (self.is_long(), arguments::LONG)];
         let options = options.iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option).sum();
         let ten_minutes_ms: &[u64] = if self.has_id { &[600_000] } else { &[] };
-        arguments::shape(script, self.limits, [self.operation, options], 1, ten_minutes_ms)
+        arguments::shape(script, self.limits, [operation, options], cost, ten_minutes_ms)
     }
 }
 
@@ -183,25 +200,49 @@ impl Bench {
             println!("{}", row([(*name).to_owned(), short(measured)]));
             targets.at_most(format!("`token_bucket`, {name}, x no-op"), *most, measured).wanted(*wanted);
         }
+        let given_back = median((0..rounds).map(|_| {
+            let floor = self.redis.replay(&self.no_op, self.time).us;
+            self.given_back() / floor
+        }));
+        println!("{}", row(["a permit, given back".to_owned(), short(given_back)]));
+        targets.at_most("a permit, given back, x no-op", 4.4, given_back).wanted(4.0);
         println!();
+    }
+
+    /// Microseconds of giving a permit back.
+    fn given_back(&mut self) -> f64 {
+        let script = Algorithm::Concurrency.script();
+        let digest = self.redis.load(script.text());
+        self.redis.text(&["FLUSHALL"]);
+        let calls = |operation| {
+            let holder = |number| format!("holder:{number}");
+            let of = |number| arguments::of_permit(script, &[1_000, HOUR_US], operation, holder(number));
+            Calls::of(&digest, (0..SPELLED as u64).map(|number| ([number % KEYS], of(number))))
+        };
+        self.redis.play(&calls(arguments::ACQUIRE));
+        let played = self.redis.play(&calls(arguments::RELEASE));
+        assert!(played.all(true), "release: expected all permits to be given back, got {played:?}");
+        played.us
     }
 
     /// Microseconds of such a call.
     fn other(&mut self, other: &Other) -> f64 {
         let script = Algorithm::TokenBucket.script();
         let digest = self.redis.load(script.text());
-        let (limits, argv) = (other.limits.len(), vec![other.shape(script)]);
+        let limits = other.limits.len();
         let record = if other.is_long() { LONG_RECORD } else { RECORD };
         self.redis.text(&["FLUSHALL"]);
         // The states of the limits, and then, if there is one more key, a fresh id for each call.
-        let calls = |ids: u64| {
+        let calls = |ids: u64, argv: Vec<Vec<u8>>| {
             let mut random = Random::seeded(1);
             let calls = (0..SPELLED as u64 / other.batch).map(|number| {
                 let first = random.next().unwrap_or_default();
                 let keys = (0..other.batch).flat_map(|at| {
                     // Neighbours, so that no two calls of a batch are by one key.
                     let key = (first % KEYS + at) % KEYS;
-                    let states = (0..limits as u64).map(move |limit| KEYS * limit + key);
+                    let is_shared = move |limit| other.is_shared && limit + 1 == limits as u64;
+                    let states =
+                        (0..limits as u64).map(move |limit| KEYS * limit + if is_shared(limit) { 0 } else { key });
                     states.chain(other.has_id.then_some(ids + number * other.batch + at))
                 });
                 (keys.collect::<Vec<_>>(), argv.clone())
@@ -212,9 +253,13 @@ impl Bench {
             // Something to give back.
             self.redis.play(&each_key_once(&digest, KEYS, |_| arguments::acquire(script, &MILLION_AN_HOUR, 50)));
         } else {
-            self.redis.play(&calls(10 * KEYS));
+            self.redis.play(&calls(10 * KEYS, other.arguments(script, arguments::ACQUIRE, 1)));
         }
-        let played = self.redis.play(&calls(100 * KEYS));
+        if other.operation == arguments::SETTLE {
+            // What is settled, for less.
+            self.redis.play(&calls(100 * KEYS, other.arguments(script, arguments::ACQUIRE, 3)));
+        }
+        let played = self.redis.play(&calls(100 * KEYS, other.arguments(script, other.operation, 1)));
         assert!(played.all(true), "{}: expected all calls to be allowed, got {played:?}", other.name);
         played.us
     }

@@ -2,7 +2,7 @@
 //! how it fails. One test runs in real time: that of expiry.
 
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
 use proptest::prelude::*;
@@ -318,12 +318,31 @@ async fn a_state_that_lies_a_little_ahead_of_the_servers_time_is_decided_as_of_i
     let server = Server::start();
     let limiter = patient(&server.url());
     for text in ["gcra 5/5h", "token-bucket 5/5h max-debt 3", "fixed-window 5/5h start first-hit", "sliding-log 5/5h"] {
-        let rule = tollgate_testing::rules::rule(text).named(&text[..4]).expect("a name");
-        let ahead = std::time::SystemTime::now() + std::time::Duration::from_secs(90 * 60);
+        let rule = rule(text).named(&text[..4]).expect("a name");
+        let ahead = SystemTime::now() + Duration::from_secs(90 * 60);
         assert!(limiter.acquire(&rule, Request::new("key").cost(2).at(ahead)).await.expect("a decision").allowed);
         let denied = limiter.acquire(&rule, Request::new("key").cost(4)).await.expect("a decision");
         assert_eq!((denied.allowed, denied.remaining), (false, 3), "{text}");
         let allowed = limiter.acquire(&rule, Request::new("key").cost(3)).await.expect("a decision");
         assert_eq!((allowed.allowed, allowed.remaining), (true, 0), "{text}");
+    }
+}
+
+/// Numbers of which a product is above 2^53 are decided in coarser ticks, also by the short ways.
+#[tokio::test]
+async fn in_coarse_ticks_a_day_of_units_comes_back_in_a_day() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    for (text, units) in [("token-bucket 999983/1d burst 1000000000", 1_000_000), ("sliding-window 999983/1d", 400_000)]
+    {
+        let rule = rule(text).named(&text[..5]).expect("a name");
+        let request = || Request::new("key").cost(units);
+        let first = limiter.acquire(&rule, request()).await.expect("a decision");
+        let second = limiter.acquire(&rule, request()).await.expect("a decision");
+        // In what such a test takes at most, no more than some thousand come back.
+        let taken = first.remaining - second.remaining;
+        assert!((units - 5000..=units).contains(&taken), "{text}: {taken}");
+        let reset = second.reset_after;
+        assert!(reset > Duration::from_secs(23 * 3600), "{text}: {reset:?}");
     }
 }
