@@ -227,7 +227,7 @@ async fn listen(
 }
 
 /// Takes the changes that aren't known yet. A table that somebody has locked is left for the next time, but not at the
-/// start, which waits for it.
+/// start, which waits for it. One that can't be read keeps no other from being taken: its error is returned at the end.
 async fn take(
     shared: &Weak<Shared>,
     postgres: &Postgres,
@@ -236,6 +236,7 @@ async fn take(
     begun: &mut Begun,
 ) -> Result<(), PostgresError> {
     let patience = if begun.is_some() { transactions::READ } else { PATIENCE };
+    let mut failed = Ok(());
     for table in TABLES {
         let before = &known.versions[table as usize];
         let known_version: [&(dyn ToSql + Sync); 2] = [&before.all, &before.mark];
@@ -274,9 +275,11 @@ async fn take(
                     telemetry::changes_unread(&error);
                 }
             }
-            Err(error) => return Err(error),
+            Err(error) if begun.is_some() || error.is_unreachable() => return Err(error),
+            Err(error) => failed = failed.and(Err(error)),
         }
     }
+    failed?;
     let Some(shared) = shared.upgrade() else { return Ok(()) };
     // Users, the last, have been put in force without an await since, so that nobody sees them beside the version before.
     let [_, _, users] = &known.versions;

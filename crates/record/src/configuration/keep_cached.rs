@@ -30,8 +30,11 @@ pub(crate) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
             version => Some(HeadedRules { head: head(version), rules: RuleSet::clone(&shared.rules.load()) }),
         };
         users.update(shared.users.parts()).await;
-        let written = shared.cache.write(of, rules.as_ref(), &users).await;
-        let written = written.and(shared.cache.write_keys(&keys, Over::Older).await);
+        // Keys first: whoever starts by the version that is written then takes older entries of them for current.
+        let written = match shared.cache.write_keys(&keys, Over::Older).await {
+            Ok(()) => shared.cache.write(of, rules.as_ref(), &users).await,
+            failed => failed,
+        };
         if written.is_err() {
             to_cache.put_back(keys);
         }

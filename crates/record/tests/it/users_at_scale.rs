@@ -7,6 +7,7 @@ use tollgate_record::{Configuration, KeyTerms, Postgres as Database};
 use tollgate_testing::polling::wait_until;
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::record::{database, limiter, prepared};
+use tollgate_testing::rules::rule_set_of_one;
 
 /// Adds users with a tier: as many as are read in two pages, so that the second is full and yet the last.
 const MANY: &str =
@@ -183,6 +184,20 @@ async fn what_was_deleted_while_a_process_was_away_for_days_is_noticed() {
     server.run("ALTER ROLE service LOGIN").await;
     until_blocked(&service, "u2").await;
     assert!(service.account_of_user("deleted").is_none());
+}
+
+#[tokio::test]
+async fn a_table_that_cannot_be_read_keeps_no_other_from_being_followed() {
+    let (server, tool) = prepared().await;
+    let service = with_role(&server).await.follow(&limiter()).await.expect("a configuration");
+    server.run("REVOKE SELECT ON tollgate.rate_limit_rules FROM service").await;
+    tool.push_rules(&rule_set_of_one("gcra 7/1s"), "").await.expect("pushed");
+    tool.block_user("42", None, None, "").await.expect("blocked");
+    until_blocked(&service, "42").await;
+    wait_until("what can't be read is reported", async || !service.status().is_connected).await;
+    assert!(service.rules().is_empty());
+    server.run("GRANT SELECT ON tollgate.rate_limit_rules TO service").await;
+    wait_until("the rules are in force", async || service.rules().len() == 1).await;
 }
 
 /// Following needs nothing of the service's runtime, so it takes nothing from its decisions.
