@@ -7,7 +7,7 @@ use crate::denial_cache::{Changing, DenialCache, Sighting};
 use crate::error::Error;
 use crate::operation::Operation;
 use crate::request::Request;
-use crate::rule::Rule;
+use crate::rule::{Rule, ScopedLimit, Target};
 
 /// What this process remembers about a call.
 pub(super) enum Recalled {
@@ -48,6 +48,17 @@ impl Limiter {
         }
     }
 
+    /// Marks the keys of these of the rule's limits as being changed for as long as the result lives.
+    pub(super) fn changing_those<'r>(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        targets: impl Iterator<Item = Target<'r>>,
+    ) -> Result<Option<Changing<'_>>, Error> {
+        let Some(cache) = &self.denials else { return Ok(None) };
+        Ok(Some(cache.changing(self.keys_of(rule, request, targets)?)))
+    }
+
     /// What an acquire looks up among the denials; none if only the engine can answer it.
     fn sight(&self, cache: &DenialCache, rule: &Rule, request: &Request<'_>) -> Result<Option<Sighting>, Error> {
         let holds = rule.limits().any(|limit| limit.algorithm().holds());
@@ -69,9 +80,18 @@ impl Limiter {
 
     /// The keys of all limits' states, each ended by a newline, which no key contains.
     pub(super) fn state_keys(&self, rule: &Rule, request: &Request<'_>) -> Result<Vec<u8>, Error> {
+        self.keys_of(rule, request, rule.scoped_limits().iter().map(ScopedLimit::whole))
+    }
+
+    fn keys_of<'r>(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        targets: impl Iterator<Item = Target<'r>>,
+    ) -> Result<Vec<u8>, Error> {
         let mut keys = Vec::new();
-        for scoped in rule.scoped_limits() {
-            keys.extend_from_slice(&self.state_key(rule, scoped.whole(), request.plain())?);
+        for target in targets {
+            keys.extend_from_slice(&self.state_key(rule, target, request.plain())?);
             keys.push(b'\n');
         }
         Ok(keys)

@@ -84,7 +84,8 @@ impl Limiter {
     /// nothing. The permits are held until the [`Permit`] is dropped, and for the limit's ttl unless it is renewed.
     ///
     /// A dropped future, and a call whose answer doesn't come in time, give back the permits that they may have taken;
-    /// what they took from other limits stays taken. With an [id](Request::id) of the caller's own, everyone holding by
+    /// what they took from other limits stays taken, unless the keys are [on several
+    /// nodes](crate::guide::load#keys-on-several-nodes). With an [id](Request::id) of the caller's own, everyone holding by
     /// that id shares its permits, and the first to release, drop or fail gives them back for all. A hold by the id of a
     /// permit that was just dropped comes after its release, which may cost a round trip more; if the runtime that has
     /// begun the release is blocked, the hold ends by its deadline with an error. A release by such an id is sent once:
@@ -129,11 +130,14 @@ impl Limiter {
         }
         let own = unique_id("held");
         let request = if request.has_id() { request } else { request.own_id(&own) };
+        // What a call takes in several slots it gives back itself, permits and units, unless it is allowed.
+        let in_parts = self.parts(rule, &self.targets_of_acquire(rule, None), &request)?.is_some();
         // Made first: whatever happens to the call, its permits are given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
         let runtime = runtime::current()?;
+        let held = !in_parts;
         let mut permit =
-            Permit { limiter, rule, request: owned, own_id, held: true, given_back: false, renewing: None, runtime };
+            Permit { limiter, rule, request: owned, own_id, held, given_back: false, renewing: None, runtime };
         let decided = if own_id {
             self.acquire(&permit.rule, request).uncounted().await
         } else {
@@ -144,11 +148,13 @@ impl Limiter {
                     .map(|decision| decision.jittered(request.wait_jitter())),
             }
         };
-        let decision = decided.inspect_err(|error| permit.held = error.charged() != Charged::No)?;
+        let decision = decided.inspect_err(|error| permit.held = !in_parts && error.charged() != Charged::No)?;
         // Redis may have charged for the call, even if a policy answered.
         permit.held = match &decision.error {
             None => decision.allowed,
-            Some(error) => error.charged() != Charged::No || (decision.allowed && decision.by == By::Local),
+            Some(error) => {
+                !in_parts && error.charged() != Charged::No || (decision.allowed && decision.by == By::Local)
+            }
         };
         permit.request.follow(&decision);
         Ok(Held { permit: decision.allowed.then_some(permit), decision })

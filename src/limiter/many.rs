@@ -1,6 +1,6 @@
 //! Many decisions at hand.
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
@@ -99,11 +99,14 @@ impl Limiter {
             asked.begin().await;
             steps.push(asked);
         }
-        join_all(steps.iter_mut().map(AcquiringAll::ended)).await;
+        let in_parts = ways.iter().enumerate().filter(|(_, way)| matches!(way, Plan::InParts)).map(|(at, _)| at);
+        let in_parts: Vec<usize> = in_parts.collect();
+        let ended = join_all(steps.iter_mut().map(AcquiringAll::ended));
+        let (_, in_parts) = join(ended, self.acquire_in_parts(rule, &requests, in_parts, began)).await;
         let mut steps = steps.into_iter();
         let mut together = steps.next();
         let mut decisions: Vec<Result<Decision, Error>> = Vec::with_capacity(requests.len());
-        let (mut again, mut in_parts) = (Vec::new(), Vec::new());
+        let mut again = Vec::new();
         for (request, way) in requests.iter().zip(ways) {
             let decided = match way {
                 Plan::Asked(shard, sighting) => {
@@ -129,7 +132,6 @@ impl Limiter {
                     Ok(*denial)
                 }
                 Plan::InParts => {
-                    in_parts.push(decisions.len());
                     decisions.push(Err(garbled()));
                     continue;
                 }
@@ -160,18 +162,29 @@ impl Limiter {
                 decisions[at] = decided;
             }
         }
-        if !in_parts.is_empty() {
-            let in_parts = in_parts.into_iter().map(async |at| {
-                let request = requests[at].deadline(self.until(&requests[at], began).left());
-                (at, self.decide_in_full(rule, request, Operation::Acquire).await)
-            });
-            let mut in_parts = Box::pin(stream::iter(in_parts).buffer_unordered(STEP));
-            while let Some((at, decided)) = in_parts.next().await {
-                counted(rule, decided.as_ref());
-                decisions[at] = decided;
-            }
+        for (at, decided) in in_parts {
+            counted(rule, decided.as_ref());
+            decisions[at] = decided;
         }
         decisions
+    }
+
+    /// Decides those of these requests whose keys are in several slots of a cluster, each by itself.
+    async fn acquire_in_parts(
+        &self,
+        rule: &Rule,
+        requests: &[Request<'_>],
+        those: Vec<usize>,
+        began: Instant,
+    ) -> Vec<(usize, Result<Decision, Error>)> {
+        if those.is_empty() {
+            return Vec::new();
+        }
+        let decided = those.into_iter().map(async |at| {
+            let request = requests[at].deadline(self.until(&requests[at], began).left());
+            (at, self.decide_in_full(rule, request, Operation::Acquire).await)
+        });
+        Box::pin(stream::iter(decided).buffer_unordered(STEP).collect()).await
     }
 
     /// By when a request is answered whose call began then.

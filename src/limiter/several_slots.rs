@@ -27,8 +27,18 @@ use crate::runtime::{self, LONGEST_WAIT};
 /// How long a caller waits at most for what its call gives back. It goes on without the caller then.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long after its deadline the nodes know of a call without an id what it took: longer than giving it back is tried.
+/// How long after its deadline the nodes know of a call at least what it took: longer than giving it back is tried.
 const REMEMBERED: Duration = Duration::from_secs(30);
+
+/// How long the nodes know what a call with this deadline took. Calls that are remembered for one time share a script
+/// call, so deadlines that are nearly alike count as one.
+fn remembered_for(deadline: Duration) -> Duration {
+    REMEMBERED + Duration::from_millis(millis(deadline.min(LONGEST_WAIT)).next_power_of_two())
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// The limits of a call whose keys share a slot.
 pub(super) struct Part<'r> {
@@ -108,14 +118,20 @@ impl Limiter {
         request: &Request<'_>,
         operation: Operation,
     ) -> Result<Decision, Error> {
+        for part in parts {
+            // Without an id that permits need, no part does anything.
+            holder(&part.targets, request, operation)?;
+        }
+        let until = Deadline::after(request.deadline_or(self.deadline));
         match operation {
             Operation::Acquire | Operation::Reserve | Operation::AtMost => {
-                self.take_parts(rule, parts, request, operation).await
+                self.take_parts(rule, parts, request, operation, until).await
             }
+            Operation::Peek => self.peek_at_parts(rule, parts, request).await,
             _ => {
                 let mut answers = self.ask_parts(rule, parts, request, operation).await;
                 if operation == Operation::Cancel {
-                    self.look_at_unknown(rule, parts, request, &mut answers).await;
+                    self.look_at_unknown(rule, parts, request, &mut answers, until).await;
                 }
                 self.whole(parts.iter().zip(of_all(answers)?))
             }
@@ -129,6 +145,7 @@ impl Limiter {
         parts: &[Part<'_>],
         request: &Request<'_>,
         operation: Operation,
+        until: Deadline,
     ) -> Result<Decision, Error> {
         if request.has_id() && !request.has_own_id() {
             let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
@@ -137,21 +154,16 @@ impl Limiter {
                 format!("expected a tag on a cluster for a call with an id of the caller's, since {why}, got none");
             return Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
         }
-        for part in parts {
-            // Permits without an id can't be given back.
-            holder(&part.targets, request, operation)?;
-        }
         // What could never be admitted takes nothing on the way.
         if operation != Operation::AtMost && !self.may_fit(rule, request, operation) {
-            let answers = self.ask_parts(rule, parts, request, Operation::Peek).await;
-            return self.whole(parts.iter().zip(of_all(answers)?));
+            return self.peek_at_parts(rule, parts, request).await;
         }
         let own = unique_id("part");
-        let longest = request.deadline_or(self.deadline).min(LONGEST_WAIT);
-        let asked = if request.has_id() { *request } else { request.own_id(&own).id_ttl(REMEMBERED + longest) };
+        let remembered = remembered_for(request.deadline_or(self.deadline));
+        let asked = if request.has_id() { *request } else { request.own_id(&own).id_ttl(remembered) };
+        let asked = if asked.id_ttl_ms()? < millis(remembered) { asked.id_ttl(remembered) } else { asked };
         // No limit has more, which a call with an id can't say.
         let asked = if asked.units(rule).most() > EXACT { asked.cost_of_all(EXACT) } else { asked };
-        let until = Deadline::after(request.deadline_or(self.deadline));
         let runtime = runtime::with_timers()?;
         let mut taking = Taking { limiter: self, rule, request: asked, runtime, is_over: false };
         let answers = self.ask_parts(rule, parts, &asked, operation).await;
@@ -187,16 +199,31 @@ impl Limiter {
     }
 
     /// Of a call that some parts know by its id and have cancelled, asks those that don't know it what their limits have.
-    async fn look_at_unknown(&self, rule: &Rule, parts: &[Part<'_>], request: &Request<'_>, answers: &mut Answers) {
+    async fn look_at_unknown(
+        &self,
+        rule: &Rule,
+        parts: &[Part<'_>],
+        request: &Request<'_>,
+        answers: &mut Answers,
+        until: Deadline,
+    ) {
         if !answers.iter().any(Result::is_ok) {
             return;
         }
-        for (part, answer) in parts.iter().zip(answers) {
+        let peek = request.cost_of_all(0).deadline(until.left());
+        let looked = parts.iter().zip(answers).map(async |(part, answer)| {
             if answer.as_ref().is_err_and(Error::is_unknown_id) {
-                let now = self.decide_in_one_slot(rule, &part.targets, &request.cost_of_all(0), Operation::Peek).await;
+                let now = self.decide_in_one_slot(rule, &part.targets, &peek, Operation::Peek).await;
                 *answer = now.map_err(Error::half_way);
             }
-        }
+        });
+        join_all(looked).await;
+    }
+
+    /// What each limit has, of which nothing is taken.
+    async fn peek_at_parts(&self, rule: &Rule, parts: &[Part<'_>], request: &Request<'_>) -> Result<Decision, Error> {
+        let answers = self.ask_parts(rule, parts, request, Operation::Peek).await;
+        self.whole(parts.iter().zip(of_all(answers).map_err(Error::given_back)?))
     }
 
     /// Takes of each limit what the scarcest had, where others had more.
@@ -251,8 +278,10 @@ impl Taking<'_> {
     /// Gives back these parts, and waits for the answers for a while.
     async fn give_back(&mut self, parts: &[Part<'_>], took: &[Took], until: Deadline) -> Vec<Option<Decision>> {
         let operation = self.gives_back_by();
-        // What this process gives back ends the denials that it remembers.
-        let changing = self.limiter.changing(self.rule, &self.request, operation).ok().flatten();
+        // What this process gives back ends the denials that it remembers of these keys.
+        let given_back = parts.iter().zip(took).filter(|(_, took)| **took != Took::Nothing);
+        let changed = given_back.flat_map(|(part, _)| part.targets.iter().copied());
+        let changing = self.limiter.changing_those(self.rule, &self.request, changed).ok().flatten();
         let each = parts.iter().zip(took).map(async |(part, took)| match took {
             Took::Nothing => None,
             _ => Some(self.limiter.decide_in_one_slot(self.rule, &part.targets, &self.request, operation).await),

@@ -1,6 +1,8 @@
 //! Calls whose limits' keys are in several slots of a cluster, on several nodes: all are charged or none is, whatever
 //! becomes of the nodes and of those who call.
 
+mod careless_callers;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
