@@ -15,7 +15,7 @@ use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::{Account, Attributes, RuleSet};
 use tollgate::{Embedded, Limiter, OnError, Redis, Rule};
 use tollgate_testing::alone::alone;
-use tollgate_testing::polling::wait_until;
+use tollgate_testing::polling::{PATIENCE, wait_until};
 use tollgate_testing::redis_server::{Server, patient};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -121,8 +121,7 @@ fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key()
         }
         limiter.acquire(&two, SECRET).await.expect("a decision");
         limiter.acquire_many(&one, [SECRET, "user:bob"]).await;
-        let away =
-            Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(Duration::from_millis(100));
+        let away = Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(PATIENCE);
         away.acquire(&one, SECRET).await.expect_err("nobody listens");
         let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
         away.acquire(&open, SECRET).await.expect("a decision");
@@ -216,8 +215,7 @@ fn verdicts_and_shadow_rules_are_counted() {
             limiter.acquire_by(&rules, &Attributes::new().user(user)).await.expect("a verdict");
         }
         limiter.acquire_by(&rules, &Attributes::new()).await.expect("a verdict");
-        let away =
-            Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(Duration::from_millis(100));
+        let away = Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(PATIENCE);
         away.acquire_by(&rules, &Attributes::new().user("bob")).await.expect_err("nobody listens");
     });
     let count = |series: &str| seen.get(series).copied().unwrap_or_default();
@@ -243,7 +241,10 @@ fn an_operation_of_several_calls_is_counted_as_one_decision() {
             let rule = rule(text, "waits");
             limiter.acquire_wait(&rule, text, second).await.expect("a decision");
             limiter.acquire_wait(&rule, text, second).await.expect("a decision");
-            limiter.acquire_wait(&rule, text, hundredth).await.expect("a decision");
+        }
+        let (hourly, owed) = (rule("gcra 1/1h", "waits"), rule("gcra 1/1h burst 0 max-debt 5", "waits"));
+        for (rule, most) in [(&hourly, second), (&hourly, hundredth), (&owed, hundredth)] {
+            limiter.acquire_wait(rule, "key", most).await.expect("a decision");
         }
         let permits = rule("concurrency 1 ttl 1m", "permits");
         let held = limiter.hold_wait(&permits, "key", second).await.expect("an answer");
@@ -264,7 +265,7 @@ fn an_operation_of_several_calls_is_counted_as_one_decision() {
         };
         seen.keys().filter(of).map(|series| seen[series]).sum()
     };
-    assert_eq!((count("waits", "allowed"), count("waits", "denied")), (4.0, 2.0), "{seen:?}");
+    assert_eq!((count("waits", "allowed"), count("waits", "denied")), (5.0, 2.0), "{seen:?}");
     assert_eq!((count("permits", "allowed"), count("permits", "denied")), (1.0, 1.0), "{seen:?}");
     assert_eq!(count("leased", "allowed"), 100.0, "{seen:?}");
     assert_eq!((count("many", "allowed"), count("many", "error")), (1.0, 1.0), "{seen:?}");

@@ -230,7 +230,7 @@ async fn of_a_rule_with_permits_the_other_limits_are_settled() {
 #[tokio::test]
 async fn permits_dropped_during_a_short_redis_outage_are_given_back() {
     let mut server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address"));
+    let limiter = redis_limiter(&server);
     let rule = "concurrency 500 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
     let mut permits = Vec::new();
     for _ in 0..200 {
@@ -283,7 +283,8 @@ async fn by_an_id_of_the_callers_a_permit_is_given_back_once() {
         Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(150));
     let rule = "concurrency 1 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
     let request = tollgate::Request::new("key").id("job-7");
-    let first = limiter.hold(&rule, request).await.expect("an answer");
+    // On a busy machine a call may miss its short deadline.
+    let first = wait_for_value(async || limiter.hold(&rule, request).await.ok()?.permit).await;
     server.signal("-STOP");
     drop(first);
     limiter.finish().await;

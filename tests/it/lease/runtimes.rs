@@ -55,13 +55,14 @@ fn a_runtime_that_blocks_while_it_refills_holds_up_no_other() {
 #[test]
 fn a_stuck_refill_loses_its_turn_and_what_it_took_comes_back() {
     let server = Server::start();
-    let (limiter, rule, lease) = hot(&server, Duration::from_millis(200));
+    let (limiter, rule, lease) = hot(&server, Duration::from_millis(400));
     let (blocked, other) = (runtime(), runtime());
     blocked.block_on(lease.acquire(1)).expect("a decision");
     let mut begun = Box::pin(lease.acquire(1));
     assert!(blocked.block_on(is_pending(begun.as_mut())));
     other.block_on(async {
-        let by_lease = async { while lease.acquire(1).await.expect("a decision").by != By::Lease {} };
+        let is_by_lease = async || lease.acquire(1).await.is_ok_and(|decision| decision.by == By::Lease);
+        let by_lease = async { while !is_by_lease().await {} };
         tokio::time::timeout(PATIENCE, by_lease).await.expect("another refills");
     });
     drop(begun);
@@ -123,7 +124,7 @@ async fn held_behind_a_proxy(server: &Server) -> (Proxy, Limiter, Lease) {
     let limiter = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
     let rule = rule("fixed-window 100000/3650d");
     let lease = limiter.lease(&rule, "hot", processes(2)).expect("a lease");
-    limiter.acquire(&rule, Request::new("hot").cost(90_000)).await.expect("a decision");
+    limiter.acquire(&rule, Request::new("hot").cost(90_000).deadline(PATIENCE)).await.expect("a decision");
     hold(&lease).await;
     (proxy, limiter, lease)
 }

@@ -10,6 +10,7 @@ use tollgate::{
 };
 use tollgate_testing::engines::{Engine, Micros, time};
 use tollgate_testing::oracle::Retry;
+use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::{Server, free_port, patient};
 use tollgate_testing::rules::{FOUR, assert_of_every_algorithm, by_own_id, limit, rule};
 
@@ -350,13 +351,14 @@ async fn a_server_out_of_memory_refuses_to_block_and_keeps_the_state() {
 #[tokio::test]
 async fn while_redis_is_unreachable_the_process_blocks_locally() {
     let nobody = Redis::open(&format!("redis://127.0.0.1:{}", free_port())).expect("a good address");
-    let limiter = Limiter::new(nobody);
+    let limiter = Limiter::new(nobody).deadline(PATIENCE);
     let processes = std::num::NonZeroU32::new(2).expect("two");
-    let rule = blocking("gcra 10/1s", 60).on_error(OnError::Local { processes }).expect("five for each");
+    let rule = blocking("gcra 10/1d", 600).on_error(OnError::Local { processes }).expect("five for each");
     assert!(limiter.acquire(&rule, Request::new("key").cost(5)).await.expect("a decision").allowed);
     let denied = limiter.acquire(&rule, "key").await.expect("a decision");
     assert_eq!((denied.allowed, denied.blocked, denied.by), (false, true, By::Local));
-    assert!(denied.retry_after > after(59));
+    // Longer than it would take without the block: a tenth of a day, of five units.
+    assert!(denied.retry_after > after(590));
     let again = limiter.acquire(&rule, "key").await.expect("a decision");
     assert!(again.blocked && again.retry_after <= denied.retry_after);
 }

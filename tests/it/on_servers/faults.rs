@@ -3,6 +3,7 @@
 
 mod abandoned_calls;
 mod broken_connections;
+mod busy_server;
 mod cluster_redirects;
 mod failover_losses;
 #[cfg(unix)]
@@ -62,6 +63,11 @@ async fn opened(server: &mut Server, redis: &Redis, limiter: &Limiter, rule: &Ru
 
 async fn acquire(limiter: &Limiter, rule: &Rule, key: &str) -> Result<Decision, Error> {
     in_time(limiter.acquire(rule, key)).await
+}
+
+/// What a server decides that is well, however busy the machine is.
+async fn decided(limiter: &Limiter, rule: &Rule, key: &str) -> Decision {
+    in_time(limiter.acquire(rule, Request::new(key).deadline(PATIENCE))).await.expect("a decision")
 }
 
 /// Checks each policy's answer at this address, where calls fail with one of these classes of errors.

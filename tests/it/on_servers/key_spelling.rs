@@ -103,7 +103,8 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     let server = Server::start();
     let secret = KeySecret::new("0123456789abcdef0123456789abcdef").expect("a secret");
     let redis = Redis::open(&server.url()).expect("a good address");
-    let limiter = Limiter::new(redis.clone()).key_secret(&secret).denial_cache(DenialCache::of_keys(100));
+    let limiter = Limiter::new(redis.clone()).deadline(tollgate_testing::polling::PATIENCE);
+    let limiter = limiter.key_secret(&secret).denial_cache(DenialCache::of_keys(100));
     let texts = [
         "token-bucket 5/1d",
         "fixed-window 5/1d start spread",

@@ -38,7 +38,8 @@ async fn a_decision_is_one_round_trip() {
         assert_eq!(commands["evalsha_ro"], (10, 0), "{rule}");
         // Besides what the scripts call and this test's own commands, nothing: no PING, no UNWATCH, no EVAL, no SELECT.
         let scripts = "get getrange strlen exists set setrange time pttl del pexpire pexpireat";
-        let expected: Vec<_> = scripts.split(' ').chain(["info"]).collect();
+        // HELLO is the connection's own question, where an answer takes long.
+        let expected: Vec<_> = scripts.split(' ').chain(["info", "hello"]).collect();
         let others: Vec<_> = commands.keys().filter(|name| !expected.contains(&name.as_str())).collect();
         assert!(others.iter().all(|name| name.starts_with("evalsha") || name.starts_with("config|")), "{others:?}");
     }
@@ -285,8 +286,7 @@ async fn in_real_time_a_bucket_refills_and_a_key_expires() {
         while exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
             let longest = rule.limits().next().expect("a limit").longest_reset();
-            let slack = Duration::from_millis(500);
-            assert!(used.elapsed() < 2 * longest + Duration::from_secs(1) + slack, "{text}: still there");
+            assert!(used.elapsed() < PATIENCE + longest, "{text}: still there");
         }
     }
 }

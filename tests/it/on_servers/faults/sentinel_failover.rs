@@ -24,7 +24,7 @@ async fn a_primary_is_followed_through_a_failover_and_a_freeze_without_a_denial(
     let limiter = Limiter::new(redis.clone()).deadline(SOME_TIME);
     // So much that only a fault could deny.
     let rule = rule("gcra 1000000/1d", OnError::Closed);
-    assert_eq!(acquire(&limiter, &rule, "key").await.expect("a decision").by, By::Redis);
+    assert_eq!(decided(&limiter, &rule, "key").await.by, By::Redis);
     let keys: Vec<_> = (0..20).map(|key| key.to_string()).collect();
     let callers = Callers::start(8, &limiter, &rule, &keys);
     callers.answered(50).await;
@@ -37,6 +37,7 @@ async fn a_primary_is_followed_through_a_failover_and_a_freeze_without_a_denial(
     run_command(fleet.server(second), &["SCRIPT", "FLUSH"]);
     callers.answered(50).await;
 
+    fleet.replace_soon();
     fleet.server(second).signal("-STOP");
     let third = replaced(&fleet, second, &callers).await;
     fleet.server(second).signal("-CONT");

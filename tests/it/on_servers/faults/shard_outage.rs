@@ -6,8 +6,8 @@ use tollgate_testing::redis_server::run_command;
 
 use super::*;
 
-/// Shorter than a lost shard is lost here, and longer than a busy machine keeps one waiting.
-const SOME_TIME: Duration = Duration::from_secs(1);
+/// Longer than a busy machine keeps one waiting.
+const SOME_TIME: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_or_dead_shard_does_not_affect_callers_of_the_others() {
@@ -69,7 +69,7 @@ async fn a_shard_whose_replica_is_promoted_answers_again_with_the_replicated_sta
     let [watched, loaded] = [rule("gcra 100000/1d"), rule(&format!("gcra {CAPACITY}/1d"))];
     let key = &servers.keys_of(0, 1)[0];
     for left in [9, 8, 7] {
-        assert_eq!(acquire(&limiter, &kept, key).await.expect("a decision").remaining, left);
+        assert_eq!(decided(&limiter, &kept, key).await.remaining, left);
     }
     let mut connection = servers.node(0).connection();
     cmd("SET").arg(format!("{{{key}}}last")).arg("written").exec(&mut connection).expect("written");

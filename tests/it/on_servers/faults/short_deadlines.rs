@@ -173,7 +173,7 @@ async fn an_empty_or_dropped_call_leaves_the_breakers_probe_to_others() {
         } else {
             assert!(in_time(limiter.acquire_many(&rule, Vec::<&str>::new())).await.is_empty());
         }
-        assert!(acquire(&limiter, &rule, "key").await.expect("a decision").allowed, "given up: {given_up}");
+        assert!(decided(&limiter, &rule, "key").await.allowed, "given up: {given_up}");
         assert_eq!(redis.breaker(), Breaker::Closed);
     }
 }
@@ -182,9 +182,9 @@ async fn an_empty_or_dropped_call_leaves_the_breakers_probe_to_others() {
 #[tokio::test]
 async fn a_call_whose_deadline_has_passed_is_not_sent() {
     let server = Server::start();
-    let limiter = Limiter::new(redis(&server.tcp_url()));
+    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
     let rule = rule("gcra 1000/1d", OnError::Closed);
-    acquire(&limiter, &rule, "other").await.expect("a decision");
+    decided(&limiter, &rule, "other").await;
     for _ in 0..20 {
         let none = limiter.acquire(&rule, Request::new("key").deadline(Duration::ZERO)).await;
         assert_eq!(none.expect_err("no time").charged(), Charged::No);

@@ -1,4 +1,4 @@
-//! A server that answers late, or not at all.
+//! A server that is frozen or away.
 
 use super::*;
 
@@ -8,7 +8,7 @@ async fn calls_to_a_frozen_server_get_the_policys_answer_until_it_answers_again(
     let redis = redis(&server.tcp_url());
     let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
     let closed = rule("gcra 1000/1d", OnError::Closed);
-    acquire(&limiter, &closed, "key").await.expect("a decision");
+    decided(&limiter, &closed, "key").await;
     server.signal("-STOP");
     by_policy(&server.tcp_url(), &["deadline", "unreachable"]).await;
     let (mut unknown, mut unsent) = (0, 0);
@@ -49,95 +49,6 @@ async fn late_replies_are_never_paired_with_other_calls() {
             assert_eq!((decision.limit, decision.remaining), (at as u64 + 1, at as u64));
         }
     }
-}
-
-#[tokio::test]
-async fn a_slow_server_opens_the_breaker_which_closes_again() {
-    let server = Server::start();
-    let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
-    let open = rule("gcra 1000/1d", OnError::Open);
-    assert_eq!(acquire(&limiter, &open, "key").await.expect("a decision").by, By::Redis);
-    run(&server, &["CLIENT", "PAUSE", "3000", "ALL"]);
-    let answers = futures_util::future::join_all((0..50).map(|_| acquire(&limiter, &open, "key"))).await;
-    assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == By::Policy)));
-    until(|| matches!(redis.breaker(), Breaker::Open(_))).await;
-    // Answered without being sent.
-    let at_once = acquire(&limiter.clone().deadline(PATIENCE), &open, "key").await.expect("open");
-    let error = at_once.error.expect("why");
-    assert!(error.is_unreachable() && error.charged() == Charged::No && at_once.by == By::Policy, "{error}");
-    answered_again(&limiter, &open, "key").await;
-    assert_eq!(redis.breaker(), Breaker::Closed);
-}
-
-#[tokio::test]
-async fn while_writes_are_paused_acquires_wait_and_peeks_are_answered() {
-    let server = Server::start();
-    let limiter = limiter(&server.tcp_url());
-    let rule = rule("gcra 5/1d", OnError::Closed);
-    acquire(&limiter, &rule, "key").await.expect("a decision");
-    // Longer than any deadline here, until it is lifted.
-    run(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
-    let patient = Request::new("key").deadline(PATIENCE);
-    let waiting = {
-        let (limiter, rule) = (limiter.clone(), rule.clone());
-        tokio::spawn(async move { limiter.acquire(&rule, patient).await })
-    };
-    assert_eq!(
-        in_time(limiter.peek(&rule, Request::new("key").deadline(PATIENCE))).await.expect("a peek").remaining,
-        4
-    );
-    assert!(acquire(&limiter, &rule, "another").await.expect_err("paused").is_deadline());
-    assert!(!waiting.is_finished());
-    run(&server, &["CLIENT", "UNPAUSE"]);
-    assert_eq!(in_time(waiting).await.expect("a task").expect("a decision").remaining, 3);
-}
-
-#[tokio::test]
-async fn a_call_to_a_busy_server_is_retried_and_answered_once_its_script_is_killed() {
-    let server = Server::with(&["--busy-reply-threshold", "50"]);
-    let limiter = limiter(&server.tcp_url());
-    let closed = rule("gcra 5/1d", OnError::Closed);
-    acquire(&limiter, &closed, "key").await.expect("a decision");
-    let mut endless = server.connection();
-    let endless = std::thread::spawn(move || cmd("EVAL").arg("while true do end").arg(0).exec(&mut endless));
-    until(|| cmd("PING").exec(&mut server.connection()).is_err()).await;
-    by_policy(&server.tcp_url(), &["not-now", "deadline"]).await;
-    let patient = Request::new("key").deadline(PATIENCE);
-    let error = in_time(limiter.acquire(&closed, patient)).await.expect_err("busy");
-    assert!(error.is_not_now() && error.charged() == Charged::No && error.to_string().contains("BUSY"), "{error}");
-    run(&server, &["SCRIPT", "KILL"]);
-    endless.join().expect("a thread").expect_err("killed");
-    assert_eq!(answered_again(&limiter, &closed, "key").await.remaining, 3);
-}
-
-#[tokio::test]
-async fn a_loading_server_gets_few_retries_and_answers_when_it_has_loaded() {
-    let mut server = Server::with(&["--enable-debug-command", "yes"]);
-    run(&server, &["DEBUG", "POPULATE", "2000"]);
-    run(&server, &["SAVE"]);
-    server.stop();
-    // A millisecond for each key; clients are served after each KiB.
-    server.start_again(&["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]);
-    until(|| info_says(&server, "\nloading:1")).await;
-    let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
-    let open = rule("gcra 5/1d", OnError::Open);
-    let mut answers = 0;
-    let first = in_time(limiter.acquire(&open, "key")).await.expect("open");
-    assert!(first.error.as_ref().is_some_and(|error| error.is_not_now()), "{first:?}");
-    in_time(async {
-        while limiter.acquire(&open, "key").await.expect("open").by != By::Redis {
-            answers += 1;
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    let rejected: String = cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("statistics");
-    let rejected = rejected.lines().filter_map(|line| line.strip_prefix("cmdstat_eval")?.split_once("rejected_calls="));
-    let rejected: u64 = rejected.map(|(_, rest)| rest.split(',').next().unwrap().parse::<u64>().unwrap()).sum();
-    // Each of the breaker's probes is four attempts.
-    assert!(rejected < 200 && rejected < answers, "{rejected} calls were refused for {answers} answers");
 }
 
 #[tokio::test]
@@ -216,7 +127,7 @@ async fn a_cost_that_the_rule_can_never_admit_is_denied_locally_as_never() {
 #[tokio::test]
 async fn acquire_many_is_one_call_to_the_breaker() {
     let redis = redis(&nobody());
-    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
     let open = rule("gcra 5/1d", OnError::Open);
     let keys: Vec<_> = (0..20).map(|key| key.to_string()).collect();
     for call in 1..=5 {
@@ -265,7 +176,7 @@ async fn gives_back(
 #[tokio::test]
 async fn giving_back_while_redis_is_unreachable_is_no_error_where_the_rule_is_open_or_local() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url());
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     server.stop();
     for on_error in [OnError::Closed, OnError::Open, LOCAL] {
         let rule = rule("gcra 10/1d", on_error);
@@ -291,10 +202,10 @@ async fn giving_back_while_redis_is_unreachable_is_no_error_where_the_rule_is_op
 #[tokio::test]
 async fn units_admitted_by_a_policy_are_not_given_back_to_redis() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url());
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     let open = rule("gcra 10/1d", OnError::Open);
     for _ in 0..5 {
-        assert_eq!(acquire(&limiter, &open, "key").await.expect("a decision").by, By::Redis);
+        assert_eq!(decided(&limiter, &open, "key").await.by, By::Redis);
     }
     cmd("SAVE").exec(&mut server.connection()).expect("saved");
     server.stop();
@@ -313,7 +224,7 @@ async fn units_admitted_by_a_policy_are_not_given_back_to_redis() {
     }
     assert_eq!(in_time(limiter.peek(&open, "key")).await.expect("a peek").remaining, before);
     // Said of a decision by Redis, it is given back there.
-    let by_redis = acquire(&limiter, &open, "key").await.expect("a decision");
+    let by_redis = decided(&limiter, &open, "key").await;
     in_time(limiter.refund(&open, Request::new("key").after(&by_redis))).await.expect("given back");
     assert_eq!(in_time(limiter.peek(&open, "key")).await.expect("a peek").remaining, before);
 }
@@ -321,7 +232,7 @@ async fn units_admitted_by_a_policy_are_not_given_back_to_redis() {
 #[tokio::test]
 async fn units_taken_locally_are_given_back_locally() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url());
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     server.stop();
     let local = rule("gcra 10/1d", OnError::Local { processes: NonZeroU32::MIN });
     let left = async || in_time(limiter.peek(&local, "key")).await.expect("decided here").remaining;
@@ -345,13 +256,13 @@ async fn units_taken_locally_are_given_back_locally() {
 #[tokio::test]
 async fn units_charged_by_redis_although_a_policy_answered_are_settled_by_their_id() {
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url());
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     let open = rule("gcra 10/1d", OnError::Open);
     // Loads the script.
     in_time(limiter.acquire(&open, Request::new("key").id("first"))).await.expect("a decision");
     server.signal("-STOP");
     let call = Request::new("key").id("call").cost(3);
-    let by_policy = in_time(limiter.acquire(&open, call)).await.expect("open");
+    let by_policy = in_time(limiter.acquire(&open, call.deadline(DEADLINE))).await.expect("open");
     let charged = by_policy.error.as_ref().expect("why").charged();
     assert_eq!((by_policy.by, charged), (By::Policy, Charged::Unknown));
     server.signal("-CONT");
@@ -367,7 +278,7 @@ async fn units_charged_by_redis_although_a_policy_answered_are_settled_by_their_
 #[tokio::test]
 async fn a_limiters_policy_answers_for_rules_without_one() {
     let mut server = Server::start();
-    let open = limiter(&server.tcp_url()).on_error(OnError::Open).expect("a policy");
+    let open = limiter(&server.tcp_url()).deadline(PATIENCE).on_error(OnError::Open).expect("a policy");
     server.stop();
     let unsaid = tollgate_testing::rules::rule("gcra 10/1d");
     assert_eq!(acquire(&open, &unsaid, "key").await.expect("open").by, By::Policy);
@@ -384,7 +295,7 @@ async fn errors_and_policy_answers_have_the_same_text_each_time() {
     let redis = redis(&server.tcp_url());
     let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
     let closed = rule("gcra 10/1d", OnError::Closed);
-    acquire(&limiter, &closed, "key").await.expect("a decision");
+    decided(&limiter, &closed, "key").await;
     server.signal("-STOP");
     let late = acquire(&limiter, &closed, "key").await.expect_err("frozen");
     assert_eq!(
@@ -414,7 +325,7 @@ async fn errors_and_policy_answers_have_the_same_text_each_time() {
 #[tokio::test]
 async fn a_refund_gives_back_at_most_what_was_granted_and_nothing_that_redis_did_not_take() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url());
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     let local = rule("gcra 10/1d", OnError::Local { processes: NonZeroU32::MIN });
     let left = async || {
         answered_again(&limiter, &local, "spare").await.by == By::Redis
@@ -422,7 +333,7 @@ async fn a_refund_gives_back_at_most_what_was_granted_and_nothing_that_redis_did
     };
     in_time(limiter.acquire(&local, Request::new("key").cost(8))).await.expect("a decision");
     let partial = in_time(limiter.at_most(&local, Request::new("key").cost(5))).await.expect("a decision");
-    let denied = acquire(&limiter, &local, "key").await.expect("a decision");
+    let denied = decided(&limiter, &local, "key").await;
     assert_eq!((partial.granted, denied.allowed), (2, false));
     in_time(limiter.refund(&local, Request::new("key").cost(5).after(&denied))).await.expect("nothing");
     assert!(left().await, "a denied call took nothing");
@@ -456,8 +367,8 @@ async fn misuse_of_an_id_is_an_error_under_every_policy() {
 #[tokio::test]
 async fn a_permit_is_renewed_where_the_decision_says_that_it_was_taken() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url());
-    let permits = rule("concurrency 1 ttl 2s", OnError::Local { processes: NonZeroU32::MIN });
+    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let permits = rule("concurrency 1 ttl 1h", OnError::Local { processes: NonZeroU32::MIN });
     let worker = Request::new("key").id("worker-1");
     server.stop();
     assert_eq!(in_time(limiter.acquire(&permits, worker)).await.expect("decided here").by, By::Local);
@@ -486,7 +397,7 @@ async fn a_reset_after_a_local_decision_is_known_to_the_cache_of_denials() {
     server.start_again(&[]);
     server.wait_until_it_answers();
     answered_again(&limiter, &local, "key").await;
-    acquire(&limiter, &local, "key").await.expect("a decision");
+    decided(&limiter, &local, "key").await;
     assert!(!acquire(&limiter, &local, "key").await.expect("denied").allowed);
     assert_eq!(acquire(&limiter, &local, "key").await.expect("denied").by, By::DenialCache);
     server.signal("-STOP");
@@ -495,6 +406,6 @@ async fn a_reset_after_a_local_decision_is_known_to_the_cache_of_denials() {
     assert_eq!(unknown.error.as_ref().expect("why").charged(), Charged::Unknown);
     answered_again(&limiter, &local, "fourth").await;
     in_time(limiter.reset(&local, Request::new("key").after(&unknown))).await.expect("forgotten");
-    let decision = acquire(&limiter, &local, "key").await.expect("a decision");
+    let decision = decided(&limiter, &local, "key").await;
     assert_eq!((decision.by, decision.allowed), (By::Redis, true));
 }
