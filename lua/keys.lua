@@ -216,8 +216,10 @@ if plain and packed and not left then return table.concat(answers) end
 -- refused, which ends the script unless across_slots.lua precedes it.
 local function save(limit, key, x, y, at, used, reset)
   local algorithm, held, notes, tail = limit.algorithm, limit.held, limit.notes, ''
-  -- In server time, a key that is as if never used is forgotten with its counts: a later one has another `born`.
-  local counts = notes and (notes.owed < 0 or limit.used > 0 and now < notes.owed) and not (live and used == 0)
+  -- In server time, a key that is as if never used is forgotten with its counts, if a later one is born after it: `note`
+  -- has made `born` one more than it was, and a new key's is now + 1.
+  local gone = live and used == 0 and notes and notes.born <= now + 1
+  local counts = notes and not gone and (notes.owed < 0 or limit.used > 0 and now < notes.owed)
   if notes and (counts or notes.blocked > now or notes.denials > 0) then
     -- None of the counted units can still be owed: the counts begin anew.
     if not counts then

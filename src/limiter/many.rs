@@ -41,7 +41,7 @@ impl Limiter {
     /// order. Of several requests of one key and cost, the first ones are allowed, as many as there is room for, and all
     /// see the levels after the last of them that was sent with them: `remaining` is what all of these left.
     ///
-    /// On a cluster, requests whose limits have keys in several slots go by themselves, after the others.
+    /// On a cluster, requests whose limits have keys in several slots go by themselves, at the same time.
     ///
     /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///

@@ -27,7 +27,7 @@ use crate::runtime::{self, LONGEST_WAIT};
 /// How long a caller waits at most for what its call gives back. It goes on without the caller then.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long after its deadline the nodes know of a call at least what it took: longer than giving it back is tried.
+/// For how long after its deadline, at least, the nodes know what a call took: longer than giving it back is tried.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// How long the nodes know what a call with this deadline took. Calls that are remembered for one time share a script

@@ -83,8 +83,8 @@ impl<'s> Charge<'s> {
 
     /// Whether a rule says by which statuses of responses requests stay charged (`count` in a file). Such a request
     /// needs an [id](crate::Request::id), by which it is [settled](crate::Limiter::settle) once its response has its
-    /// status: at [what stays](Self::after_response). On a cluster that takes limits whose keys share a slot
-    /// ([`Rule::tagged`]); the middleware has no need of that.
+    /// status: at [what stays](Self::after_response). On a cluster that needs limits whose keys share a slot
+    /// ([`Rule::tagged`]), but not in the middleware.
     #[must_use]
     pub fn counts_by_response(&self) -> bool {
         !self.counted.is_none()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use tollgate::redis::cmd;
-use tollgate::{Algorithm, Charged, Decision, Error, Operation, Request, Script};
+use tollgate::{Algorithm, Charged, Clock, Decision, Embedded, Error, Limiter, Operation, Request, Script};
 use tollgate_testing::engines::{Engine, Subject, answer, on_both_engines, time};
 use tollgate_testing::histories::{Step, beginning, call_of, steps_with};
 use tollgate_testing::limits::two_limits;
@@ -289,4 +289,24 @@ fn a_settlement_leaves_permits_as_they_are() {
     // Nobody holds the permit any more, so the call is decided anew.
     let anew = call("3,1", "acquire", 2);
     assert_eq!((anew[2], anew[7]), (5, 7));
+}
+
+/// Of calls at one time, as of a clock that stands still: what came to nothing and was forgotten is another state than what
+/// begins after it, and so are all before that.
+#[tokio::test]
+async fn a_late_cancel_takes_nothing_of_a_state_that_began_after_its_own_was_forgotten() {
+    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(time(1 << 50))));
+    for text in ["token-bucket 1/1h", "fixed-window 1/1h start first-hit", "sliding-window 1/1h", "sliding-log 1/1h"] {
+        let rule = tollgate_testing::rules::rule(text);
+        for round in 0..3 {
+            let ids = ["a", "b", "c"].map(|id| format!("{id}{round}"));
+            let [first, second, third] = ids.each_ref().map(|id| Request::new("key").id(id));
+            assert!(limiter.acquire(&rule, first).await.expect("a decision").allowed, "{text}");
+            limiter.refund(&rule, "key").await.expect("given back");
+            assert!(limiter.acquire(&rule, second).await.expect("a decision").allowed, "{text}");
+            limiter.cancel(&rule, first).await.expect("cancelled");
+            assert!(!limiter.acquire(&rule, third).await.expect("a decision").allowed, "{text}: taken from another");
+            limiter.cancel(&rule, second).await.expect("cancelled");
+        }
+    }
 }
