@@ -247,7 +247,7 @@ async fn take(
                 if std::mem::replace(&mut known.is_locked, [true; TABLES.len()]) == [false; TABLES.len()] {
                     telemetry::changes_unread(&error);
                 }
-                return Ok(());
+                return failed;
             }
             asked => asked?,
         };

@@ -30,11 +30,12 @@ pub(crate) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
             version => Some(HeadedRules { head: head(version), rules: RuleSet::clone(&shared.rules.load()) }),
         };
         users.update(shared.users.parts()).await;
-        // Keys first: whoever starts by the version that is written then takes older entries of them for current.
-        let written = match shared.cache.write_keys(&keys, Over::Older).await {
-            Ok(()) => shared.cache.write(of, rules.as_ref(), &users).await,
-            failed => failed,
-        };
+        // Keys first: whoever starts by the version that is written then would take older entries of these keys for
+        // current. If that fails, the rest waits until it is tried again, and no longer.
+        let mut written = shared.cache.write_keys(&keys, Over::Older).await;
+        if written.is_ok() || is_whole {
+            written = written.and(shared.cache.write(of, rules.as_ref(), &users).await);
+        }
         if written.is_err() {
             to_cache.put_back(keys);
         }
