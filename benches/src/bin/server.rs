@@ -256,8 +256,8 @@ impl Bench {
             self.redis.play(&calls(10 * KEYS, other.arguments(script, arguments::ACQUIRE, 1)));
         }
         if other.operation == arguments::SETTLE {
-            // What is settled, for less.
-            self.redis.play(&calls(100 * KEYS, other.arguments(script, arguments::ACQUIRE, 3)));
+            // What is settled, for less. A thousand units take 3.6 s to come back by themselves.
+            self.redis.play(&calls(100 * KEYS, other.arguments(script, arguments::ACQUIRE, 1000)));
         }
         let played = self.redis.play(&calls(100 * KEYS, other.arguments(script, other.operation, 1)));
         assert!(played.all(true), "{}: expected all calls to be allowed, got {played:?}", other.name);
