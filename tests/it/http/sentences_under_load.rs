@@ -3,6 +3,7 @@
 //! layer, and is exactly what the limits allow.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -75,22 +76,33 @@ fn layer(limiter: &Limiter, rules: RuleSet) -> RateLimitLayer {
         .header("tokens", header("x-tokens"))
 }
 
+/// A process of wrk, which doesn't outlive its test.
+struct Load(Child);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Sends what the script makes until it is told to end.
-fn load(address: SocketAddr, script: &Path) -> Child {
+fn load(address: SocketAddr, script: &Path) -> Load {
     let url = format!("http://{address}/login");
     let script = script.to_str().expect("text");
     let mut wrk = Command::new("wrk");
     // Its own patience, of two seconds, would count answers that come later as errors.
     wrk.args(["-t1", "-c", CONNECTIONS, "-d5m", "--timeout", "2m", "-s", script, &url]).stdout(Stdio::piped());
-    wrk.spawn().expect("wrk, which tests/run.sh installs")
+    Load(wrk.spawn().expect("wrk, which tests/run.sh installs"))
 }
 
 /// How many requests had another status than 2xx and 3xx, and how many had any answer.
-fn ended(load: Child) -> (u64, u64) {
-    let interrupted = Command::new("kill").args(["-INT", &load.id().to_string()]).status().expect("kill runs");
+fn ended(mut load: Load) -> (u64, u64) {
+    let interrupted = Command::new("kill").args(["-INT", &load.0.id().to_string()]).status().expect("kill runs");
     assert!(interrupted.success());
-    let output = load.wait_with_output().expect("its end");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut text = String::new();
+    load.0.stdout.take().expect("piped").read_to_string(&mut text).expect("what it has counted");
     assert!(!text.contains("Socket errors"), "{text}");
     let count = |what: &str| {
         let line = text.lines().find(|line| line.contains(what)).unwrap_or_default();
@@ -119,7 +131,7 @@ const EVERYBODY: Sentence = Sentence {
         name = "api"
         key = "user"
         limits = [
-            "token-bucket 10/1000d",
+            "fixed-window 10/30d start first-hit",
             { limit = "sliding-log 100/30d", key = "ip" },
             { limit = "fixed-window 1000/30d start first-hit", key = "global" },
         ]

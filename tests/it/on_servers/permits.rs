@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tollgate::redis::cmd;
 use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
-use tollgate_testing::polling::{PATIENCE, wait_until};
+use tollgate_testing::polling::wait_until;
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::rules::{by_own_id, rule};
@@ -403,7 +403,7 @@ async fn permits_held_in_this_process_go_back_while_many_wait_for_redis() {
         // The release is made by another task.
         comes_to(&limiter, &few, 4).await;
     }
-    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
 }
 
 /// By an id that others know, what Redis may have done isn't done again: the next holder may have the permit by then.

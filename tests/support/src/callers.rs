@@ -11,7 +11,7 @@ use tollgate::{By, Charged, Decision, Error, Limiter, Rule};
 use crate::polling::{in_time, wait_until};
 
 /// A call that ends so long after its deadline has waited for something else, however busy the machine is.
-pub const SLACK: Duration = Duration::from_secs(20);
+pub const SLACK: Duration = Duration::from_secs(8);
 
 pub struct Callers {
     over: Arc<AtomicBool>,

@@ -7,7 +7,7 @@ use tollgate_testing::redis_server::run_command;
 use super::*;
 
 /// Longer than a busy machine keeps one waiting.
-const SOME_TIME: Duration = Duration::from_secs(20);
+const SOME_TIME: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_or_dead_shard_does_not_affect_callers_of_the_others() {
