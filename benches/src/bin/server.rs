@@ -34,6 +34,7 @@ const OTHERS: [Other; 12] = [
     Other { name: "two limits in a batch of 25", most: 2.5, wanted: 2.2, batch: 25, ..TWO_LIMITS },
     WITH_ID,
     Other { name: "an acquire with an id, in a batch of 25", most: 3.3, wanted: 2.8, batch: 25, ..WITH_ID },
+    // The bounds of these are first guesses: no run has measured them yet.
     Other { name: "two limits in a batch of 25, one of them shared", most: 3.3, wanted: 2.8, batch: 25, ..SHARED },
     Other::alone("reserve, with room", 4.0, arguments::RESERVE),
     SETTLE,

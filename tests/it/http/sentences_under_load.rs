@@ -87,7 +87,7 @@ impl Drop for Load {
     }
 }
 
-/// Sends what the script makes until it is told to end.
+/// Starts wrk, which sends the script's requests until it is interrupted.
 fn load(address: SocketAddr, script: &Path) -> Load {
     let url = format!("http://{address}/login");
     let script = script.to_str().expect("text");
