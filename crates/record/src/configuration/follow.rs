@@ -31,6 +31,8 @@ use crate::telemetry;
 
 /// How often the version is checked, whatever is announced: this notices a connection that died silently.
 const CHECKED_EVERY: Duration = Duration::from_secs(2);
+/// From one check to the next: whoever can connect can announce changes in a loop.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// For one statement that reads changes: longer than a start waits for locks.
 const READ_WITHIN: Duration = Duration::from_secs(12);
@@ -218,6 +220,7 @@ async fn listen(
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
         loop {
             take(shared, postgres, (&mut client, pid), known, begun).await?;
+            sleep(SHORTEST_PAUSE).await;
             let _ = timeout(CHECKED_EVERY, changed.notified()).await;
         }
     };
