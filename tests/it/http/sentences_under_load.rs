@@ -280,6 +280,8 @@ async fn hold_on_a_cluster(sentence: &Sentence) {
             cluster.begin_moving(slot, from, to);
             cluster.move_keys(slot, from, to);
             cluster.finish_moving(slot, from, to);
+            // A replica that still claims the slot isn't elected, and asks again only after half a minute.
+            cluster.wait_until_known(to);
         }
         // Without loss: the primary waits until its replica has everything.
         cluster.hand_over(0);
