@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::call::Costs;
 use crate::decision::Decision;
+use crate::runtime::LONGEST_WAIT;
 
 /// Remembers the keys that Redis denied, and denies them in this process until their wait is over: the same cost on the
 /// same key, and higher costs, whose true wait may be longer than reported.
@@ -102,8 +103,7 @@ impl DenialCache {
     /// Default: a second.
     #[must_use]
     pub fn longest(mut self, time: Duration) -> Self {
-        // An instant this far ahead is still representable.
-        self.longest = time.min(Duration::from_secs(365 * 86_400));
+        self.longest = time.min(LONGEST_WAIT);
         self
     }
 

@@ -167,7 +167,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Redis is unreachable, didn't answer in time, or refused a command.
+    /// Redis is unreachable, didn't answer in time, or refused a command. An atomic pipeline, which has more answers than
+    /// commands.
     pub async fn query<T: FromRedisValue>(
         &self,
         key: &[u8],
@@ -192,14 +193,9 @@ impl Engine {
         }
     }
 
-    /// Whether one node has all keys, so that nothing is gained by splitting one.
-    pub(crate) fn has_one_node(&self) -> bool {
-        match self {
-            Self::Redis(_) => true,
-            Self::Cluster(_) => false,
-            #[cfg(feature = "embedded")]
-            Self::Embedded(_) => true,
-        }
+    /// Whether keys are on several nodes.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
     }
 
     pub(crate) fn by(&self) -> By {

@@ -5,9 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::Error;
-
-/// The longest deadline that is set as a timer: a later instant might not be representable.
-pub(super) const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
+use crate::runtime::LONGEST_WAIT;
 
 /// How long a call may take, and the instant at which that time is over.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +20,7 @@ impl Deadline {
     }
 
     pub(crate) fn counted_from(began: Instant, length: Duration) -> Self {
-        Self { at: began + length.min(LONGEST_DEADLINE), length }
+        Self { at: began + length.min(LONGEST_WAIT), length }
     }
 
     /// The time left.

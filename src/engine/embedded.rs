@@ -144,9 +144,11 @@ impl Embedded {
 
     /// All in one step: a map in memory holds up nobody.
     pub(crate) fn sweep(&self, which: &Which<'_>) -> Swept {
-        let before = self.size();
-        self.keyspace(|keyspace| keyspace.remove_where(|key| (which.exactly)(which, key)));
-        Swept { next: 0, looked_at: before, removed: before - self.size() }
+        self.keyspace(|keyspace| {
+            let before = keyspace.len();
+            keyspace.remove_where(|key| (which.exactly)(which, key));
+            Swept { next: 0, looked_at: before, removed: before - keyspace.len() }
+        })
     }
 
     fn keyspace<T>(&self, look: impl FnOnce(&mut Keyspace) -> T) -> T {
@@ -283,7 +285,8 @@ fn run(lua: &Lua, keyspace: &Lock<Keyspace>, words: &MultiValue) -> mlua::Result
     Ok(Ok(value))
 }
 
-/// A command's error answer, raised in Lua as Redis does.
+/// What an engine says of an error: a command's answer, raised in Lua as Redis does, or where a script failed, one line per
+/// function.
 #[derive(Debug)]
 struct ServerError(String);
 
@@ -294,18 +297,6 @@ impl fmt::Display for ServerError {
 }
 
 impl std::error::Error for ServerError {}
-
-/// Where a script failed, one line per function.
-#[derive(Debug)]
-struct Traceback(String);
-
-impl fmt::Display for Traceback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Traceback {}
 
 /// A word of a command: a string of Lua's own memory, or a number written down.
 enum Word {
@@ -339,7 +330,7 @@ fn from_lua(error: &mlua::Error) -> Error {
             let text = other.to_string();
             let (said, traceback) = text.split_once('\n').unwrap_or((&text, ""));
             let error = Error::new(Kind::Refused, said);
-            if traceback.is_empty() { error } else { error.caused_by(Traceback(traceback.to_owned())) }
+            if traceback.is_empty() { error } else { error.caused_by(ServerError(traceback.to_owned())) }
         }
     }
 }

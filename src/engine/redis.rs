@@ -35,7 +35,7 @@ use deadpool_redis::Pool;
 use redis::Client;
 use tokio::task::JoinSet;
 
-use super::deadline::{Deadline, LONGEST_DEADLINE};
+use super::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
 use crate::runtime;

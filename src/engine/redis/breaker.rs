@@ -1,7 +1,7 @@
 //! Stops asking a Redis that doesn't answer, and probes it now and then.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -80,7 +80,7 @@ impl CircuitBreaker {
         if !self.is_troubled() {
             return Ok(Admission { probes: None });
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let now = Instant::now();
         let Some(open) = &state.open else { return Ok(Admission { probes: None }) };
         if now < open.until {
@@ -99,7 +99,7 @@ impl CircuitBreaker {
         if !self.is_troubled() {
             return Ok(());
         }
-        let (state, now) = (self.state(), Instant::now());
+        let (state, now) = (self.state.lock(), Instant::now());
         match &state.open {
             Some(open) if now < open.until => Err(open.unsent.clone().with_wait(open.until - now)),
             _ => Ok(()),
@@ -114,7 +114,7 @@ impl CircuitBreaker {
     /// There is a new connection: the next call may probe over it at once.
     pub(super) fn connected(&self) {
         if self.is_troubled()
-            && let Some(open) = &mut self.state().open
+            && let Some(open) = &mut self.state.lock().open
         {
             open.until = open.until.min(Instant::now());
         }
@@ -124,7 +124,7 @@ impl CircuitBreaker {
     pub(super) fn answered(&self) {
         if self.is_troubled() {
             let before = {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 self.troubled.store(false, Ordering::Relaxed);
                 let State { probes, ended, .. } = *state;
                 std::mem::replace(&mut *state, State { probes, ended, ..State::default() })
@@ -157,7 +157,7 @@ impl CircuitBreaker {
 
     fn open_if(&self, error: &Error, counts: impl FnOnce(&mut State) -> bool) -> Option<Error> {
         let (unsent, is_new) = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             self.troubled.store(true, Ordering::Relaxed);
             if !counts(&mut state) {
                 return None;
@@ -175,7 +175,7 @@ impl CircuitBreaker {
     /// Its runtime has ended.
     pub(super) fn ended(&self) {
         let was_reported = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let was_reported = state.is_reported();
             state.ended = true;
             was_reported
@@ -186,16 +186,12 @@ impl CircuitBreaker {
     }
 
     pub(super) fn current(&self) -> Breaker {
-        let state = self.state();
+        let state = self.state.lock();
         match &state.open {
             None => Breaker::Closed,
             Some(_) if state.probing.is_some() => Breaker::Probing,
             Some(open) => Breaker::Open(open.until.saturating_duration_since(Instant::now())),
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -235,7 +231,7 @@ impl Drop for CircuitBreaker {
 impl Drop for Admission {
     fn drop(&mut self) {
         if let Some((breaker, number)) = &self.probes {
-            breaker.state().probing.take_if(|(probing, _)| probing == number);
+            breaker.state.lock().probing.take_if(|(probing, _)| probing == number);
         }
     }
 }

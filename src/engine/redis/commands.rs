@@ -8,7 +8,7 @@ use super::Redis;
 use super::connection::Connection;
 use super::errors::from_answer;
 use crate::engine::deadline::Deadline;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::runtime;
 
 impl Redis {
@@ -27,6 +27,11 @@ impl Redis {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
+        if commands.is_transaction() {
+            // Its answers are more than its commands: those beyond would be taken for the answers of other calls.
+            let message = "query: expected a pipeline that isn't atomic, got one that is: put it into a script";
+            return Err(Error::new(Kind::Input, message));
+        }
         let per_runtime = &self.per_runtime()?;
         let _entry = per_runtime.breaker.enter()?;
         let mut sent = false;
@@ -42,7 +47,7 @@ impl Redis {
             };
             let answers = match answers.first() {
                 Some(Err(error)) if answers.iter().all(Result::is_err) => {
-                    Err(per_runtime.interpret(error, connection.number))
+                    Err(per_runtime.interpret(error, None, connection.number))
                 }
                 _ => Ok(answers),
             };

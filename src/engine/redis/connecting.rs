@@ -15,9 +15,9 @@ use super::connection::Connection;
 use super::errors::from_connecting;
 use super::per_runtime::PerRuntime;
 use super::transport::{self, Opened, Wire};
-use super::{Connector, LONGEST_DEADLINE, Redis};
+use super::{Connector, Redis};
 use crate::error::{Error, Kind};
-use crate::runtime;
+use crate::runtime::{self, LONGEST_WAIT};
 
 /// How long one attempt to connect may take, whatever its waiters' deadlines.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
@@ -129,7 +129,7 @@ impl Redis {
                     other => Error::new(Kind::Unreachable, format!("no connection to redis at {address}: {other}")),
                 })?);
                 // redis-rs's default is 500 ms.
-                connection.set_response_timeout(LONGEST_DEADLINE);
+                connection.set_response_timeout(LONGEST_WAIT);
                 (connection, None)
             }
             Connector::Sentinels(sentinels) => {

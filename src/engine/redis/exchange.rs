@@ -138,7 +138,7 @@ impl Redis {
             if let Some(error) = lost
                 && connection.wrote_nothing_since(written)
             {
-                per_runtime.interpret(error, connection.number);
+                per_runtime.interpret(error, None, connection.number);
                 break;
             }
             let (mut missing, mut answered, mut failed) = (Vec::new(), false, None);
@@ -153,7 +153,7 @@ impl Redis {
                         continue;
                     }
                     Err(error) => {
-                        let refused = per_runtime.interpret_call(Called::of(call), &error, connection.number);
+                        let refused = per_runtime.interpret(&error, Some(Called::of(call)), connection.number);
                         Err(of_call(call, refused, &error))
                     }
                     Ok(value) => read(call, value, lacking.clone()),

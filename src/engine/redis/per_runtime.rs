@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::Redis;
 use super::breaker::{Breaker, CircuitBreaker};
 use super::connection::{Connection, lost};
-use super::errors::{Called, from_answer, from_call};
+use super::errors::{Called, from_call};
 use super::pipeline::Answers;
 use super::queue::Queue;
 use crate::error::Error;
@@ -167,7 +167,7 @@ impl PerRuntime {
     fn report_unheard(&self, answers: &[Result<Value, RedisError>], number: u64) {
         let (mut answered, mut failed) = (false, None);
         for answer in answers {
-            match answer.as_ref().map_err(|error| self.interpret(error, number)) {
+            match answer.as_ref().map_err(|error| self.interpret(error, None, number)) {
                 Err(error) if error.is_outage() => failed = Some(error),
                 _ => answered = true,
             }
@@ -203,18 +203,10 @@ impl PerRuntime {
         }
     }
 
-    /// Interprets an error on this connection, and drops the connection if it is no longer of use.
-    pub(super) fn interpret(&self, error: &RedisError, number: u64) -> Error {
-        self.drop_if_useless(error, number, from_answer(error))
-    }
-
-    /// The same for a script's call.
-    pub(super) fn interpret_call(&self, called: Called, error: &RedisError, number: u64) -> Error {
-        self.drop_if_useless(error, number, from_call(error, Some(called)))
-    }
-
-    /// Drops the connection if this error shows that it is no longer of use.
-    fn drop_if_useless(&self, said: &RedisError, number: u64, error: Error) -> Error {
+    /// Interprets an error on this connection, of a script's call if one is given, and drops the connection if it is no
+    /// longer of use.
+    pub(super) fn interpret(&self, said: &RedisError, called: Option<Called>, number: u64) -> Error {
+        let error = from_call(said, called);
         // A server that has become a replica may have a successor at the same address.
         let replica = said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
         let useless = said.is_unrecoverable_error() || said.is_io_error() || replica;

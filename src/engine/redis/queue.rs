@@ -13,7 +13,7 @@ mod watch;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use tokio::runtime::Handle;
@@ -124,7 +124,7 @@ impl Queue {
     pub(super) fn enter(self: &Arc<Self>, ask: &Ask<'_>, until: Deadline, waker: &Waker) -> Entered {
         let (hashes, waker) = (ask.hashes(), waker.clone());
         let lane = if ask.is_plain() { Lane::Plain } else { Lane::Other };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Action::SendOwn(generation) = state.machine.on(Event::Entered) {
             return Entered::Alone(generation);
         }
@@ -144,10 +144,10 @@ impl Queue {
         for (ask, until) in asks {
             let (hashes, waiter) = (ask.hashes(), Waiter { waker: None, until: until.at, group: None });
             // Releases the lock in between, so that others get their turn.
-            let (shared, index) = self.state().add(self, &ask, &hashes, waiter, Lane::Many);
+            let (shared, index) = self.state.lock().add(self, &ask, &hashes, waiter, Lane::Many);
             waiting.push(Waiting::new(shared, index, until, false));
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let dispatch = if state.waits() { state.dispatch(Event::Queued) } else { None };
         (waiting, ToBegin { watch: false, dispatch })
     }
@@ -155,7 +155,7 @@ impl Queue {
     /// What to send next: one batch, or several that count as one; none if nothing waits, or a newer generation sends
     /// it. Also the generation in which to send another batch at the same time, if more waits.
     pub(super) fn next(&self, generation: u64) -> Option<(Vec<InFlight<'_>>, Option<u64>)> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let waits = state.waits();
         if state.machine.on(Event::Connected { generation, waits }) != Action::SendNext {
             return None;
@@ -163,7 +163,7 @@ impl Queue {
         let taken = state.take_next();
         // From now on they are found in `in_flight`.
         let own: Vec<_> = taken.iter().map(|filling| Arc::clone(&filling.shared)).collect();
-        let waiters: Vec<_> = own.iter().map(|shared| shared.waiters()).collect();
+        let waiters: Vec<_> = own.iter().map(|shared| shared.waiters.lock()).collect();
         state.in_flight.extend(own.iter().cloned());
         let waits = state.waits();
         let more = state.dispatch(Event::Taken { waits });
@@ -185,14 +185,14 @@ impl Queue {
     /// Whether a batch of this generation waits to be sent. If none does, the caller is no longer responsible for those
     /// to come.
     pub(super) fn keep_dispatch(&self, generation: u64) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let waits = state.waits();
         state.machine.on(Event::Looked { generation, waits }) == Action::GoOn
     }
 
     /// Makes the caller, whose batch is done, responsible for those that wait. False if a newer generation sends them.
     pub(super) fn resume_dispatch(&self, generation: u64) -> bool {
-        self.state().machine.on(Event::Sent { generation }) == Action::GoOn
+        self.state.lock().machine.on(Event::Sent { generation }) == Action::GoOn
     }
 
     /// Ends one of the dispatches; returns the generation of another to start, if there is work for one. `stranded`: the
@@ -203,7 +203,7 @@ impl Queue {
             self.fail_waiting(Event::Stranded { generation }, &error);
             return None;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let waits = state.waits();
         state.dispatch(Event::Left { generation, waits })
     }
@@ -221,7 +221,7 @@ impl Queue {
 
     fn fail_waiting(&self, event: Event, error: &Error) {
         let failed = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             match state.machine.on(event) {
                 Action::FailWaiting => state.take_waiting(error),
                 _ => return,
@@ -238,10 +238,6 @@ impl Queue {
             _ => {}
         }
         false
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -346,7 +342,7 @@ impl Waiting {
     /// Registers to be woken at an answer or at the deadline. False if either is already there.
     fn register(&self, waker: &Waker) -> bool {
         let (queue, waker) = (&self.shared.queue, waker.clone());
-        let mut state = queue.state();
+        let mut state = queue.state.lock();
         // Dropped once no lock is held: a waker may own its task.
         let before;
         if let Some((lane, at)) = state.filling_of(&self.shared) {
@@ -355,8 +351,8 @@ impl Waiting {
             *earliest = earlier_of(*earliest, Some(self.until.at));
         } else {
             drop(state);
-            before = self.shared.waiters().get_mut(self.index).and_then(|waiter| waiter.waker.replace(waker));
-            state = queue.state();
+            before = self.shared.waiters.lock().get_mut(self.index).and_then(|waiter| waiter.waker.replace(waker));
+            state = queue.state.lock();
         }
         // After registering: a watch that has just ended didn't see this caller.
         let begin = ToBegin { watch: queue.claim_watch(&mut state, self.until.at), dispatch: None };
@@ -380,7 +376,7 @@ impl Waiting {
     /// Takes the caller out of its batch if that isn't sent yet. Returns how far the call has come.
     fn give_up(&mut self) -> Stage {
         self.ended = true;
-        let mut state = self.shared.queue.state();
+        let mut state = self.shared.queue.state.lock();
         if let Some((lane, at)) = state.filling_of(&self.shared) {
             let Filling { batch, waiters, waiting, .. } = &mut state.lanes[lane][at];
             let waiter = &mut waiters[self.index];
@@ -396,7 +392,7 @@ impl Waiting {
             return Stage::Unsent;
         }
         drop(state);
-        let waker = self.shared.waiters().get_mut(self.index).and_then(|waiter| {
+        let waker = self.shared.waiters.lock().get_mut(self.index).and_then(|waiter| {
             waiter.group = None;
             waiter.waker.take()
         });

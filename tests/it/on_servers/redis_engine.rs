@@ -346,3 +346,20 @@ async fn in_coarse_ticks_a_day_of_units_comes_back_in_a_day() {
         assert!(reset > Duration::from_secs(23 * 3600), "{text}: {reset:?}");
     }
 }
+
+/// `MULTI` and `EXEC` are answered too, and by as many answers the next caller's would be off.
+#[tokio::test]
+async fn an_atomic_pipeline_of_a_services_own_is_refused() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    let mut commands = tollgate::redis::pipe();
+    commands.set("key", 1).get("key");
+    let answer = limiter.engine().query::<(String, u64)>(b"key", &commands, PATIENCE).await.expect("answers");
+    assert_eq!(answer, Some(("OK".to_owned(), 1)));
+    let refused = limiter.engine().query::<(String, u64)>(b"key", commands.atomic(), PATIENCE).await;
+    let refused = refused.expect_err("an atomic pipeline");
+    assert!(
+        refused.is_input() && refused.to_string().starts_with("query: expected a pipeline that isn't"),
+        "{refused}"
+    );
+}

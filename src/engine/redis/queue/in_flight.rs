@@ -1,6 +1,6 @@
 //! What a batch's waiters share: whether it was sent, each waiter's position in it, and the answers.
 
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ pub(super) struct BatchState {
     /// Higher than that of every batch before it.
     pub(super) number: u64,
     /// Its waiters, from when it is sent until it is answered.
-    waiters: Lock<Vec<Waiter>>,
+    pub(super) waiters: Lock<Vec<Waiter>>,
     pub(super) sent: OnceLock<Sent>,
     /// Why it isn't answered, and never will be.
     pub(super) failed: OnceLock<Error>,
@@ -116,10 +116,6 @@ impl BatchState {
         let latest = self.sent().filter_map(|sent| sent.call_of(index)).last();
         latest.map_or(Stage::Unsent, |(call, _)| call.stage.lock().clone())
     }
-
-    pub(super) fn waiters(&self) -> MutexGuard<'_, Vec<Waiter>> {
-        self.waiters.lock()
-    }
 }
 
 impl InFlight<'_> {
@@ -147,7 +143,7 @@ impl InFlight<'_> {
         let mut woken = Vec::new();
         if let Some(sent) = self.shared.latest() {
             let answered = |index| sent.call_of(index).is_some_and(|(call, _)| call.answer.get().is_some());
-            let mut waiters = self.shared.waiters();
+            let mut waiters = self.shared.waiters.lock();
             let waiters = waiters.iter_mut().enumerate().filter(|(index, _)| answered(*index));
             woken.extend(waiters.filter_map(|(_, waiter)| waiter.waker.take()));
         }
@@ -157,7 +153,7 @@ impl InFlight<'_> {
     /// Prepares to resend the asks without an answer whose callers still wait. Callers that gave up
     /// before were told whether they may have been charged. False if nobody waits.
     pub(in crate::engine::redis) fn prepare_resend(&mut self) -> bool {
-        let waiters = self.shared.waiters();
+        let waiters = self.shared.waiters.lock();
         let now = Instant::now();
         let Some(latest) = self.shared.latest() else { return false };
         let unanswered = |index| latest.call_of(index).is_some_and(|(call, _)| call.answer.get().is_none());
@@ -175,10 +171,10 @@ impl Drop for InFlight<'_> {
         // For those that aren't answered: the task that sent them was dropped.
         let ended = "the call to redis was given up before its answer";
         let _ = self.shared.failed.set(Error::new(Kind::Disconnected, ended));
-        let mut waiters = std::mem::take(&mut *self.shared.waiters());
+        let mut waiters = std::mem::take(&mut *self.shared.waiters.lock());
         waiters.drain(..).filter_map(|waiter| waiter.waker).for_each(runtime::wake);
         self.batch.clear();
-        let mut state = self.queue.state();
+        let mut state = self.queue.state.lock();
         state.in_flight.retain(|shared| !Arc::ptr_eq(shared, &self.shared));
         if state.spare.len() < IN_FLIGHT {
             state.spare.push((std::mem::take(&mut self.batch), waiters));

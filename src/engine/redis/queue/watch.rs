@@ -33,7 +33,7 @@ impl WatchEnds {
     /// Until nobody waits. `earlier` tells it of an earlier deadline, or that the queue is being dropped.
     pub(super) async fn watch(&mut self, earlier: &Notify) {
         loop {
-            let at = self.queue.upgrade().and_then(|queue| queue.state().machine.next_check());
+            let at = self.queue.upgrade().and_then(|queue| queue.state.lock().machine.next_check());
             let Some(at) = at else { return };
             if let Either::Right(_) = select(pin!(tokio::time::sleep_until(at + GRAIN)), pin!(earlier.notified())).await
             {
@@ -42,7 +42,7 @@ impl WatchEnds {
             let Some(queue) = self.queue.upgrade() else { return };
             let (mut late, mut next) = (Vec::new(), None);
             let over = {
-                let (mut state, now) = (queue.state(), Instant::now());
+                let (mut state, now) = (queue.state.lock(), Instant::now());
                 // Returns the earliest deadline of those that it doesn't wake.
                 let mut look = |waiters: &mut Vec<Waiter>| {
                     late.extend(
@@ -58,7 +58,7 @@ impl WatchEnds {
                     next = earlier_of(next, filling.earliest);
                 }
                 for shared in &state.in_flight {
-                    next = earlier_of(next, look(&mut shared.waiters()));
+                    next = earlier_of(next, look(&mut shared.waiters.lock()));
                 }
                 // The next caller starts another watch.
                 self.over = state.machine.on(Event::Checked(next)) == Action::End;
@@ -75,7 +75,7 @@ impl WatchEnds {
 impl Drop for WatchEnds {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade().filter(|_| !self.over) {
-            queue.state().machine.on(Event::WatchLost);
+            queue.state.lock().machine.on(Event::WatchLost);
         }
     }
 }
