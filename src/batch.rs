@@ -67,6 +67,8 @@ struct BatchCall {
     now_us: Option<u64>,
     /// None if it takes asks of every partition. Then no two of its groups have a key in common.
     partition: Option<u16>,
+    /// Of its terms.
+    hash: u64,
     groups: Vec<Group>,
     /// Whether some of its groups have a key in common.
     repeats: bool,
@@ -134,8 +136,10 @@ impl Ask<'_> {
         if self.is_plain() { 1 } else { each * self.keys.len() }
     }
 
+    /// Of all that the asks of a call have in common.
     fn terms_hash(&self, partition: Option<u16>) -> u64 {
-        terms_hash(self.script, &self.numbers, &self.terms, self.now_us, partition)
+        let numbers: &[u8] = &self.numbers;
+        HASHER.hash_one((std::ptr::from_ref(self.script), numbers, &self.terms, self.now_us, partition))
     }
 }
 
@@ -320,7 +324,7 @@ impl Batch {
         let new = as_u32(self.calls.len());
         match found {
             Some(at) => *at = new,
-            None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].terms_hash()),
+            None => _ = self.by_terms.insert_unique(hash, new, |at| self.calls[*at as usize].hash),
         }
         let Ask { script, ref numbers, ref terms, now_us, .. } = *ask;
         let (numbers, limits, weight) = (Arc::clone(numbers), ask.limit_count(), ask.weight());
@@ -333,6 +337,7 @@ impl Batch {
             weight,
             now_us,
             partition,
+            hash,
             groups,
             repeats: false,
         });
@@ -344,24 +349,10 @@ fn as_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-fn terms_hash(
-    script: &'static Script,
-    numbers: &[u8],
-    terms: &Terms,
-    now_us: Option<u64>,
-    partition: Option<u16>,
-) -> u64 {
-    HASHER.hash_one((std::ptr::from_ref(script), numbers, terms, now_us, partition))
-}
-
 impl BatchCall {
     fn is_for(&self, ask: &Ask<'_>) -> bool {
         let same_numbers = Arc::ptr_eq(&self.numbers, &ask.numbers) || self.numbers == *ask.numbers;
         same_numbers && self.terms == ask.terms && std::ptr::eq(self.script, ask.script) && self.now_us == ask.now_us
-    }
-
-    fn terms_hash(&self) -> u64 {
-        terms_hash(self.script, &self.numbers, &self.terms, self.now_us, self.partition)
     }
 
     fn sent<'a>(&'a self, words: &'a Words) -> ScriptCall<'a> {

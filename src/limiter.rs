@@ -3,6 +3,7 @@
 mod asking;
 mod background;
 mod cached_denials;
+pub(crate) mod call;
 mod counted;
 mod decide;
 mod deciding;
@@ -44,7 +45,8 @@ use crate::rule::{OnError, Rule};
 
 use background::Background;
 #[cfg(feature = "http")]
-pub(crate) use background::persist;
+pub(crate) use background::persist_until;
+use call::Call;
 pub(crate) use counted::counted;
 pub use deciding::Deciding;
 pub use maintenance::{ResetProgress, State};
@@ -283,7 +285,7 @@ impl Limiter {
             let why = "expected a rule without permits beside other limits (settle or cancel the call instead)";
             return Err(Error::new(Kind::Input, format!("refund: {why}, got {rule}")));
         }
-        self.follow_up(rule, &request.into(), Operation::Refund).await
+        self.follow_up(Call { rule, request: &request.into(), operation: Operation::Refund }).await
     }
 
     /// Takes the cost whether or not it is available, as far as the rule's arithmetic stays exact; `granted` is never
@@ -329,7 +331,7 @@ impl Limiter {
     ///
     /// A request without an id; [`Error::is_unknown_id`] if none is held: released or expired; no answer, see [`Error`].
     pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_permits("renew", rule, request.into(), Operation::Renew).await
+        self.change_permits(rule, request.into(), Operation::Renew).await
     }
 
     /// Gives back the permits held by this [id](Request::id), if any are left, and forgets the id.
@@ -338,27 +340,25 @@ impl Limiter {
     ///
     /// A request without an id; no answer, see [`Error`].
     pub async fn release<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_permits("release", rule, request.into(), Operation::Release).await
+        self.change_permits(rule, request.into(), Operation::Release).await
     }
 
-    async fn change_permits(
-        &self,
-        what: &str,
-        rule: &Rule,
-        request: Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    async fn change_permits(&self, rule: &Rule, request: Request<'_>, operation: Operation) -> Result<Decision, Error> {
         if !request.has_id() {
-            return Err(Error::new(Kind::Input, format!("{what}: expected the id that holds the permits, got none")));
+            return Err(Error::new(
+                Kind::Input,
+                format!("{operation}: expected the id that holds the permits, got none"),
+            ));
         }
+        let call = Call { rule, request: &request, operation };
         // Unless the request says where they were taken, look in this process first.
         #[cfg(feature = "embedded")]
         if request.earlier().is_none()
-            && let Some(decision) = Box::pin(self.change_local_permits(rule, &request, operation)).await
+            && let Some(decision) = Box::pin(self.change_local_permits(call)).await
         {
             return Ok(decision);
         }
-        self.follow_up(rule, &request, operation).await
+        self.follow_up(call).await
     }
 
     /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
@@ -369,7 +369,7 @@ impl Limiter {
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
     /// answer, see [`Error`].
     pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_charge("settle", rule, request.into(), Operation::Settle).await
+        self.change_charge(rule, request.into(), Operation::Settle).await
     }
 
     /// Gives back what the call of this [id](Request::id) took, as far as it is still owed, and forgets the id. If
@@ -381,24 +381,19 @@ impl Limiter {
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
     /// answer, see [`Error`].
     pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_charge("cancel", rule, request.into(), Operation::Cancel).await
+        self.change_charge(rule, request.into(), Operation::Cancel).await
     }
 
-    async fn change_charge(
-        &self,
-        what: &str,
-        rule: &Rule,
-        request: Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    async fn change_charge(&self, rule: &Rule, request: Request<'_>, operation: Operation) -> Result<Decision, Error> {
         if !request.has_id() {
-            return Err(Error::new(Kind::Input, format!("{what}: expected the id of the call to {what}, got none")));
+            let message = format!("{operation}: expected the id of the call to {operation}, got none");
+            return Err(Error::new(Kind::Input, message));
         }
         if rule.limits().all(|limit| limit.algorithm().holds()) {
             let why = format!("expected a limit that isn't concurrency, whose permits are released, got {rule}");
-            return Err(Error::new(Kind::Input, format!("{what}: {why}")));
+            return Err(Error::new(Kind::Input, format!("{operation}: {why}")));
         }
-        self.follow_up(rule, &request, operation).await
+        self.follow_up(Call { rule, request: &request, operation }).await
     }
 
     /// Forgets what each limit of the rule counts for this request, and the request's id if it has one. A limit that
@@ -409,7 +404,7 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.follow_up(rule, &request.into(), Operation::Reset).await
+        self.follow_up(Call { rule, request: &request.into(), operation: Operation::Reset }).await
     }
 
     /// The policy while Redis is unreachable.

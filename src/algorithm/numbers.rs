@@ -127,15 +127,10 @@ pub(crate) fn fit_counter(numbers: &Numbers) -> Result<Exact, String> {
     Ok(Exact { rate, period, tick, max_debt: 0, longest_reset: 2 * numbers.period })
 }
 
-/// Logs: sums of costs only.
+/// Logs, of which only costs are added up, and permits, of which only times are.
 pub(crate) fn fit_log(numbers: &Numbers) -> Result<Exact, String> {
     let Numbers { rate, period, .. } = *numbers;
     Ok(Exact { rate, period, tick: 1, max_debt: 0, longest_reset: period })
-}
-
-/// Permits: only times are added up.
-pub(crate) fn fit_permits(numbers: &Numbers) -> Result<Exact, String> {
-    fit_log(numbers)
 }
 
 /// As far as the level and the time to refill it are exact.
@@ -198,10 +193,6 @@ pub(crate) fn counter_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
 }
 
 pub(crate) fn log_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
-    [numbers.rate, numbers.period].map(number).to_vec()
-}
-
-pub(crate) fn permits_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
     [numbers.rate, numbers.period].map(number).to_vec()
 }
 

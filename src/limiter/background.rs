@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, select};
@@ -19,12 +19,14 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use super::Limiter;
+use super::call::Call;
 use super::releases::Releases;
 use super::reservations::Reservations;
 use crate::backoff::Backoff;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::lock::Lock;
+use crate::operation::Operation;
 use crate::request::Request;
 use crate::runtime;
 use crate::telemetry;
@@ -50,7 +52,7 @@ pub(super) struct Background {
     pub(super) reservations: Arc<Reservations>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Running {
     tasks: AtomicUsize,
     none_left: Notify,
@@ -59,7 +61,6 @@ struct Running {
 }
 
 /// What waits to be done on one runtime.
-#[derive(Debug)]
 struct Worker {
     runtime: Handle,
     waiting: Lock<VecDeque<Task>>,
@@ -72,10 +73,13 @@ struct AtWork {
     worker: Arc<Worker>,
 }
 
+/// What can be started again on another runtime.
+type Work = Box<dyn Fn(AtOnce) -> BoxFuture<'static, bool> + Send>;
+
 /// One call, until it has ended or no runtime is left to make it.
 struct Task {
     /// None once it is done.
-    work: Option<Box<dyn Fn(AtOnce) -> BoxFuture<'static, bool> + Send>>,
+    work: Option<Work>,
     counted: Option<Counted>,
     /// Where to restart it if its runtime ends first; then the library's own.
     otherwise: Option<Handle>,
@@ -118,19 +122,6 @@ impl AtOnce {
     }
 }
 
-/// Work that can be restarted. Its result says whether the runtime was able to run it.
-pub(crate) trait Work: Fn(AtOnce) -> Self::Doing + Send + 'static {
-    type Doing: Future<Output = bool> + Send + 'static;
-}
-
-impl<W, D> Work for W
-where
-    W: Fn(AtOnce) -> D + Send + 'static,
-    D: Future<Output = bool> + Send + 'static,
-{
-    type Doing = D;
-}
-
 impl Limiter {
     /// The request with a deadline that suits a call that nobody waits for.
     pub(crate) fn unhurried<'a>(&self, request: impl Into<Request<'a>>) -> Request<'a> {
@@ -139,17 +130,18 @@ impl Limiter {
     }
 
     /// Runs this on the current runtime; if there is none, or it ends too early, on this one; and if that has ended, or
-    /// nobody may be driving it, on the library's own. Dropped if too much is waiting.
-    pub(crate) fn spawn(&self, runtime: &Handle, work: impl Work) {
-        let running = &self.background.running;
-        if running.tasks.fetch_add(1, Ordering::AcqRel) >= MOST {
-            running.tasks.fetch_sub(1, Ordering::AcqRel);
-            telemetry::background_full();
-            return;
+    /// nobody may be driving it, on the library's own. Dropped if too much is waiting. Its result says whether the runtime
+    /// was able to run it.
+    pub(crate) fn spawn<D>(&self, runtime: &Handle, work: impl Fn(AtOnce) -> D + Send + 'static)
+    where
+        D: Future<Output = bool> + Send + 'static,
+    {
+        let (running, counted) = (&self.background.running, self.background.count());
+        if running.tasks.load(Ordering::Acquire) > MOST {
+            return telemetry::background_full();
         }
-        let work: Box<dyn Fn(AtOnce) -> BoxFuture<'static, bool> + Send> =
-            Box::new(move |at_once| Box::pin(work(at_once)));
-        let (work, counted) = (Some(work), Some(Counted { running: Arc::clone(running) }));
+        let work: Work = Box::new(move |at_once| Box::pin(work(at_once)));
+        let (work, counted) = (Some(work), Some(counted));
         let (at, otherwise) = match Handle::try_current() {
             Ok(current) => (current, Some(runtime.clone())),
             // One that has a single thread is perhaps not driven.
@@ -159,6 +151,25 @@ impl Limiter {
             Err(_) => (runtime.clone(), None),
         };
         running.give(&at, Task { work, counted, otherwise, is_last: false });
+    }
+
+    /// Makes this call, whoever waits: again while Redis is away, for some seconds, and no later than this.
+    pub(super) fn call_later(&self, runtime: &Handle, call: Call<'_>, due: Option<Instant>) {
+        let Call { rule, request, operation } = call;
+        let made = Arc::new((self.clone(), rule.clone(), request.into_owned()));
+        self.spawn(runtime, move |at_once| {
+            let made = Arc::clone(&made);
+            async move {
+                let (limiter, rule, request) = &*made;
+                let make = || at_once.call(limiter.call(operation, rule, limiter.unhurried(request)));
+                let outcome = persist_until(due, make).await;
+                if operation == Operation::Cancel && matches!(outcome, Ok(true)) {
+                    limiter.move_up(rule, &Request::from(request)).await;
+                }
+                // Nobody reads this answer.
+                !outcome.is_err_and(|error| error.is_input())
+            }
+        });
     }
 
     /// Waits until this limiter and its clones have finished their background work: giving back dropped permits,
@@ -199,15 +210,11 @@ impl Limiter {
 }
 
 impl Running {
-    fn workers(&self) -> MutexGuard<'_, Vec<Arc<Worker>>> {
-        self.workers.lock()
-    }
-
     fn give(self: &Arc<Self>, runtime: &Handle, task: Task) {
-        let mut workers = self.workers();
+        let mut workers = self.workers.lock();
         if let Some(worker) = workers.iter().find(|worker| worker.runtime.id() == runtime.id()) {
             // Under the lock: it isn't about to leave.
-            worker.waiting().push_back(task);
+            worker.waiting.lock().push_back(task);
             worker.more.notify_one();
             return;
         }
@@ -221,18 +228,12 @@ impl Running {
 
     /// Takes out a worker that has nothing left to do.
     fn leave(&self, worker: &Arc<Worker>) -> bool {
-        let mut workers = self.workers();
-        let leaves = worker.waiting().is_empty();
+        let mut workers = self.workers.lock();
+        let leaves = worker.waiting.lock().is_empty();
         if leaves {
             workers.retain(|other| !Arc::ptr_eq(other, worker));
         }
         leaves
-    }
-}
-
-impl Worker {
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Task>> {
-        self.waiting.lock()
     }
 }
 
@@ -241,7 +242,7 @@ impl AtWork {
         let at_once = AtOnce { calls: Arc::new(Semaphore::new(AT_ONCE)) };
         let mut active = FuturesUnordered::new();
         loop {
-            let waiting = std::mem::take(&mut *self.worker.waiting());
+            let waiting = std::mem::take(&mut *self.worker.waiting.lock());
             active.extend(waiting.into_iter().map(|task| task.run(at_once.clone())));
             if active.is_empty() {
                 if self.running.leave(&self.worker) {
@@ -258,9 +259,9 @@ impl AtWork {
 
 impl Drop for AtWork {
     fn drop(&mut self) {
-        self.running.workers().retain(|other| !Arc::ptr_eq(other, &self.worker));
+        self.running.workers.lock().retain(|other| !Arc::ptr_eq(other, &self.worker));
         // Each moves on as it is dropped.
-        let left = std::mem::take(&mut *self.worker.waiting());
+        let left = std::mem::take(&mut *self.worker.waiting.lock());
         drop(left);
     }
 }
@@ -275,12 +276,6 @@ impl Task {
         if fits {
             drop(self.work.take());
         }
-    }
-}
-
-impl std::fmt::Debug for Task {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Task").finish_non_exhaustive()
     }
 }
 
@@ -304,18 +299,9 @@ impl Drop for Counted {
     }
 }
 
-/// Retries an idempotent call for a while, as long as Redis is unreachable.
-#[cfg(feature = "http")]
-pub(crate) async fn persist<F: Future<Output = Result<Decision, Error>>>(
-    at_once: &AtOnce,
-    attempt: impl Fn() -> F,
-) -> Result<(), Error> {
-    persist_until(None, || at_once.call(attempt())).await.map(|_| ())
-}
-
 /// Retries an idempotent call for a while, as long as Redis is unreachable and while there is something to give back:
 /// false if that time was over before an answer came.
-pub(super) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
+pub(crate) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
     due: Option<Instant>,
     attempt: impl Fn() -> F,
 ) -> Result<bool, Error> {

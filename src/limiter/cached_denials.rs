@@ -1,6 +1,7 @@
 //! Denials remembered in this process, which save asking again.
 
 use super::Limiter;
+use super::call::Call;
 use crate::call::Costs;
 use crate::decision::Decision;
 use crate::denial_cache::{Changing, DenialCache, Sighting};
@@ -18,7 +19,8 @@ pub(super) enum Recalled {
 
 impl Limiter {
     /// The engine's last denial of such a call.
-    pub(super) fn recall(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> Result<Recalled, Error> {
+    pub(super) fn recall(&self, call: Call<'_>) -> Result<Recalled, Error> {
+        let Call { rule, request, operation } = call;
         let (Some(cache), Operation::Acquire) = (&self.denials, operation) else { return Ok(Recalled::Nothing(None)) };
         let Some(sighting) = self.sight(cache, rule, request)? else { return Ok(Recalled::Nothing(None)) };
         Ok(match cache.recall(&sighting, &request.units(rule)) {
@@ -36,15 +38,10 @@ impl Limiter {
 
     /// Marks the call's keys as being changed for as long as the result lives. None for an acquire and a peek, which
     /// give nothing back.
-    pub(super) fn changing(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Option<Changing<'_>>, Error> {
-        match (&self.denials, operation) {
+    pub(super) fn changing(&self, call: Call<'_>) -> Result<Option<Changing<'_>>, Error> {
+        match (&self.denials, call.operation) {
             (None, _) | (_, Operation::Acquire | Operation::Peek) => Ok(None),
-            (Some(cache), _) => Ok(Some(cache.changing(self.state_keys(rule, request)?))),
+            (Some(cache), _) => Ok(Some(cache.changing(self.state_keys(call.rule, call.request)?))),
         }
     }
 
@@ -72,7 +69,7 @@ impl Limiter {
             return Ok(None);
         }
         // A denial of a lower cost has a wait.
-        if !self.may_fit(rule, request, Operation::Acquire) {
+        if !self.may_fit(Call::acquire(rule, request)) {
             return Ok(None);
         }
         Ok(Some(cache.sight(self.state_keys(rule, request)?, rule.fingerprint())))

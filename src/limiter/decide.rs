@@ -6,6 +6,7 @@ use futures_util::future::BoxFuture;
 
 use super::Limiter;
 use super::cached_denials::Recalled;
+use super::call::Call;
 use super::prepare::concerned;
 use crate::algorithm::numbers::EXACT;
 use crate::call::{Ask, Mode, Reply};
@@ -27,10 +28,8 @@ impl Limiter {
         operation: Operation,
     ) -> BoxFuture<'a, Result<Decision, Error>> {
         Box::pin(async move {
-            let recalled = self.changing(rule, &request, operation).and_then(|changing| {
-                let recalled = self.recall(rule, &request, operation)?;
-                Ok((changing, recalled))
-            });
+            let call = Call { rule, request: &request, operation };
+            let recalled = self.changing(call).and_then(|changing| Ok((changing, self.recall(call)?)));
             let (changing, recalled) = match recalled {
                 Ok(recalled) => recalled,
                 Err(misuse) => {
@@ -46,9 +45,9 @@ impl Limiter {
                 }
                 Recalled::Nothing(sighting) => {
                     let decided = match self.sharded(rule) {
-                        Some(scoped) => Box::pin(self.decide_by_shards(rule, scoped, &request, operation)).await,
-                        None => match concerned(rule, operation, &request) {
-                            Ok(targets) => self.decide_by_limits(rule, &targets, &request, operation).await,
+                        Some(scoped) => Box::pin(self.decide_by_shards(call, scoped)).await,
+                        None => match concerned(rule, &request, operation) {
+                            Ok(targets) => self.decide_by_limits(call, &targets).await,
                             Err(error) => Err(error),
                         },
                     };
@@ -61,7 +60,7 @@ impl Limiter {
             }
             let decided = match decided {
                 Ok(decision) => Ok(decision),
-                Err(error) => Box::pin(self.answer_instead(error, rule, &request, operation)).await,
+                Err(error) => Box::pin(self.answer_instead(error, call)).await,
             };
             decided.map(|decision| decision.jittered(request.wait_jitter()))
         })
@@ -69,31 +68,20 @@ impl Limiter {
 
     /// Asks for a decision of these limits together: by one script call or, where their keys are in several slots of a
     /// cluster, by one in each.
-    pub(super) async fn decide_by_limits(
-        &self,
-        rule: &Rule,
-        targets: &[Target<'_>],
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
-        match self.parts(rule, targets, request)? {
-            Some(parts) => Box::pin(self.decide_by_parts(rule, &parts, request, operation)).await,
-            None => self.decide_in_one_slot(rule, targets, request, operation).await,
+    pub(super) async fn decide_by_limits(&self, call: Call<'_>, targets: &[Target<'_>]) -> Result<Decision, Error> {
+        match self.parts(call.rule, targets, call.request)? {
+            Some(parts) => Box::pin(self.decide_by_parts(call, &parts)).await,
+            None => self.decide_in_one_slot(call, targets).await,
         }
     }
 
     /// The same of limits whose keys are in one slot.
-    pub(super) async fn decide_in_one_slot(
-        &self,
-        rule: &Rule,
-        targets: &[Target<'_>],
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    pub(super) async fn decide_in_one_slot(&self, call: Call<'_>, targets: &[Target<'_>]) -> Result<Decision, Error> {
+        let Call { rule, request, operation } = call;
         let until = Deadline::after(request.deadline_or(self.deadline));
         let ask = |server_us| self.ask_for(rule, targets, request, Mode::Call(operation), server_us);
         let reply = self.ask(ask, until).await?;
-        self.decision(rule, targets, request, operation, &reply)
+        self.decision(call, targets, &reply)
     }
 
     /// What an acquire asks: of all limits, or of this shard of the only one.
@@ -117,18 +105,12 @@ impl Limiter {
         reply: &Reply,
     ) -> Result<Decision, Error> {
         let targets = self.targets_of_acquire(rule, shard);
-        self.decision(rule, &targets, &Request::of_plain(*request), Operation::Acquire, reply)
+        self.decision(Call::acquire(rule, &Request::of_plain(*request)), &targets, reply)
     }
 
     /// The decision in a reply about these limits.
-    pub(super) fn decision(
-        &self,
-        rule: &Rule,
-        targets: &[Target<'_>],
-        request: &Request<'_>,
-        operation: Operation,
-        reply: &Reply,
-    ) -> Result<Decision, Error> {
+    pub(super) fn decision(&self, call: Call<'_>, targets: &[Target<'_>], reply: &Reply) -> Result<Decision, Error> {
+        let Call { rule, request, operation } = call;
         let allowed = reply.limits.iter().all(|limit| limit.allowed);
         let costs = request.plain().units_of(rule, targets.iter().map(|target| target.scoped));
         let limits = targets
@@ -165,16 +147,7 @@ impl Limiter {
 /// taken that many.
 fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) -> Option<u64> {
     match (operation, took) {
-        (
-            Operation::Refund
-            | Operation::Block
-            | Operation::Renew
-            | Operation::Release
-            | Operation::Reset
-            | Operation::Cancel
-            | Operation::Peek,
-            _,
-        ) => Some(0),
+        _ if !Mode::Call(operation).takes() => Some(0),
         // Above what can be counted, as scripts get it.
         (Operation::Penalty, Some(_)) if allowed && cost > EXACT => Some(cost),
         (_, Some(took)) => count(took),

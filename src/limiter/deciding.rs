@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 
 use super::Limiter;
 use super::cached_denials::Recalled;
+use super::call::Call;
 use super::counted::{counted, ended};
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
@@ -136,7 +137,7 @@ impl<'a> Deciding<'a> {
     /// Asks the engine, unless it has just denied the same.
     fn begin(&mut self, waker: &Waker) -> Result<Option<Decision>, Error> {
         let Self { limiter, rule, shard, ref request, .. } = *self;
-        match limiter.recall(rule, &Request::of_plain(*request), Operation::Acquire)? {
+        match limiter.recall(Call::acquire(rule, &Request::of_plain(*request)))? {
             Recalled::Denial(denial) => return Ok(Some(denial.jittered(request.wait_jitter()))),
             Recalled::Nothing(sighting) => self.sighting = sighting,
         }
@@ -161,7 +162,7 @@ impl<'a> Deciding<'a> {
             }
             _ => State::Elsewhere(Box::pin(async move {
                 let request = Request::of_plain(request);
-                let decided = limiter.answer_instead(error, rule, &request, Operation::Acquire).await;
+                let decided = limiter.answer_instead(error, Call::acquire(rule, &request)).await;
                 decided.map(|decision| decision.jittered(request.wait_jitter()))
             })),
         }

@@ -1,6 +1,7 @@
 //! Answers by the rule's policy when Redis gives none: it is unreachable, refuses for now, or its answer can't be used.
 
 use super::Limiter;
+use super::call::Call;
 #[cfg(feature = "embedded")]
 use crate::algorithm::numbers::EXACT;
 use crate::decision::Decision;
@@ -10,8 +11,7 @@ use crate::error::Error;
 use crate::limit::Limit;
 use crate::operation::Operation;
 #[cfg(feature = "embedded")]
-use crate::request::OwnedRequest;
-use crate::request::Request;
+use crate::request::{OwnedRequest, Request};
 #[cfg(feature = "embedded")]
 use crate::rule::{ALL, apart};
 use crate::rule::{OnError, Rule, ScopedLimit};
@@ -24,13 +24,8 @@ impl Limiter {
     }
 
     /// What the rule's policy answers in place of this error, or the error.
-    pub(super) async fn answer_instead(
-        &self,
-        error: Error,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    pub(super) async fn answer_instead(&self, error: Error, call: Call<'_>) -> Result<Decision, Error> {
+        let Call { rule, request, operation } = call;
         // An open breaker refuses at once, and the caller may ask again at once: others must have their turn.
         tokio::task::consume_budget().await;
         let asks = matches!(operation, Operation::Acquire | Operation::Peek | Operation::Reserve | Operation::AtMost);
@@ -56,29 +51,19 @@ impl Limiter {
                     _ => request.units(rule).most(),
                 };
                 let decision = Decision::by_policy(rule.capacity(), granted).instead_of(error);
-                Ok(if operation == Operation::AtMost || self.may_fit(rule, request, operation) {
-                    decision
-                } else {
-                    decision.never()
-                })
+                Ok(if operation == Operation::AtMost || self.may_fit(call) { decision } else { decision.never() })
             }
             #[cfg(feature = "embedded")]
-            OnError::Local { processes } => match self
-                .decide_locally(
-                    rule,
-                    processes,
-                    &Request::from(&self.raised_if_never_admitted(rule, request, operation)),
-                    operation,
-                )
-                .await
-            {
-                // The share could never admit what the rule may.
-                Ok(decision) if decision.retry_after == RetryAfter::Never && self.may_fit(rule, request, operation) => {
-                    Err(error)
+            OnError::Local { processes } => {
+                let raised = self.raised_if_never_admitted(call);
+                let raised = Call { request: &Request::from(&raised), ..call };
+                match self.decide_locally(raised, processes).await {
+                    // The share could never admit what the rule may.
+                    Ok(decision) if decision.retry_after == RetryAfter::Never && self.may_fit(call) => Err(error),
+                    Ok(decision) => Ok(decision.instead_of(error)),
+                    Err(_) => Err(error),
                 }
-                Ok(decision) => Ok(decision.instead_of(error)),
-                Err(_) => Err(error),
-            },
+            }
             _ => Err(error),
         }
     }
@@ -86,8 +71,9 @@ impl Limiter {
     /// The request, at a cost above every share if the whole rule could never admit it: its local share must not admit
     /// it either, whatever the rounding. Of rules that apply together, those that could take what they do by themselves.
     #[cfg(feature = "embedded")]
-    fn raised_if_never_admitted(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> OwnedRequest {
-        if operation == Operation::AtMost || self.may_fit(rule, request, operation) {
+    fn raised_if_never_admitted(&self, call: Call<'_>) -> OwnedRequest {
+        let Call { rule, request, operation } = call;
+        if operation == Operation::AtMost || self.may_fit(call) {
             return request.into_owned();
         }
         let most = request.units(rule).most().max(EXACT);
@@ -96,7 +82,7 @@ impl Limiter {
         }
         let mut raised = request.into_owned();
         for name in rule.each().iter().filter_map(Rule::name) {
-            if !self.may_fit_of(rule, request, operation, |scoped| scoped.quota.rule() == Some(name)) {
+            if !self.may_fit_of(call, |scoped| scoped.quota.rule() == Some(name)) {
                 raised.set_cost_of(&apart(name, ALL), most);
             }
         }
@@ -104,20 +90,15 @@ impl Limiter {
     }
 
     /// Whether the rule could ever admit this.
-    pub(crate) fn may_fit(&self, rule: &Rule, request: &Request<'_>, operation: Operation) -> bool {
-        self.may_fit_of(rule, request, operation, |_| true)
+    pub(crate) fn may_fit(&self, call: Call<'_>) -> bool {
+        self.may_fit_of(call, |_| true)
     }
 
     /// Whether these limits of it could.
-    fn may_fit_of(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-        is_meant: impl Fn(&ScopedLimit) -> bool,
-    ) -> bool {
+    fn may_fit_of(&self, call: Call<'_>, is_meant: impl Fn(&ScopedLimit) -> bool) -> bool {
+        let Call { rule, request, operation } = call;
         let costs = request.units(rule);
-        let part = |limit| if self.splits_limits() { Limit::smallest_shard(limit) } else { limit };
+        let part = |limit| if self.engine.is_cluster() { Limit::smallest_shard(limit) } else { limit };
         let meant = rule.scoped_limits().iter().enumerate().filter(|(_, scoped)| is_meant(scoped));
         meant
             .into_iter()

@@ -2,20 +2,16 @@
 //! this process, or nowhere.
 
 use super::Limiter;
+use super::call::Call;
 use crate::decision::{By, Decision};
 use crate::error::{Charged, Error};
 use crate::operation::Operation;
-use crate::request::{Earlier, Request};
-use crate::rule::Rule;
+use crate::request::Earlier;
 
 impl Limiter {
     /// Gives back, keeps or forgets what an earlier call took, wherever it was taken.
-    pub(super) async fn follow_up(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    pub(super) async fn follow_up(&self, call: Call<'_>) -> Result<Decision, Error> {
+        let Call { rule, request, operation } = call;
         match request.earlier() {
             Some(Earlier { by: By::Policy, charged, .. }) => {
                 if must_ask_redis(operation, charged) {
@@ -29,9 +25,7 @@ impl Limiter {
                 Ok(Decision::by_policy(rule.capacity(), 0))
             }
             #[cfg(feature = "embedded")]
-            Some(Earlier { by: By::Local, charged, .. }) => {
-                Box::pin(self.follow_up_locally(rule, request, operation, charged)).await
-            }
+            Some(Earlier { by: By::Local, charged, .. }) => Box::pin(self.follow_up_locally(call, charged)).await,
             _ => self.decide(rule, *request, operation).await,
         }
     }

@@ -11,7 +11,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::background::{persist_until, persist_while};
+use super::background::persist_while;
+use super::call::Call;
 use super::tries::Tries;
 use super::wait::JITTER;
 use super::{Limiter, counted};
@@ -117,19 +118,19 @@ impl Limiter {
     /// ```
     pub async fn hold<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Held, Error> {
         let request = request.into();
-        let held = self.hold_once(rule, request, !request.has_id()).await;
+        let held = self.hold_once(rule, request).await;
         counted(rule, held.as_ref().map(|held| &held.decision));
         held
     }
 
-    /// The same, for a caller that counts the outcome and says whether the request's id, if any, is known to nobody
-    /// else.
-    pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>, own_id: bool) -> Result<Held, Error> {
+    /// The same, for a caller that counts the outcome.
+    pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>) -> Result<Held, Error> {
         if !rule.limits().any(|limit| limit.algorithm().holds()) {
             return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
         }
         let own = unique_id("held");
         let request = if request.has_id() { request } else { request.own_id(&own) };
+        let own_id = request.has_own_id();
         // What a call takes in several slots it gives back itself, permits and units, unless it is allowed.
         let in_parts = self.parts(rule, &self.targets_of_acquire(rule, None), &request)?.is_some();
         // Made first: whatever happens to the call, its permits are given back.
@@ -143,7 +144,7 @@ impl Limiter {
         } else {
             match Box::pin(self.after_releases(&permit.rule, &request)).await {
                 Ok(left) => self.acquire(&permit.rule, request.deadline(left)).uncounted().await,
-                Err(error) => Box::pin(self.answer_instead(error, &permit.rule, &request, Operation::Acquire))
+                Err(error) => Box::pin(self.answer_instead(error, Call::acquire(&permit.rule, &request)))
                     .await
                     .map(|decision| decision.jittered(request.wait_jitter())),
             }
@@ -174,26 +175,24 @@ impl Limiter {
         max_wait: Duration,
     ) -> Result<Held, Error> {
         let request = request.into();
-        let held = self.hold_within(rule, request, max_wait, !request.has_id()).await;
+        let held = self.hold_within(rule, request, max_wait).await;
         counted(rule, held.as_ref().map(|held| &held.decision));
         held
     }
 
-    /// The same, for a caller that counts the outcome and says whether the request's id, if any, is known to nobody
-    /// else.
+    /// The same, for a caller that counts the outcome.
     pub(crate) async fn hold_within(
         &self,
         rule: &Rule,
         request: Request<'_>,
         max_wait: Duration,
-        own_id: bool,
     ) -> Result<Held, Error> {
         runtime::with_timers()?;
         let (started, jitter, mut look) = (Instant::now(), request.wait_jitter(), FIRST_LOOK);
         let mut tries = Tries::of(&request);
         loop {
             let id = tries.next_id();
-            let mut held = self.hold_once(rule, request.jitter(0).tried_by(&id), own_id).await?;
+            let mut held = self.hold_once(rule, request.jitter(0).tried_by(&id)).await?;
             let left = max_wait.min(LONGEST_WAIT).saturating_sub(started.elapsed());
             let waits = Waits::of(rule, &held.decision);
             let wait = match waits {
@@ -381,9 +380,9 @@ impl Drop for Permit {
         if !self.stop_renewing() || !self.held || self.given_back {
             return;
         }
-        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         if !self.own_id {
             let Some(release) = self.limiter.pending_release(&self.rule, &self.request).map(Arc::new) else { return };
+            let limiter = self.limiter.clone();
             self.limiter.spawn(&self.runtime, move |at_once| {
                 let (limiter, release) = (limiter.clone(), Arc::clone(&release));
                 // Made once: another holder may soon have the permit.
@@ -396,15 +395,7 @@ impl Drop for Permit {
         }
         let ttl = self.rule.limits().filter(|limit| limit.algorithm().holds()).map(|limit| limit.period()).max();
         let expires = Instant::now() + ttl.unwrap_or_default().min(LONGEST_WAIT);
-        self.limiter.spawn(&self.runtime, move |at_once| {
-            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
-            async move {
-                let released =
-                    persist_until(Some(expires), || at_once.call(limiter.release(&rule, limiter.unhurried(&request))))
-                        .await;
-                // Nobody reads this answer.
-                !released.is_err_and(|error| error.is_input())
-            }
-        });
+        let call = Call { rule: &self.rule, request: &Request::from(&self.request), operation: Operation::Release };
+        self.limiter.call_later(&self.runtime, call, Some(expires));
     }
 }

@@ -21,7 +21,7 @@ mod turn;
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -207,13 +207,13 @@ impl Lease {
     /// The most units that can be held here unused: this lease's share of the capacity.
     #[must_use]
     pub fn most_unused(&self) -> u64 {
-        self.shared.stock().share
+        self.shared.stock.lock().share
     }
 
     /// Units held here unused.
     #[must_use]
     pub fn unused(&self) -> u64 {
-        self.shared.stock().units()
+        self.shared.stock.lock().units()
     }
 
     /// Returns the unused units held here, and says how many they were. Units that the limit has refilled by now, or
@@ -241,13 +241,9 @@ impl Shared {
         Request::from(&self.request)
     }
 
-    fn stock(&self) -> MutexGuard<'_, Stock> {
-        self.stock.lock()
-    }
-
     /// The decision, if it can be made here.
     fn spend(self: &Arc<Self>, cost: u64, now: Instant) -> Option<Decision> {
-        let mut stock = self.stock();
+        let mut stock = self.stock.lock();
         if !stock.spend(cost, now) {
             return None;
         }
@@ -267,7 +263,7 @@ impl Shared {
 
     /// How many refills have ended so far, if another one may help.
     fn worth_a_refill(&self, cost: u64, now: Instant) -> Option<u64> {
-        let stock = self.stock();
+        let stock = self.stock.lock();
         ((1..=stock.share).contains(&cost) && stock.may_refill(now)).then_some(stock.refills)
     }
 
@@ -285,7 +281,7 @@ impl Shared {
                 None => return,
             },
         };
-        if self.stock().refills == seen {
+        if self.stock.lock().refills == seen {
             // A separate task, so that what it takes isn't lost if the caller gives up.
             let _ = tokio::spawn(self.at_work().refill(cost, turn)).await;
         }
@@ -296,27 +292,27 @@ impl Shared {
     }
 
     async fn take(&self, cost: u64, turn: &Turn) -> Result<(), Error> {
-        let expired = self.stock().has_expired(Instant::now());
+        let expired = self.stock.lock().has_expired(Instant::now());
         if expired {
             self.return_unused().await?;
         }
-        let must_look = self.stock().must_look(Instant::now());
+        let must_look = self.stock.lock().must_look(Instant::now());
         if must_look {
-            let (hot_below, sent) = (self.stock().hot_below, Instant::now());
+            let (hot_below, sent) = (self.stock.lock().hot_below, Instant::now());
             let peek = self.limiter.peek(&self.closed, self.request().cost_of_all(hot_below)).await?;
-            if !self.turns.has(turn) || !self.stock().looked(&peek, sent, Instant::now()) {
+            if !self.turns.has(turn) || !self.stock.lock().looked(&peek, sent, Instant::now()) {
                 return Ok(());
             }
         }
-        let batch = self.stock().next_batch(cost, Instant::now());
+        let batch = self.stock.lock().next_batch(cost, Instant::now());
         if batch == 0 {
             return Ok(());
         }
-        let (_out, sound_until) = (self.out(batch), self.stock().sound_until());
+        let (_out, sound_until) = (self.out(batch), self.stock.lock().sound_until());
         let answer =
             self.limiter.decide(&self.closed, self.request().cost_of_all(batch), Operation::AtMost).uncounted().await?;
         if self.turns.has(turn) {
-            self.stock().put(&answer, Instant::now());
+            self.stock.lock().put(&answer, Instant::now());
         } else {
             // Meanwhile another task may have taken as much as may be held.
             let unused = Unused { units: answer.granted, until: sound_until };
@@ -327,7 +323,7 @@ impl Shared {
 
     /// While this lives, as many units count as out that aren't held here.
     fn out(&self, units: u64) -> Out<'_> {
-        self.stock().on_the_way += units;
+        self.stock.lock().on_the_way += units;
         Out { shared: self, units }
     }
 
@@ -335,7 +331,7 @@ impl Shared {
         let request = self.request().cost_of_all(cost).deadline(deadline).jitter(self.jitter);
         let decision = self.limiter.acquire(&self.rule, request).await?;
         if decision.error.is_none() {
-            self.stock().answered(&decision, Instant::now());
+            self.stock.lock().answered(&decision, Instant::now());
         }
         Ok(decision)
     }
@@ -361,7 +357,7 @@ impl Shared {
                         continue;
                     }
                     let _turn = shared.turns.take().await;
-                    let expired = shared.stock().has_expired(Instant::now());
+                    let expired = shared.stock.lock().has_expired(Instant::now());
                     if expired {
                         // Nobody reads this answer.
                         let _ = shared.return_unused().await;
@@ -373,7 +369,7 @@ impl Shared {
 
     /// Until when units are held here. If there are none, marks that no task looks after them.
     fn held_until(&self) -> Option<Instant> {
-        let mut stock = self.stock();
+        let mut stock = self.stock.lock();
         let until = stock.held_until();
         stock.kept = until.is_some();
         until
@@ -381,7 +377,7 @@ impl Shared {
 
     /// One at a time, since units on their way back still count as out.
     async fn return_unused(&self) -> Result<u64, Error> {
-        let unused = self.stock().unused(Instant::now());
+        let unused = self.stock.lock().unused(Instant::now());
         match unused {
             Some(unused) => {
                 let _out = self.out(unused.units);
@@ -416,7 +412,7 @@ impl AtWork {
         let shared = &self.shared;
         shared.runtime.get_or_init(Handle::current);
         let taken = shared.take(cost, &turn).await;
-        let mut stock = shared.stock();
+        let mut stock = shared.stock.lock();
         stock.refills += 1;
         if taken.is_err() {
             stock.failed();
@@ -437,13 +433,13 @@ struct Out<'a> {
 
 impl Drop for Out<'_> {
     fn drop(&mut self) {
-        self.shared.stock().on_the_way -= self.units;
+        self.shared.stock.lock().on_the_way -= self.units;
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let unused = self.stock().unused(Instant::now());
+        let unused = self.stock.lock().unused(Instant::now());
         if let (Some(unused), Some(runtime)) = (unused, self.runtime.get()) {
             let (limiter, rule, request) = (self.limiter.clone(), self.closed.clone(), self.request.clone());
             // Nobody reads this answer. Sent once only: a second return would give the units twice.

@@ -6,26 +6,21 @@ use std::sync::Arc;
 use futures_util::future::join;
 
 use super::Limiter;
+use super::call::Call;
 use super::server_clock::ServerClock;
 use crate::decision::{By, Decision};
 use crate::engine::embedded::Embedded;
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
-use crate::request::Request;
-use crate::rule::{OnError, Rule};
+use crate::rule::OnError;
 
 /// A bound on memory, however many keys are used during an outage.
 const MOST_KEYS: usize = 100_000;
 
 impl Limiter {
     /// Decides by the rule's share for one of this many processes.
-    pub(super) async fn decide_locally(
-        &self,
-        rule: &Rule,
-        processes: NonZeroU32,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    pub(super) async fn decide_locally(&self, call: Call<'_>, processes: NonZeroU32) -> Result<Decision, Error> {
+        let Call { rule, request, operation } = call;
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
         // The engine in this process has a clock of its own. Nothing stands in for it, and the caller jitters the wait.
@@ -36,50 +31,33 @@ impl Limiter {
     }
 
     /// Gives back, keeps or forgets what was taken in this process.
-    pub(super) async fn follow_up_locally(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-        charged: Charged,
-    ) -> Result<Decision, Error> {
-        match self.policy(rule) {
-            OnError::Local { processes } if super::follow_up::must_ask_redis(operation, charged) => {
-                self.follow_up_everywhere(rule, processes, request, operation).await
+    pub(super) async fn follow_up_locally(&self, call: Call<'_>, charged: Charged) -> Result<Decision, Error> {
+        match self.policy(call.rule) {
+            OnError::Local { processes } if super::follow_up::must_ask_redis(call.operation, charged) => {
+                self.follow_up_everywhere(call, processes).await
             }
-            OnError::Local { processes } => self.decide_locally(rule, processes, request, operation).await,
+            OnError::Local { processes } => self.decide_locally(call, processes).await,
             // The rule's policy has changed since.
-            _ => Ok(Decision::by_policy(rule.capacity(), 0)),
+            _ => Ok(Decision::by_policy(call.rule.capacity(), 0)),
         }
     }
 
     /// The outcome for a permit that was taken in this process; none if it wasn't.
-    pub(super) async fn change_local_permits(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Option<Decision> {
-        let OnError::Local { processes } = self.policy(rule) else { return None };
+    pub(super) async fn change_local_permits(&self, call: Call<'_>) -> Option<Decision> {
+        let OnError::Local { processes } = self.policy(call.rule) else { return None };
         self.local.get()?;
-        let renewed = self.decide_locally(rule, processes, request, Operation::Renew).await.ok()?;
-        match operation {
+        let renewed = self.decide_locally(Call { operation: Operation::Renew, ..call }, processes).await.ok()?;
+        match call.operation {
             Operation::Renew => Some(renewed),
-            _ => self.follow_up_everywhere(rule, processes, request, operation).await.ok(),
+            _ => self.follow_up_everywhere(call, processes).await.ok(),
         }
     }
 
     /// Follows up here and in Redis, which may have been asked too, and may have given the permit after the caller stopped
     /// waiting.
-    async fn follow_up_everywhere(
-        &self,
-        rule: &Rule,
-        processes: NonZeroU32,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
-        let there = self.decide(rule, *request, operation);
-        let (here, there) = join(self.decide_locally(rule, processes, request, operation), there).await;
+    async fn follow_up_everywhere(&self, call: Call<'_>, processes: NonZeroU32) -> Result<Decision, Error> {
+        let there = self.decide(call.rule, *call.request, call.operation);
+        let (here, there) = join(self.decide_locally(call, processes), there).await;
         let mut decision = match here {
             // An earlier try has cancelled or released it here, and Redis may not have been there.
             Err(unknown) if unknown.is_unknown_id() => return there,

@@ -5,6 +5,7 @@ use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use super::cached_denials::Recalled;
+use super::call::Call;
 use super::decide::garbled;
 use super::{Limiter, counted};
 use crate::call::{Ask, Reply};
@@ -201,7 +202,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let decided = match decided {
             Err(error) if self.may_answer_instead(&error, rule) => {
-                Box::pin(self.answer_instead(error, rule, request, Operation::Acquire)).await
+                Box::pin(self.answer_instead(error, Call::acquire(rule, request))).await
             }
             decided => decided,
         };
@@ -218,7 +219,7 @@ impl Limiter {
         sighting: Option<Box<Sighting>>,
     ) -> Result<Decision, Error> {
         let targets = self.targets_of_acquire(rule, shard);
-        let decision = self.decision(rule, &targets, request, Operation::Acquire, reply)?;
+        let decision = self.decision(Call::acquire(rule, request), &targets, reply)?;
         self.remember(sighting, &request.units(rule), &decision);
         Ok(decision)
     }
@@ -230,7 +231,7 @@ impl Limiter {
             return Ok((Plan::InParts, None));
         }
         let ask = self.ask_to_acquire(rule, shard, request, None)?;
-        Ok(match self.recall(rule, request, Operation::Acquire)? {
+        Ok(match self.recall(Call::acquire(rule, request))? {
             Recalled::Denial(denial) => (Plan::Recalled(denial), None),
             Recalled::Nothing(sighting) => (Plan::Asked(shard, sighting), Some(ask)),
         })

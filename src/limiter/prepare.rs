@@ -52,7 +52,7 @@ impl Limiter {
                 terms.id_ttl_ms = Some(request.id_ttl_ms()?);
             }
         }
-        if !self.engine.has_one_node() && rule.is_joined() && rule.limits().any(|limit| limit.shards() > 1) {
+        if self.engine.is_cluster() && rule.is_joined() && rule.limits().any(|limit| limit.shards() > 1) {
             let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
             let expected = "expected limits without shards on a cluster, of rules that apply together, got some";
             return Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
@@ -142,7 +142,7 @@ impl Limiter {
         let marker = beside(rule, request.key())?;
         match (targets, keys) {
             // What the first limit counts has a slot of its own.
-            ([first, ..], [key, ..]) if !self.engine.has_one_node() && slot_of(key) != slot_of(&marker) => {
+            ([first, ..], [key, ..]) if self.engine.is_cluster() && slot_of(key) != slot_of(&marker) => {
                 let own = rule.rule_of(first.scoped);
                 beside(own, request.plain().counted(own, first.scoped.by.as_deref())?).map(Some)
             }
@@ -181,7 +181,7 @@ impl Limiter {
 }
 
 /// The limits that such a call applies to.
-pub(super) fn concerned<'r>(rule: &'r Rule, operation: Operation, request: &Request<'_>) -> Result<Targets<'r>, Error> {
+pub(super) fn concerned<'r>(rule: &'r Rule, request: &Request<'_>, operation: Operation) -> Result<Targets<'r>, Error> {
     let (which, expected): (fn(&ScopedLimit) -> bool, _) = match operation {
         // Lifts the blocks of all limits, since a denial may have blocked their keys too.
         Operation::Block if request.units(rule).of_all() == Some(0) => (|_| true, "a limit"),

@@ -2,8 +2,8 @@
 //! otherwise a release on its way would take the later permit.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -53,7 +53,7 @@ impl Limiter {
     pub(super) fn pending_release(&self, rule: &Rule, request: &OwnedRequest) -> Option<PendingRelease> {
         let all = &self.background.releases;
         let permit = self.permit(rule, &Request::from(request))?;
-        let mut by_permit = all.by_permit();
+        let mut by_permit = all.by_permit.lock();
         if by_permit.contains_key(&permit) {
             return None;
         }
@@ -75,14 +75,14 @@ impl Limiter {
             if left.is_zero() {
                 return Err(Error::deadline(deadline, false));
             }
-            let found = all.by_permit().get(&permit).cloned();
+            let found = all.by_permit.lock().get(&permit).cloned();
             let Some(release) = found else { return Ok(left) };
             let changed = release.changed.notified();
             match all.make(&permit, &release, self, left).await {
                 Some(answer) => {
                     let failed = answer.map_or_else(Some, |decision| decision.error.as_deref().cloned());
-                    // It may yet run, after the hold.
-                    if let Some(error) = failed.filter(|error| error.charged() != Charged::No) {
+                    // It may yet run, after the hold; or can't be made on this runtime, however often it is tried.
+                    if let Some(error) = failed.filter(|error| error.is_input() || error.charged() != Charged::No) {
                         return Err(error);
                     }
                 }
@@ -123,12 +123,8 @@ impl Drop for PendingRelease {
 }
 
 impl Releases {
-    fn by_permit(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Release>>> {
-        self.by_permit.lock()
-    }
-
     fn has(&self, permit: &[u8], release: &Arc<Release>) -> bool {
-        self.by_permit().get(permit).is_some_and(|found| Arc::ptr_eq(found, release))
+        self.by_permit.lock().get(permit).is_some_and(|found| Arc::ptr_eq(found, release))
     }
 
     /// Makes the call. None if somebody else has begun to.
@@ -154,7 +150,7 @@ impl Releases {
     }
 
     fn end(&self, permit: &[u8], release: &Arc<Release>) {
-        let mut by_permit = self.by_permit();
+        let mut by_permit = self.by_permit.lock();
         if by_permit.get(permit).is_some_and(|found| Arc::ptr_eq(found, release)) {
             by_permit.remove(permit);
         }

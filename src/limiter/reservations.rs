@@ -13,8 +13,8 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Limiter;
+use super::call::Call;
 use super::sharded::shard_for;
 use crate::algorithm::Algorithm;
 use crate::call::Costs;
@@ -133,7 +134,7 @@ impl Limiter {
             if now >= turn {
                 return Ok(());
             }
-            let is_recent = place.queue.waiting().looked_at.is_some_and(|last| last + pause / 2 > now);
+            let is_recent = place.queue.waiting.lock().looked_at.is_some_and(|last| last + pause / 2 > now);
             pause *= 2;
             next = now + pause;
             if !is_recent {
@@ -145,7 +146,7 @@ impl Limiter {
     /// Looks what is still owed, for those in this process that wait for the same as a reservation just cancelled.
     pub(super) async fn move_up(&self, rule: &Rule, request: &Request<'_>) {
         let Some(name) = self.queue_name(rule, request) else { return };
-        let waits = self.background.reservations.queues().contains_key(&name);
+        let waits = self.background.reservations.queues.lock().contains_key(&name);
         if waits {
             self.background.reservations.find(name, rule).queue.look(self, request).await;
         }
@@ -155,7 +156,7 @@ impl Limiter {
         let mut name = self.state_keys(rule, request).ok()?;
         name.extend_from_slice(&rule.fingerprint().to_le_bytes());
         if let Some(scoped) = self.sharded(rule)
-            && let Some(shard) = shard_for(rule, scoped, request, Operation::Reserve)
+            && let Some(shard) = shard_for(Call { rule, request, operation: Operation::Reserve }, scoped)
         {
             name.extend_from_slice(&shard.to_le_bytes());
         }
@@ -164,12 +165,8 @@ impl Limiter {
 }
 
 impl Reservations {
-    fn queues(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Places>> {
-        self.queues.lock()
-    }
-
     fn find(self: &Arc<Self>, name: Vec<u8>, rule: &Rule) -> Place {
-        let mut queues = self.queues();
+        let mut queues = self.queues.lock();
         let places =
             queues.entry(name.clone()).or_insert_with(|| Places { queue: Arc::new(Queue::of(rule)), count: 0 });
         places.count += 1;
@@ -181,7 +178,7 @@ impl Reservations {
 
 impl Place {
     fn join(&mut self, member: Member) {
-        let mut waiting = self.queue.waiting();
+        let mut waiting = self.queue.waiting.lock();
         waiting.move_up(&self.queue.rule);
         waiting.joined += 1;
         let number = waiting.joined;
@@ -191,7 +188,7 @@ impl Place {
     }
 
     fn turn(&self) -> Option<Instant> {
-        let mut waiting = self.queue.waiting();
+        let mut waiting = self.queue.waiting.lock();
         waiting.move_up(&self.queue.rule);
         waiting.members.get(&self.number?).map(Member::turn)
     }
@@ -200,11 +197,11 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(number) = self.number
-            && self.queue.waiting().leave(number, &self.queue.rule)
+            && self.queue.waiting.lock().leave(number, &self.queue.rule)
         {
             self.queue.moved_up.notify_waiters();
         }
-        let mut queues = self.reservations.queues();
+        let mut queues = self.reservations.queues.lock();
         if let Some(places) = queues.get_mut(&self.name) {
             places.count -= 1;
             if places.count == 0 {
@@ -225,10 +222,6 @@ impl Queue {
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock()
-    }
-
     /// Asks when nothing is owed any more, once for all who want to know meanwhile.
     async fn look(&self, limiter: &Limiter, request: &Request<'_>) {
         self.again.store(true, Ordering::SeqCst);
@@ -242,7 +235,7 @@ impl Queue {
                 && now.allowed
                 && now.error.is_none()
             {
-                self.waiting().pay(&self.rule, asked_at, Instant::now(), &now.limits);
+                self.waiting.lock().pay(&self.rule, asked_at, Instant::now(), &now.limits);
                 self.moved_up.notify_waiters();
             }
         }

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::Limiter;
-use super::background::persist_until;
+use super::call::Call;
 use super::decide::garbled;
 use super::prepare::{Targets, holder};
 use crate::algorithm::numbers::EXACT;
@@ -20,7 +20,7 @@ use crate::engine::deadline::Deadline;
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
 use crate::random::unique_id;
-use crate::request::{OwnedRequest, Request};
+use crate::request::Request;
 use crate::rule::{Rule, Target};
 use crate::runtime::{self, LONGEST_WAIT};
 
@@ -83,7 +83,7 @@ struct Taking<'a> {
 impl Limiter {
     /// Whether the keys of a call of this rule may be in several slots of a cluster.
     pub(super) fn may_need_parts(&self, rule: &Rule) -> bool {
-        !self.engine.has_one_node() && rule.counts_several_keys()
+        self.engine.is_cluster() && rule.counts_several_keys()
     }
 
     /// The parts of a call on these limits. None if their keys share a slot, or one server has them all.
@@ -111,27 +111,20 @@ impl Limiter {
     }
 
     /// Decides by all of these parts.
-    pub(super) async fn decide_by_parts(
-        &self,
-        rule: &Rule,
-        parts: &[Part<'_>],
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    pub(super) async fn decide_by_parts(&self, call: Call<'_>, parts: &[Part<'_>]) -> Result<Decision, Error> {
+        let Call { request, operation, .. } = call;
         for part in parts {
             // Without an id that permits need, no part does anything.
             holder(&part.targets, request, operation)?;
         }
         let until = Deadline::after(request.deadline_or(self.deadline));
         match operation {
-            Operation::Acquire | Operation::Reserve | Operation::AtMost => {
-                self.take_parts(rule, parts, request, operation, until).await
-            }
-            Operation::Peek => self.peek_at_parts(rule, parts, request).await,
+            Operation::Acquire | Operation::Reserve | Operation::AtMost => self.take_parts(call, parts, until).await,
+            Operation::Peek => self.peek_at_parts(call, parts).await,
             _ => {
-                let mut answers = self.ask_parts(rule, parts, request, operation).await;
+                let mut answers = self.ask_parts(call, parts).await;
                 if operation == Operation::Cancel {
-                    self.look_at_unknown(rule, parts, request, &mut answers, until).await;
+                    self.look_at_unknown(call, parts, &mut answers, until).await;
                 }
                 self.whole(parts.iter().zip(of_all(answers)?))
             }
@@ -139,14 +132,8 @@ impl Limiter {
     }
 
     /// Takes all parts or none.
-    async fn take_parts(
-        &self,
-        rule: &Rule,
-        parts: &[Part<'_>],
-        request: &Request<'_>,
-        operation: Operation,
-        until: Deadline,
-    ) -> Result<Decision, Error> {
+    async fn take_parts(&self, call: Call<'_>, parts: &[Part<'_>], until: Deadline) -> Result<Decision, Error> {
+        let Call { rule, request, operation } = call;
         if request.has_id() && !request.has_own_id() {
             let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
             let why = "its limits count by different keys, which may be on several nodes";
@@ -155,8 +142,8 @@ impl Limiter {
             return Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
         }
         // What could never be admitted takes nothing on the way.
-        if operation != Operation::AtMost && !self.may_fit(rule, request, operation) {
-            return self.peek_at_parts(rule, parts, request).await;
+        if operation != Operation::AtMost && !self.may_fit(call) {
+            return self.peek_at_parts(call, parts).await;
         }
         let own = unique_id("part");
         let remembered = remembered_for(request.deadline_or(self.deadline));
@@ -166,7 +153,7 @@ impl Limiter {
         let asked = if asked.units(rule).most() > EXACT { asked.cost_of_all(EXACT) } else { asked };
         let runtime = runtime::with_timers()?;
         let mut taking = Taking { limiter: self, rule, request: asked, runtime, is_over: false };
-        let answers = self.ask_parts(rule, parts, &asked, operation).await;
+        let answers = self.ask_parts(Call { request: &asked, ..call }, parts).await;
         let took: Vec<_> = answers.iter().map(Took::by).collect();
         let all_allow = answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.allowed));
         taking.is_over = all_allow || took.iter().all(|took| *took == Took::Nothing);
@@ -199,21 +186,15 @@ impl Limiter {
     }
 
     /// Of a call that some parts know by its id and have cancelled, asks those that don't know it what their limits have.
-    async fn look_at_unknown(
-        &self,
-        rule: &Rule,
-        parts: &[Part<'_>],
-        request: &Request<'_>,
-        answers: &mut Answers,
-        until: Deadline,
-    ) {
+    async fn look_at_unknown(&self, call: Call<'_>, parts: &[Part<'_>], answers: &mut Answers, until: Deadline) {
         if !answers.iter().any(Result::is_ok) {
             return;
         }
-        let peek = request.cost_of_all(0).deadline(until.left());
+        let peek = call.request.cost_of_all(0).deadline(until.left());
+        let peek = Call { request: &peek, operation: Operation::Peek, ..call };
         let looked = parts.iter().zip(answers).map(async |(part, answer)| {
             if answer.as_ref().is_err_and(Error::is_unknown_id) {
-                let now = self.decide_in_one_slot(rule, &part.targets, &peek, Operation::Peek).await;
+                let now = self.decide_in_one_slot(peek, &part.targets).await;
                 *answer = now.map_err(Error::half_way);
             }
         });
@@ -221,8 +202,8 @@ impl Limiter {
     }
 
     /// What each limit has, of which nothing is taken.
-    async fn peek_at_parts(&self, rule: &Rule, parts: &[Part<'_>], request: &Request<'_>) -> Result<Decision, Error> {
-        let answers = self.ask_parts(rule, parts, request, Operation::Peek).await;
+    async fn peek_at_parts(&self, call: Call<'_>, parts: &[Part<'_>]) -> Result<Decision, Error> {
+        let answers = self.ask_parts(Call { operation: Operation::Peek, ..call }, parts).await;
         self.whole(parts.iter().zip(of_all(answers).map_err(Error::given_back)?))
     }
 
@@ -238,7 +219,7 @@ impl Limiter {
         let least = decision.limits.iter().map(|limit| limit.granted).min().unwrap_or_default();
         if decision.limits.iter().any(|limit| limit.granted > least) {
             taking.request = taking.request.cost_of_all(least);
-            let settled = self.ask_parts(taking.rule, parts, &taking.request, Operation::Settle);
+            let settled = self.ask_parts(taking.call(Operation::Settle), parts);
             let settled = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), settled).await;
             match settled.map(|answers| answers.into_iter().collect::<Result<Vec<Decision>, Error>>()) {
                 Some(Ok(settled)) => decision = self.whole(parts.iter().zip(settled))?,
@@ -254,8 +235,8 @@ impl Limiter {
     }
 
     /// Asks all parts at the same time.
-    async fn ask_parts(&self, rule: &Rule, parts: &[Part<'_>], request: &Request<'_>, operation: Operation) -> Answers {
-        join_all(parts.iter().map(|part| self.decide_in_one_slot(rule, &part.targets, request, operation))).await
+    async fn ask_parts(&self, call: Call<'_>, parts: &[Part<'_>]) -> Answers {
+        join_all(parts.iter().map(|part| self.decide_in_one_slot(call, &part.targets))).await
     }
 
     /// The decision of all parts, in the order of their limits.
@@ -275,6 +256,10 @@ impl Limiter {
 }
 
 impl Taking<'_> {
+    fn call(&self, operation: Operation) -> Call<'_> {
+        Call { rule: self.rule, request: &self.request, operation }
+    }
+
     /// Gives back these parts, and waits for the answers for a while.
     async fn give_back(&mut self, parts: &[Part<'_>], took: &[Took], until: Deadline) -> Vec<Option<Decision>> {
         let operation = self.gives_back_by();
@@ -284,7 +269,7 @@ impl Taking<'_> {
         let changing = self.limiter.changing_those(self.rule, &self.request, changed).ok().flatten();
         let each = parts.iter().zip(took).map(async |(part, took)| match took {
             Took::Nothing => None,
-            _ => Some(self.limiter.decide_in_one_slot(self.rule, &part.targets, &self.request, operation).await),
+            _ => Some(self.limiter.decide_in_one_slot(self.call(operation), &part.targets).await),
         });
         let given = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), join_all(each)).await;
         let given = given.unwrap_or_else(|| vec![None; parts.len()]);
@@ -311,21 +296,7 @@ impl Taking<'_> {
 
     /// Does this to all parts, whoever waits: each as long as its node is away, for some seconds.
     fn later(&self, operation: Operation) {
-        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
-        self.limiter.spawn(&self.runtime, move |at_once| {
-            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
-            async move {
-                let done = persist_until(None, || at_once.call(limiter.do_to_parts(&rule, &request, operation))).await;
-                // Nobody reads this answer.
-                !done.is_err_and(|error| error.is_input())
-            }
-        });
-    }
-}
-
-impl Limiter {
-    async fn do_to_parts(&self, rule: &Rule, request: &OwnedRequest, operation: Operation) -> Result<Decision, Error> {
-        self.decide_in_full(rule, self.unhurried(request), operation).await
+        self.limiter.call_later(&self.runtime, self.call(operation), None);
     }
 }
 
@@ -339,7 +310,7 @@ impl Drop for Taking<'_> {
 
 /// The answers of all parts, or why there is none. Of several errors the first that isn't about the call's id, since that
 /// may mean that it was given back before, and one that may be over soon before others.
-fn of_all(answers: Answers) -> Result<Vec<Decision>, Error> {
+pub(super) fn of_all(answers: Answers) -> Result<Vec<Decision>, Error> {
     let may_be_done = |answer: &Result<Decision, Error>| match answer {
         Ok(_) => true,
         Err(error) => error.is_unknown_id() || error.charged() != Charged::No,
@@ -352,5 +323,20 @@ fn of_all(answers: Answers) -> Result<Vec<Decision>, Error> {
         Some(error) if some_done => Err(Error::clone(error).half_way()),
         Some(error) => Err(Error::clone(error)),
         None => answers.into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_part_may_yet_charge_is_not_hidden_by_another_that_charged_nothing() {
+        let refused = || Err(Error::deadline(PATIENCE, false));
+        let unknown = || Err(Error::deadline(PATIENCE, true));
+        for answers in [vec![refused(), unknown()], vec![unknown(), refused()]] {
+            assert_eq!(of_all(answers).expect_err("no answer").charged(), Charged::Unknown);
+        }
+        assert_eq!(of_all(vec![refused(), refused()]).expect_err("no answer").charged(), Charged::No);
     }
 }

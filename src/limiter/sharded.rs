@@ -7,7 +7,9 @@
 use futures_util::future::join_all;
 
 use super::Limiter;
+use super::call::Call;
 use super::prepare::{Targets, concerned};
+use super::several_slots::of_all;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key;
@@ -17,19 +19,15 @@ use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit, Target};
 
 impl Limiter {
-    /// Whether limits with shards are decided by these.
-    pub(super) fn splits_limits(&self) -> bool {
-        !self.engine.has_one_node()
-    }
-
-    /// The rule's limit, if it is decided by its shards. Such a limit is the only one of its rule.
+    /// The rule's limit, if it is decided by its shards: where one node has all keys, nothing is gained by splitting one.
+    /// Such a limit is the only one of its rule.
     pub(super) fn sharded<'r>(&self, rule: &'r Rule) -> Option<&'r ScopedLimit> {
-        rule.sharded().filter(|_| self.splits_limits())
+        rule.sharded().filter(|_| self.engine.is_cluster())
     }
 
     /// All that calls of this rule may take from.
     pub(super) fn targets<'r>(&self, rule: &'r Rule) -> impl Iterator<Item = Target<'r>> {
-        let splits = self.splits_limits();
+        let splits = self.engine.is_cluster();
         rule.scoped_limits().iter().flat_map(move |scoped| {
             let count = if splits { scoped.limit.shards() } else { 1 };
             (0..count).map(move |number| if splits { scoped.shard(number) } else { scoped.whole() })
@@ -38,7 +36,7 @@ impl Limiter {
 
     /// The shard that decides this acquire, if it is decided by one: drawn at random unless the request has an id.
     pub(super) fn shard_of_acquire(&self, rule: &Rule, request: &Request<'_>) -> Option<u32> {
-        self.sharded(rule).and_then(|scoped| shard_for(rule, scoped, request, Operation::Acquire))
+        self.sharded(rule).and_then(|scoped| shard_for(Call::acquire(rule, request), scoped))
     }
 
     /// The limits that decide an acquire, or this shard of the only one.
@@ -50,31 +48,22 @@ impl Limiter {
     }
 
     /// Decides by the limit's shards.
-    pub(super) async fn decide_by_shards(
-        &self,
-        rule: &Rule,
-        scoped: &ScopedLimit,
-        request: &Request<'_>,
-        operation: Operation,
-    ) -> Result<Decision, Error> {
+    pub(super) async fn decide_by_shards(&self, call: Call<'_>, scoped: &ScopedLimit) -> Result<Decision, Error> {
         // Calls that don't apply, such as a renewal of what isn't held, are rejected as usual.
-        concerned(rule, operation, request)?;
-        if let Some(number) = shard_for(rule, scoped, request, operation) {
-            return self.decide_by_limits(rule, &[scoped.shard(number)], request, operation).await;
+        concerned(call.rule, call.request, call.operation)?;
+        if let Some(number) = shard_for(call, scoped) {
+            return self.decide_by_limits(call, &[scoped.shard(number)]).await;
         }
-        let targets: Vec<_> = self.targets(rule).collect();
-        let each = targets.chunks(1).map(|target| self.decide_by_limits(rule, target, request, operation));
-        let answers = join_all(each).await;
-        let some_done = answers.iter().any(Result::is_ok);
-        let failed = |error: Error| if some_done { error.half_way() } else { error };
-        let answers = answers.into_iter().collect::<Result<Vec<_>, _>>().map_err(failed)?;
-        let most_used = answers.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
+        let targets: Vec<_> = self.targets(call.rule).collect();
+        let each = targets.chunks(1).map(|target| self.decide_by_limits(call, target));
+        let most_used = of_all(join_all(each).await)?.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
         most_used.ok_or_else(super::decide::garbled)
     }
 }
 
 /// The shard that decides such a call; none if it applies to all.
-pub(super) fn shard_for(rule: &Rule, scoped: &ScopedLimit, request: &Request<'_>, operation: Operation) -> Option<u32> {
+pub(super) fn shard_for(call: Call<'_>, scoped: &ScopedLimit) -> Option<u32> {
+    let Call { rule, request, operation } = call;
     let (cost, shards) = (request.units(rule).most(), scoped.limit.shards());
     let never = match operation {
         Operation::Acquire | Operation::Peek | Operation::Reserve => {

@@ -113,7 +113,7 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
                 if draws.below(3) == 0 || matches!(operation, Operation::Settle | Operation::Cancel) {
                     request = request.id(draws.pick(&ids));
                 }
-                let Ok(targets) = concerned(rule, operation, &request) else { continue };
+                let Ok(targets) = concerned(rule, &request, operation) else { continue };
                 let Ok(mut ask) = limiter.ask_for(rule, &targets, &request, Mode::Call(operation), Some(now_us)) else {
                     continue;
                 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::background::persist_until;
+use super::call::Call;
 use super::tries::Tries;
 use super::{Limiter, counted};
 use crate::algorithm::numbers::EXACT;
@@ -220,18 +220,7 @@ impl Drop for Reservation<'_> {
         if self.kept || due <= Instant::now() {
             return;
         }
-        let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.into_owned());
-        self.limiter.spawn(&self.runtime, move |at_once| {
-            let (limiter, rule, request) = (limiter.clone(), rule.clone(), request.clone());
-            async move {
-                let cancelled =
-                    persist_until(Some(due), || at_once.call(limiter.cancel(&rule, limiter.unhurried(&request)))).await;
-                if let Ok(true) = cancelled {
-                    limiter.move_up(&rule, &Request::from(&request)).await;
-                }
-                // Nobody else reads this answer.
-                !cancelled.is_err_and(|error| error.is_input())
-            }
-        });
+        let call = Call { rule: self.rule, request: &self.request, operation: Operation::Cancel };
+        self.limiter.call_later(&self.runtime, call, Some(due));
     }
 }

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 
 use crate::algorithm::numbers::EXACT;
 use crate::limiter::hold::Permit;
-use crate::limiter::{Limiter, persist};
+use crate::limiter::{Limiter, persist_until};
 use crate::lock::Lock;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
@@ -136,7 +136,8 @@ impl Drop for Settlement {
             async move {
                 // If this fails, what was charged before stays charged.
                 let request = Request::from(&request).id_ttl(REMEMBERED_ONCE_SETTLED);
-                let settled = persist(&at_once, || limiter.settle(&rule, limiter.unhurried(request))).await;
+                let settle = || at_once.call(limiter.settle(&rule, limiter.unhurried(request)));
+                let settled = persist_until(None, settle).await;
                 drop(permits);
                 if let Err(error) = &settled {
                     telemetry::unsettled(error.class());

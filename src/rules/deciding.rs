@@ -8,11 +8,11 @@ use futures_util::future::{join, join_all};
 use super::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
 use crate::decision::Decision;
 use crate::error::Error;
+use crate::limiter::call::Call;
 use crate::limiter::hold::Permit;
 #[cfg(feature = "http")]
 use crate::limiter::wait::Blocks;
 use crate::limiter::{Limiter, counted};
-use crate::operation::Operation;
 use crate::telemetry;
 
 /// A verdict, and the permits that the request took.
@@ -192,7 +192,7 @@ impl Limiter {
         let decisive = decision.as_ref().filter(|_| !allowed).and_then(|decision| {
             // A policy knows that a cost could never be admitted, though no limit was asked.
             let never = |own: &&Applies<'_>| match &own.effect {
-                Effect::Limit(charge) => !self.may_fit(charge.rule(), &charge.request(), Operation::Acquire),
+                Effect::Limit(charge) => !self.may_fit(Call::acquire(charge.rule(), &charge.request())),
                 _ => false,
             };
             applies.denied_by(decision).or_else(|| applies.together.iter().find(never))
@@ -244,11 +244,9 @@ impl Limiter {
         let follow_up = asking.follow_up().filter(|next| next.settles || charge.counts_by_response());
         let request = follow_up.map_or(request, |next| request.own_id(next.id).id_ttl(next.within));
         let held = match asking {
-            Acquisition::Hold(_) if holds() => Box::pin(self.hold_once(rule, request, true)).await?,
+            Acquisition::Hold(_) if holds() => Box::pin(self.hold_once(rule, request)).await?,
             #[cfg(feature = "http")]
-            Acquisition::Wait(max_wait, ..) if holds() => {
-                Box::pin(self.hold_within(rule, request, max_wait, true)).await?
-            }
+            Acquisition::Wait(max_wait, ..) if holds() => Box::pin(self.hold_within(rule, request, max_wait)).await?,
             #[cfg(feature = "http")]
             Acquisition::Wait(max_wait, blocks, _) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));

@@ -1,6 +1,6 @@
 //! Whose turn it is to take units or to return them: one task's at a time, unless it is stuck.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Id;
@@ -40,13 +40,9 @@ impl Turns {
         Self { longest: deadline.min(LONGEST_WAIT / 3) * 3, current: Lock::new(current) }
     }
 
-    fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock()
-    }
-
     /// The turn, unless a task has it.
     pub(super) fn try_take(&self) -> Option<Turn> {
-        let mut current = self.current();
+        let mut current = self.current.lock();
         let guard = Arc::clone(&current.lock).try_lock_owned();
         let is_first = guard.is_err() && current.began.elapsed() > self.longest;
         if is_first {
@@ -63,12 +59,12 @@ impl Turns {
                 return turn;
             }
             let (lock, until) = {
-                let current = self.current();
+                let current = self.current.lock();
                 (Arc::clone(&current.lock), current.began + self.longest)
             };
             let until = until.max(Instant::now() + Duration::from_millis(1));
             let Some(guard) = runtime::timeout_at(until, lock.lock_owned()).await else { continue };
-            let mut current = self.current();
+            let mut current = self.current.lock();
             if Arc::ptr_eq(OwnedMutexGuard::mutex(&guard), &current.lock) {
                 return current.begin(guard, false);
             }
@@ -78,14 +74,14 @@ impl Turns {
     /// Until when to wait for the turn in progress, if it is worth that: it is on this runtime, and hasn't taken this
     /// long yet.
     pub(super) fn worth_waiting_until(&self, patience: Duration) -> Option<Instant> {
-        let (current, here) = (self.current(), runtime::current().ok()?.id());
+        let (current, here) = (self.current.lock(), runtime::current().ok()?.id());
         let until = current.began + patience.min(LONGEST_WAIT);
         (current.runtime == Some(here) && Instant::now() < until).then_some(until)
     }
 
     /// Whether nobody has replaced this one.
     pub(super) fn has(&self, turn: &Turn) -> bool {
-        Arc::ptr_eq(&self.current().lock, &turn.lock)
+        Arc::ptr_eq(&self.current.lock().lock, &turn.lock)
     }
 }
 
