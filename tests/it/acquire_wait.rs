@@ -277,7 +277,7 @@ async fn a_cost_that_no_limit_could_admit_is_denied_with_never() {
 async fn callers_of_a_fixed_window_move_up_in_order_of_arrival() {
     let server = Server::start();
     let limiter = patient(&server.url());
-    let rule = rule("fixed-window 2/3s start first-hit max-debt 20");
+    let rule = rule("fixed-window 2/6s start first-hit max-debt 20");
     let mut of_keys = Vec::new();
     for number in 0..30 {
         let key = format!("key {number}");

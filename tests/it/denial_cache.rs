@@ -290,7 +290,9 @@ async fn no_denial_is_remembered_while_a_dropped_refund_may_yet_run() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
     let cache = DenialCache::of_keys(10).longest(Duration::from_secs(3600));
-    let on = |url: &str| Limiter::new(Redis::open(url).expect("a good address")).denial_cache(cache.clone());
+    let on = |url: &str| {
+        Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE).denial_cache(cache.clone())
+    };
     let (there, slow, rule) = (on(&server.tcp_url()), on(&proxy.url()), rule("fixed-window 1/30d"));
     for (key, is_dropped) in [("refunded", false), ("dropped", true)] {
         assert!(slow.acquire(&rule, key).await.expect("a decision").allowed);

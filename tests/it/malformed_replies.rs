@@ -62,7 +62,7 @@ impl Impostor {
                 }
             }
         });
-        assert!(begun.elapsed() < self.deadline + Duration::from_secs(2), "{:?} for {reply:?}", begun.elapsed());
+        assert!(begun.elapsed() < self.deadline + Duration::from_secs(10), "{:?} for {reply:?}", begun.elapsed());
         answer
     }
 }

@@ -347,8 +347,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
     tracing::subscriber::with_default(subscriber, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let limiter =
-                Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(300));
+            let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(PATIENCE);
             let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
             limiter.acquire(&open, SECRET).await.expect("a decision");
             let file = tempfile::NamedTempFile::new().expect("a file");

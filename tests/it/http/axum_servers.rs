@@ -154,7 +154,7 @@ async fn two_instances_admit_what_the_rules_allow_through_redis_outages_and_rule
     write(310, "");
     for rules in &watched {
         let took = wait_until("the rules are followed", async || rules.reloads() > 0).await;
-        assert!(took < Duration::from_secs(3), "{took:?}");
+        assert!(took < Duration::from_secs(10), "{took:?}");
     }
     assert_eq!(load(3).await, [10, 14, 0]);
 }

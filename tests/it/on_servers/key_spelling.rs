@@ -153,8 +153,8 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
 
     // Other secrets, and none, count apart.
     let other = KeySecret::new("another secret of 32 bytes......").expect("a secret");
-    let plain = Limiter::new(redis.clone());
-    for limiter in [Limiter::new(redis).key_secret(&other), plain.clone()] {
+    let plain = Limiter::new(redis.clone()).deadline(tollgate_testing::polling::PATIENCE);
+    for limiter in [plain.clone().key_secret(&other), plain.clone()] {
         let decision = limiter.acquire(&rules[0], request).await.expect("a decision");
         assert_eq!((decision.allowed, decision.remaining), (true, 4));
     }

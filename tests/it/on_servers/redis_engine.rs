@@ -56,7 +56,9 @@ async fn a_connection_that_takes_longer_than_a_deadline_serves_the_next_call() {
     assert!(error.is_deadline() && error.is_unreachable() && error.charged() == Charged::No, "{error:?}");
     server.reset_command_counts();
     assert!(limiter.acquire(&rule, "key").await.expect("a decision").allowed);
-    assert_eq!(server.commands().get("hello").map_or(0, |(calls, _)| *calls), 1, "the first connect went on");
+    let connects = server.commands().get("hello").map_or(0, |(calls, _)| *calls);
+    // More where the first was taken for one that is stuck.
+    assert!(connects >= 1, "the first connect went on");
 }
 
 #[tokio::test]
@@ -276,16 +278,15 @@ async fn in_real_time_a_bucket_refills_and_a_key_expires() {
     for text in
         ["fixed-window 3/200ms start first-hit", "gcra 3/200ms", "sliding-window 3/200ms", "sliding-log 3/200ms"]
     {
-        let rule = rule(text);
+        let (rule, used) = (rule(text), Instant::now());
         assert!(limiter.acquire(&rule, "gone").await.expect("a decision").allowed);
-        let key = limiter.inspect(&rule, "gone").await.expect("a state").remove(0).key;
-        let used = Instant::now();
+        let key = limiter.keys(&rule, "gone").expect("keys").remove(0);
         let mut redis = server.connection();
         let mut exists = || cmd("EXISTS").arg(&key).query::<bool>(&mut redis).expect("an answer");
-        assert!(exists(), "{text}");
+        let longest = rule.limits().next().expect("a limit").longest_reset();
+        assert!(exists() || used.elapsed() >= longest, "{text}");
         while exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            let longest = rule.limits().next().expect("a limit").longest_reset();
             assert!(used.elapsed() < PATIENCE + longest, "{text}: still there");
         }
     }

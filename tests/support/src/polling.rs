@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use tollgate::{Charged, Error};
+
 /// Fails a test that would hang. No machine is so slow that it decides one.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -37,6 +39,22 @@ pub async fn wait_for_value<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
             match look().await {
                 Some(found) => return found,
                 None => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    })
+    .await
+}
+
+/// What a server that is well answers, however busy the machine is. Where that stood still for half a second, a client takes
+/// the server for silent: calls that waited behind others end without having been sent, and are made again.
+pub async fn once_sent<T, C: Future<Output = Result<T, Error>>>(call: impl Fn() -> C) -> T {
+    in_time(async {
+        loop {
+            match call().await {
+                Err(error) if error.is_unreachable() && error.charged() == Charged::No => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                answer => return answer.expect("an answer"),
             }
         }
     })

@@ -226,7 +226,7 @@ pub fn free_port() -> u16 {
 
 /// The reply to a command, or an error soon: the server may be dead or frozen.
 pub fn try_command(server: &Server, words: &[&str]) -> RedisResult<Value> {
-    reply_within(Duration::from_millis(500), server, words)
+    reply_within(Duration::from_secs(2), server, words)
 }
 
 fn reply_within(patience: Duration, server: &Server, words: &[&str]) -> RedisResult<Value> {

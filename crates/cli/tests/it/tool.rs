@@ -31,7 +31,7 @@ const LOG: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/access-
 fn probe_allows_five_of_seven_on_the_embedded_engine_and_on_redis() {
     let server = Server::start();
     for engine in [vec![], vec!["--url", &server.tcp_url()], vec!["--url", &server.url()]] {
-        let arguments = [&["probe", "token-bucket 5/10s", "user:42", "--count", "7"], engine.as_slice()].concat();
+        let arguments = [&["probe", "token-bucket 5/1d", "user:42", "--count", "7"], engine.as_slice()].concat();
         let output = tollgate(&arguments);
         let verdicts: Vec<_> =
             lines(&output).iter().map(|line| line["allowed"].as_bool().expect("a verdict")).collect();

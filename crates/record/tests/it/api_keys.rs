@@ -251,7 +251,7 @@ async fn a_rotated_key_stays_valid_for_a_while() {
     own.limits.burst = Some(9);
     let (old, stored) = tool.create_key("42", &own, "me").await.expect("made");
     let service = database(&server).follow(&limiter()).await.expect("a configuration");
-    let (new, successor) = tool.rotate_key(&stored.id, Duration::from_secs(2), "me").await.expect("rotated");
+    let (new, successor) = tool.rotate_key(&stored.id, Duration::from_secs(5), "me").await.expect("rotated");
     assert_eq!(
         (successor.user.as_str(), &successor.terms.limits, successor.replaces.as_deref()),
         ("42", &own.limits, Some(&*stored.id))

@@ -6,7 +6,7 @@ use tollgate::redis::{Commands, cmd};
 use tollgate::rules::{ApiKeyError, RuleSet};
 use tollgate::{Engine, Limiter};
 use tollgate_record::{Configuration, KeyTerms, NewKey, Postgres as Database};
-use tollgate_testing::polling::wait_until;
+use tollgate_testing::polling::{PATIENCE, wait_until};
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::record::{database, prepared};
@@ -17,7 +17,7 @@ fn rules(limit: &str) -> RuleSet {
 }
 
 async fn follow(database: &Database, redis: &Server) -> Configuration {
-    let limiter = Limiter::new(Engine::open(&redis.tcp_url()).expect("an address"));
+    let limiter = Limiter::new(Engine::open(&redis.tcp_url()).expect("an address")).deadline(PATIENCE);
     database.follow(&limiter).await.expect("a configuration")
 }
 

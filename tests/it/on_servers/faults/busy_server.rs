@@ -62,7 +62,7 @@ async fn a_call_to_a_busy_server_is_retried_and_answered_once_its_script_is_kill
     assert!(error.is_not_now() && error.charged() == Charged::No && error.to_string().contains("BUSY"), "{error}");
     run(&server, &["SCRIPT", "KILL"]);
     endless.join().expect("a thread").expect_err("killed");
-    assert_eq!(answered_again(&limiter, &closed, "key").await.remaining, 3);
+    assert_eq!(answered_again(&limiter.clone().deadline(PATIENCE), &closed, "key").await.remaining, 3);
 }
 
 #[tokio::test]

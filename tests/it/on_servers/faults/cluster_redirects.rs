@@ -290,7 +290,7 @@ async fn a_slot_that_moves_under_load_admits_exactly_the_limit_without_an_error(
     for task in tasks {
         admitted += in_time(task).await.expect("no error");
     }
-    assert!(moves > 1, "{moves}");
+    assert!(moves > 0, "{moves}");
     assert_eq!(admitted, UNITS, "after {moves} moves");
 }
 

@@ -90,7 +90,7 @@ async fn sentinels_that_are_dead_or_frozen_are_passed_over() {
 #[tokio::test]
 async fn a_primary_that_no_sentinel_knows_is_named_in_one_line() {
     let fleet = Sentinels::start();
-    let limiter = limiter(&fleet.url_of("nobody")).deadline(SOME_TIME);
+    let limiter = limiter(&fleet.url_of("nobody")).deadline(PATIENCE);
     let error = acquire(&limiter, &rule("gcra 5/1d", OnError::Closed), "key").await.expect_err("nobody");
     let message = error.to_string();
     assert!(message.contains("nobody") && message.lines().count() == 1, "{message}");

@@ -24,7 +24,7 @@ async fn calls_to_a_frozen_server_get_the_policys_answer_until_it_answers_again(
     assert!(unknown > 0);
     assert_ne!(redis.breaker(), Breaker::Closed);
     server.signal("-CONT");
-    let decision = answered_again(&limiter, &closed, "key").await;
+    let decision = answered_again(&limiter.clone().deadline(PATIENCE), &closed, "key").await;
     // The one before, at most those whose outcome wasn't known, and this.
     assert!((998 - unknown..=998).contains(&decision.remaining), "{decision:?} after {unknown}");
     assert_eq!(redis.breaker(), Breaker::Closed);

@@ -30,7 +30,7 @@ fn every_command_works(url: &str, primaries: usize) {
     assert_eq!(code(&load), 0, "{report} {}", stderr(&load));
     assert_eq!((&report["answered"], &report["audit"]["over_admissions"]), (&300.into(), &0.into()), "{report}");
 
-    let doctor = tollgate(&["doctor", "--url", url]);
+    let doctor = tollgate(&["doctor", "--url", url, "--deadline", "30s"]);
     let nodes: HashSet<_> = lines(&doctor).iter().map(|line| line["node"].to_string()).collect();
     assert_eq!(nodes.len(), primaries, "{}{}", stdout(&doctor), stderr(&doctor));
     assert!(code(&doctor) < 2, "{}", stdout(&doctor));
@@ -49,7 +49,7 @@ fn every_command_works(url: &str, primaries: usize) {
 fn every_command_works_on_a_cluster_and_leaves_no_key() {
     let servers = ClusterServers::of_primaries();
     every_command_works(&servers.url(), 3);
-    let findings = lines(&tollgate(&["doctor", "--url", &servers.url()]));
+    let findings = lines(&tollgate(&["doctor", "--url", &servers.url(), "--deadline", "30s"]));
     let batches: Vec<_> = findings.iter().filter(|finding| finding["check"] == "batches").collect();
     assert!(batches.len() == 3 && batches.iter().all(|batches| batches["numbers"]["by"] == "node"), "{batches:?}");
     let left = servers.nodes().iter().map(|node| cmd("DBSIZE").query::<u64>(&mut node.connection()).expect("a size"));
@@ -93,7 +93,7 @@ fn a_slot_that_is_being_moved_is_no_fault_of_a_cluster() {
 fn every_command_works_on_a_primary_that_sentinels_know() {
     let servers = Sentinels::start();
     every_command_works(&servers.url(), 1);
-    let findings = lines(&tollgate(&["doctor", "--url", &servers.url()]));
+    let findings = lines(&tollgate(&["doctor", "--url", &servers.url(), "--deadline", "30s"]));
     let sentinels = findings.iter().find(|finding| finding["check"] == "sentinels").expect("a finding");
     assert_eq!((&sentinels["level"], &sentinels["numbers"]["known"]), (&"ok".into(), &3.into()), "{sentinels}");
 
@@ -124,10 +124,11 @@ fn the_doctor_needs_no_more_of_a_cluster_than_its_smallest_user_may() {
         let user = ["ACL", "SETUSER", "limiter", "reset", "on", ">sesame"];
         run_command(node, &[&user[..], &least(), &["+cluster|slots", "+cluster|info", "+asking"]].concat());
     }
-    let output = tollgate(&["doctor", "--url", &servers.url().replace("://", "://limiter:sesame@")]);
+    let url = servers.url().replace("://", "://limiter:sesame@");
+    let output = tollgate(&["doctor", "--url", &url, "--deadline", "30s"]);
     assert!(code(&output) < 2, "{}{}", stdout(&output), stderr(&output));
     servers.node(0).signal("-STOP");
-    let output = tollgate(&["doctor", "--url", &servers.url(), "--deadline", "300ms"]);
+    let output = tollgate(&["doctor", "--url", &servers.url(), "--deadline", "5s"]);
     servers.node(0).signal("-CONT");
     let unfit: Vec<_> = lines(&output).into_iter().filter(|finding| finding["level"] == "unfit").collect();
     assert_eq!((code(&output), unfit.len()), (2, 1), "one of three: {}", stdout(&output));
