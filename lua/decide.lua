@@ -13,7 +13,7 @@
 --   [2] now_us  us  0 .. 2^52 in decimal, or -1 for the server's time, which it is without it
 --   [3] calls   of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit,
 --               its cost. Needed if these differ, or a key occurs twice: its later calls see what earlier ones took.
---               A number other than 1 is for acquires without options
+--               A number other than 1 is for acquires without options, of other limits than permits
 --   [4] ...     with concurrency: each call's holder
 --   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
 --               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
@@ -344,7 +344,8 @@ end
 -- fewest of any. Then each limit is charged for so many calls, is written, and answers. Of a single call both are 1 or
 -- 0. Say it costs 3, the first limit has 5 units left, and the second one 2: their `fits` are 1 and 0, so `allowed` is
 -- 0, and both are charged 0 units. The first one answers what remains, and no wait; the second one is `denied`, and
--- answers how long until no more than its most units less 3 are used. Neither is written.
+-- answers how long until no more than its most units less 3 are used. Neither is written. What a plain call in the
+-- server's time comes to is the same, and keys.lua has answered it before.
 for first = 1, #keys, width do
   -- What its keys come to, and how many of the calls (one, unless they are listed) all limits allow. `done`: a refusal
   -- or its id's marker has answered it; `lost`: a write was refused.

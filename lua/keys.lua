@@ -23,7 +23,7 @@ if text_fault then return redis.error_reply(text_fault) end
 -- (`cost`), and what it finds at its key: the units in use, the state as the algorithm's functions pass it on (x, y),
 -- as of when that is (`at`), the second at which it expires (`armed`), its own time, and how many calls there is room
 -- for (`fits`).
-local limits, count, place, layout, reads, stale = {}, 0, 1, byte(shape), false, nil
+local limits, count, place, layout, reads, stale, own = {}, 0, 1, byte(shape), false, nil, false
 while layout and layout < 128 do
   local algorithm = ALGORITHMS[layout]
   if not algorithm or #shape < place + algorithm.size then
@@ -47,7 +47,7 @@ while layout and layout < 128 do
     local bits, block = unpacked('<BI7', shape, place + 1)
     limits[count].option = { as_is = bits % 2 >= 1, afresh = bits % 4 >= 2, overage = bits % 8 >= 4,
       block = bits >= 8 and block }
-    place = place + 9
+    place, own = place + 9, own or bits >= 4
     layout = bits < 16 and byte(shape, place) or 0
   end
 end
@@ -93,7 +93,9 @@ local width, each_width = count + (id_ttl and 1 or 0), 3 + 7 * count
 if #keys == 0 or #keys % width > 0 or (each and #each * width ~= each_width * #keys) then
   return redis.error_reply('BADARG tollgate: expected KEYS and costs for each limit of each call')
 end
-for at = 1, each and (code ~= 128 or options % 128 > 0) and #each or 0, each_width do
+-- A denied call of several wouldn't be told from an allowed one, nor count once, nor has a holder of permits two calls.
+local plainly = code == 128 and options % 128 == 0 and not own and not (reads and reads.holds)
+for at = 1, each and not plainly and #each or 0, each_width do
   if unpacked('<I3', each, at) ~= 1 then
     return redis.error_reply('BADARG tollgate: expected a number of 1 for each call, but for plain acquires')
   end
