@@ -65,9 +65,10 @@ impl Limiter {
         };
         decision.error = match there {
             Ok(there) => there.error,
-            Err(error) if error.goes_to_policy() => Some(Arc::new(error)),
             // Redis never took them.
-            Err(_) => None,
+            Err(unknown) if unknown.is_unknown_id() => None,
+            // It may still have them.
+            Err(error) => Some(Arc::new(error)),
         };
         Ok(decision)
     }

@@ -195,3 +195,21 @@ async fn a_cancellation_that_is_tried_again_reaches_both_engines() {
     let unknown = in_time(limiter.cancel(&local, call.after(&here))).await.expect_err("cancelled before");
     assert!(unknown.is_unknown_id(), "{unknown}");
 }
+
+/// What both may have taken is given back here alone, and the answer says so.
+#[tokio::test]
+async fn a_cancellation_that_redis_refuses_to_run_is_no_whole_one() {
+    let server = Server::start();
+    let limiter = limiter(&server.user("service", "+@all ~*")).deadline(PATIENCE);
+    let local = rule("token-bucket 10/1d", OnError::Local { processes: NonZeroU32::MIN });
+    in_time(limiter.acquire(&local, Request::new("key").id("first"))).await.expect("a decision");
+    server.signal("-STOP");
+    let call = Request::new("key").id("call").cost(3);
+    let here = in_time(limiter.acquire(&local, call.deadline(DEADLINE))).await.expect("decided here");
+    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (By::Local, Charged::Unknown));
+    server.signal("-CONT");
+    answered_again(&limiter, &local, "other").await;
+    server.user("service", "+@all ~* -evalsha -eval");
+    let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled here");
+    assert!(cancelled.error.as_ref().is_some_and(|error| error.is_permission()), "{cancelled:?}");
+}
