@@ -10,16 +10,17 @@ use crate::support::tool::{code, lines, stderr, tollgate, with_input};
 fn a_cost_above_the_smallest_share_is_denied_for_good_on_a_cluster_alone() {
     let (server, cluster) = (Server::start(), cluster_of_one());
     let (one, several) = (server.url(), cluster_url(&cluster));
-    let probe = |more: &[&str]| {
-        tollgate(&[&["probe", "token-bucket 100/1s shards 8", "key", "--format", "jsonl"], more].concat())
+    // A key for each: a shard, drawn at random, may be the one that the call before has emptied.
+    let probe = |key: &str, more: &[&str]| {
+        tollgate(&[&["probe", "token-bucket 100/1s shards 8", key, "--format", "jsonl"], more].concat())
     };
     for (url, never) in [(&[][..], false), (&["--url", &one], false), (&["--url", &several], true)] {
-        assert_eq!(code(&probe(&[url, &["--cost", "12"]].concat())), 0);
-        let above = probe(&[url, &["--cost", "13"]].concat());
+        assert_eq!(code(&probe("share", &[url, &["--cost", "12"]].concat())), 0);
+        let above = probe("above", &[url, &["--cost", "13"]].concat());
         let waits = &lines(&above)[0]["retry_after_us"];
         assert_eq!((code(&above) == 1, *waits == json!("never")), (never, never), "{waits}");
         for op in ["at-most", "penalty", "refund"] {
-            let done = probe(&[url, &["--cost", "70", "--op", op]].concat());
+            let done = probe(op, &[url, &["--cost", "70", "--op", op]].concat());
             assert_eq!(code(&done), 0, "{op}: {}", stderr(&done));
         }
     }
