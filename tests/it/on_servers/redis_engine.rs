@@ -334,8 +334,10 @@ async fn a_state_that_lies_a_little_ahead_of_the_servers_time_is_decided_as_of_i
 async fn in_coarse_ticks_a_day_of_units_comes_back_in_a_day() {
     let server = Server::start();
     let limiter = patient(&server.url());
-    for (text, units) in [("token-bucket 999983/1d burst 1000000000", 1_000_000), ("sliding-window 999983/1d", 400_000)]
-    {
+    for (text, units, too_many) in [
+        ("token-bucket 999983/1d burst 1000000000", 1_000_000, 1_000_000_000),
+        ("sliding-window 999983/1d", 400_000, 400_000),
+    ] {
         let rule = rule(text).named(&text[..5]).expect("a name");
         let request = || Request::new("key").cost(units);
         let first = limiter.acquire(&rule, request()).await.expect("a decision");
@@ -345,6 +347,9 @@ async fn in_coarse_ticks_a_day_of_units_comes_back_in_a_day() {
         assert!((units - 5000..=units).contains(&taken), "{text}: {taken}");
         let reset = second.reset_after;
         assert!(reset > Duration::from_secs(23 * 3600), "{text}: {reset:?}");
+        let denied = limiter.acquire(&rule, Request::new("key").cost(too_many)).await.expect("a decision");
+        let waits = [denied.reset_after, denied.retry_after.duration().expect("a wait")];
+        assert!(!denied.allowed && waits.iter().all(|wait| *wait > Duration::from_secs(3600)), "{text}: {waits:?}");
     }
 }
 
