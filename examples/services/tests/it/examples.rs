@@ -267,8 +267,8 @@ fn two_services_under_load_admit_exactly_what_their_rules_allow() {
         })
         .collect();
     let all = |outcome: &str| services.iter().map(|service| counted(service, outcome)).sum::<u64>();
-    // Some answers may be lost, as each time that Redis dies.
-    let used_up = |units: u64| block_until("nearly all is used up", || all("outcome=\"allowed\"") > units * 9 / 10);
+    // Some answers may be lost, as each time that Redis dies: those of all that were under way.
+    let used_up = |units: u64| block_until("nearly all is used up", || all("outcome=\"allowed\"") > units * 96 / 100);
     used_up(1000);
     server.stop();
     block_until("Redis is unreachable", || all("outcome=\"error\"") > 0);
@@ -293,17 +293,21 @@ fn two_services_under_load_admit_exactly_what_their_rules_allow() {
     // The killed Redis lost its counts: once more as many, and 500 by the changed rules. What
     // was taken as it died, without an answer, is missing.
     let admitted = all("outcome=\"allowed\"");
-    assert!((2200..=2500).contains(&admitted), "{admitted}");
+    assert!((2300..=2500).contains(&admitted), "{admitted}");
     let passed = answered - refused;
-    assert!((2100..=admitted).contains(&passed), "{passed} of {admitted}: of {answered}");
+    assert!((2200..=admitted).contains(&passed), "{passed} of {admitted}: of {answered}");
     for service in &services {
         let (_, metrics) = call(&service.address, "GET /metrics", "");
         assert!(metrics.contains("\ntollgate_rules_reloads_total{outcome=\"taken\"} 1\n"), "{metrics}");
     }
-    let (status, text) = call(&services[0].address, "GET /", "");
+    let mut text = String::new();
+    block_until("the rest is used up", || {
+        let (status, answer) = call(&services[0].address, "GET /", "");
+        text = answer;
+        status == 429
+    });
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {text}"));
-    assert_eq!(status, 429, "{text}");
     let wait: u64 = field("retry-after: ").parse().expect("seconds");
     for (name, parameter, value) in [("ratelimit-policy: ", "q", 1500), ("ratelimit: ", "t", wait)] {
         let list: sfv::List = sfv::Parser::new(field(name)).parse().expect(name);
