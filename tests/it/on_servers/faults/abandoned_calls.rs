@@ -165,6 +165,19 @@ async fn no_hold_by_an_id_overtakes_its_release_whoever_makes_that() {
     tokio::task::spawn_blocking(|| elsewhere.join()).await.expect("no panic").expect("no panic");
 }
 
+/// A call of three units that was decided here, since Redis answered too late, and then ran there.
+async fn decided_twice(server: &Server, limiter: &Limiter, local: &Rule) -> (Request<'static>, Decision) {
+    // Loads the script.
+    in_time(limiter.acquire(local, Request::new("key").id("first"))).await.expect("a decision");
+    server.signal("-STOP");
+    let call = Request::new("key").id("call").cost(3);
+    let here = in_time(limiter.acquire(local, call.deadline(DEADLINE))).await.expect("decided here");
+    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (By::Local, Charged::Unknown));
+    server.signal("-CONT");
+    answered_again(limiter, local, "other").await;
+    (call, here)
+}
+
 /// A call that was decided here, since Redis answered too late: what both took is given back, though Redis is still away
 /// at the first try.
 #[tokio::test]
@@ -172,14 +185,7 @@ async fn a_cancellation_that_is_tried_again_reaches_both_engines() {
     let mut server = Server::start();
     let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
     let local = rule("token-bucket 10/1d", OnError::Local { processes: NonZeroU32::MIN });
-    // Loads the script.
-    in_time(limiter.acquire(&local, Request::new("key").id("first"))).await.expect("a decision");
-    server.signal("-STOP");
-    let call = Request::new("key").id("call").cost(3);
-    let here = in_time(limiter.acquire(&local, call.deadline(DEADLINE))).await.expect("decided here");
-    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (By::Local, Charged::Unknown));
-    server.signal("-CONT");
-    answered_again(&limiter, &local, "other").await;
+    let (call, here) = decided_twice(&server, &limiter, &local).await;
     assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("a peek").remaining, 6, "it ran late");
     cmd("SAVE").exec(&mut server.connection()).expect("saved");
     server.stop();
@@ -202,13 +208,7 @@ async fn a_cancellation_that_redis_refuses_to_run_is_no_whole_one() {
     let server = Server::start();
     let limiter = limiter(&server.user("service", "+@all ~*")).deadline(PATIENCE);
     let local = rule("token-bucket 10/1d", OnError::Local { processes: NonZeroU32::MIN });
-    in_time(limiter.acquire(&local, Request::new("key").id("first"))).await.expect("a decision");
-    server.signal("-STOP");
-    let call = Request::new("key").id("call").cost(3);
-    let here = in_time(limiter.acquire(&local, call.deadline(DEADLINE))).await.expect("decided here");
-    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (By::Local, Charged::Unknown));
-    server.signal("-CONT");
-    answered_again(&limiter, &local, "other").await;
+    let (call, here) = decided_twice(&server, &limiter, &local).await;
     server.user("service", "+@all ~* -evalsha -eval");
     let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled here");
     assert!(cancelled.error.as_ref().is_some_and(|error| error.is_permission()), "{cancelled:?}");
