@@ -93,7 +93,8 @@ local width, each_width = count + (id_ttl and 1 or 0), 3 + 7 * count
 if #keys == 0 or #keys % width > 0 or (each and #each * width ~= each_width * #keys) then
   return redis.error_reply('BADARG tollgate: expected KEYS and costs for each limit of each call')
 end
--- A denied call of several wouldn't be told from an allowed one, nor count once, nor has a holder of permits two calls.
+-- A denial that blocks hides which calls before it were allowed, each counted denial counts, and a holder's calls are
+-- one: these go one by one.
 local plainly = code == 128 and options % 128 == 0 and not own and not (reads and reads.holds)
 for at = 1, each and not plainly and #each or 0, each_width do
   if unpacked('<I3', each, at) ~= 1 then

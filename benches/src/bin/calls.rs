@@ -58,12 +58,14 @@ enum Variant {
     ThreeNodesTwoLimits,
     SeveralNodes,
     SeveralNodesDenied,
+    InTurn,
+    InTurnDenied,
 }
 
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 15] = [
+const VARIANTS: [(Variant, &str); 17] = [
     (OneLimit, "one limit"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
@@ -79,13 +81,15 @@ const VARIANTS: [(Variant, &str); 15] = [
     (ThreeNodesTwoLimits, "three primaries: two limits"),
     (SeveralNodes, "three primaries: two limits, each by a key of its own"),
     (SeveralNodesDenied, "the same, of which one denies"),
+    (InTurn, "three primaries: two calls, the second once the first is allowed"),
+    (InTurnDenied, "the same, of which the first denies"),
 ];
 
 impl Variant {
     /// What it is compared with.
     fn plain(self) -> Self {
         match self {
-            ThreeNodes | ThreeNodesTwoLimits | SeveralNodes | SeveralNodesDenied => ThreeNodes,
+            ThreeNodes | ThreeNodesTwoLimits | SeveralNodes | SeveralNodesDenied | InTurn | InTurnDenied => ThreeNodes,
             _ => OneLimit,
         }
     }
@@ -93,7 +97,7 @@ impl Variant {
     /// The throughput of 64 callers that is promised and wanted, as a part of the plain call's.
     fn promised(self) -> Option<(f64, f64)> {
         match self {
-            OneLimit | Denied | ThreeNodes | SeveralNodes | SeveralNodesDenied => None,
+            OneLimit | Denied | ThreeNodes | SeveralNodes | SeveralNodesDenied | InTurn | InTurnDenied => None,
             Permit => Some((0.28, 0.35)),
             ThreeRules => Some((0.3, 0.35)),
             GivenBack => Some((0.18, 0.25)),
@@ -117,6 +121,8 @@ struct Bench {
     permits: Rule,
     several: Rule,
     several_denying: Rule,
+    other: Rule,
+    other_denying: Rule,
 }
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -184,6 +190,8 @@ impl Bench {
             permits: rule("concurrency 10000 ttl 1m"),
             several: rule(PLAIN).and_by(OTHER, PLAIN.parse().expect("a limit")).expect("two limits"),
             several_denying: rule(PLAIN).and_by(OTHER, NONE.parse().expect("a limit")).expect("two limits"),
+            other: rule(PLAIN).named("other").expect("a name"),
+            other_denying: rule(NONE).named("denying").expect("a name"),
         }
     }
 
@@ -212,10 +220,12 @@ impl Bench {
             SeveralNodesDenied => {
                 callers(count, time, move |random| self.by_two_keys(&self.several_denying, random)).await
             }
+            InTurn => callers(count, time, move |random| self.in_turn(&self.other, random)).await,
+            InTurnDenied => callers(count, time, move |random| self.in_turn(&self.other_denying, random)).await,
         };
         let denied = slice.calls - slice.allowed;
         match variant {
-            Denied | SeveralNodesDenied => {
+            Denied | SeveralNodesDenied | InTurnDenied => {
                 assert!(slice.allowed <= KEYS as u64, "{count} callers: {} were allowed", slice.allowed)
             }
             _ => assert_eq!(denied, 0, "{variant:?} denied some of {count} callers"),
@@ -240,9 +250,20 @@ impl Bench {
     }
 
     async fn by_two_keys(&self, rule: &Rule, random: u64) -> bool {
-        let [key, other] = [random, random >> 20].map(|random| self.keys[random as usize % KEYS].as_str());
+        let [key, other] = self.two_keys(random);
         let parts = [(OTHER, other.as_bytes())];
         self.of_three.acquire(rule, Request::new(key).parts(&parts)).await.expect("a decision").allowed
+    }
+
+    /// What asking first the limit that denies would gain and cost at best: no ids, and nothing given back where the
+    /// second denies.
+    async fn in_turn(&self, first: &Rule, random: u64) -> bool {
+        let [key, other] = self.two_keys(random);
+        acquire(&self.of_three, first, other).await && acquire(&self.of_three, &self.plain, key).await
+    }
+
+    fn two_keys(&self, random: u64) -> [&str; 2] {
+        [random, random >> 20].map(|random| self.keys[random as usize % KEYS].as_str())
     }
 
     /// By an id of its own, which is remembered for a second.

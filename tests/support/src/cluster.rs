@@ -102,6 +102,24 @@ impl ClusterServers {
         self.nodes[at].stop();
     }
 
+    /// Kills a primary under load and waits until its replica has taken over. It decides nothing between the last state
+    /// that its replica has and its end, so that nobody is answered whose charge is lost.
+    pub fn kill_without_loss(&self, primary: usize) {
+        let (killed, replica) = (&self.nodes[primary], &self.nodes[self.partner_of(primary)]);
+        run_command(killed, &["CLIENT", "PAUSE", "60000", "WRITE"]);
+        block_until("the replica has everything", || {
+            let info = command_text(killed, &["INFO", "replication"]);
+            let offset = |after: &str| Some(info.split_once(after)?.1.split([',', '\r']).next()?.to_owned());
+            offset("master_repl_offset:").is_some_and(|all| offset(",offset=") == Some(all))
+        });
+        killed.signal("-KILL");
+        // Only now, so that the others are never taken for failed: it takes two primaries to say so.
+        self.replace_soon();
+        block_until("the replica takes over", || {
+            command_text(replica, &["INFO", "replication"]).contains("role:master")
+        });
+    }
+
     /// From here on, a node that is silent for a second counts as failed. Before one is frozen.
     pub fn replace_soon(&self) {
         for node in &self.nodes {
