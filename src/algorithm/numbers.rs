@@ -144,23 +144,6 @@ pub(crate) fn most_of_window(exact: &Exact) -> u64 {
     u64::try_from(by_reset).unwrap_or(EXACT).min(EXACT - exact.rate)
 }
 
-pub(crate) fn most_of_calendar(_: &Exact) -> u64 {
-    EXACT
-}
-
-/// A count times the window is exact.
-pub(crate) fn most_of_counter(exact: &Exact) -> u64 {
-    EXACT / exact.period - 1
-}
-
-pub(crate) fn most_of_log(_: &Exact) -> u64 {
-    1 << 39
-}
-
-pub(crate) fn most_of_permits(_: &Exact) -> u64 {
-    20_000
-}
-
 /// The index of a fixed window's start among its numbers.
 pub(crate) const START: usize = 3;
 

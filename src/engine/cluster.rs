@@ -11,7 +11,6 @@ mod topology;
 
 use std::fmt;
 use std::future::poll_fn;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -32,6 +31,7 @@ use super::redis::{Asking, Confirm, Redis};
 use crate::batch::AskApart;
 use crate::call::{Ask, Reply};
 use crate::error::{Error, Kind};
+use crate::key::Key;
 use crate::random::jittered;
 use crate::runtime;
 pub(crate) use slots::slot_of;
@@ -165,11 +165,10 @@ impl Cluster {
         mut ask: Ask<'a>,
         until: Deadline,
     ) -> impl Future<Output = Result<Reply, Error>> + use<'a> {
-        let slot = slot_of_all(&ask.keys);
         // There may be thousands of these: what few of them need is boxed, and a block has no second copy of the ask, as
         // an async function would.
         async move {
-            ask.partition = slot?;
+            ask.partition = slot_of_keys(&ask.keys);
             let node = match self.topology.owner(ask.partition) {
                 Some(node) => node,
                 None => Box::pin(self.owner(ask.partition, until)).await?,
@@ -184,21 +183,11 @@ impl Cluster {
 
     /// Decides all of these at the same time, each independently and by its own deadline.
     pub(crate) async fn acquire_all(&self, asks: Vec<(Ask<'_>, Deadline)>) -> Vec<Result<Reply, Error>> {
-        let mut refused = Vec::new();
-        let asks = asks.into_iter().enumerate().map(|(at, (ask, until))| {
-            let partition = slot_of_all(&ask.keys).unwrap_or_else(|error| {
-                refused.push((at, Err(error)));
-                0
-            });
-            (Ask { partition, ..ask }, until)
-        });
+        let asks = asks.into_iter().map(|(ask, until)| (Ask { partition: slot_of_keys(&ask.keys), ..ask }, until));
         let asks: Vec<_> = asks.collect();
         let mut of_nodes: Vec<(Arc<Node>, Vec<usize>)> = Vec::new();
         let mut of_nobody = Vec::new();
         for (at, (ask, _)) in asks.iter().enumerate() {
-            if refused.binary_search_by_key(&at, |(at, _)| *at).is_ok() {
-                continue;
-            }
             let Some(node) = self.topology.owner(ask.partition) else {
                 of_nobody.push(at);
                 continue;
@@ -245,7 +234,7 @@ impl Cluster {
             (*at, self.ask(ask.clone(), *until).await)
         });
         let (answered, at_last) = join(join_all(of_nodes.into_iter().map(at_node)), join_all(at_last)).await;
-        let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).chain(refused).collect();
+        let mut all: Vec<_> = answered.into_iter().flatten().chain(at_last).collect();
         all.sort_unstable_by_key(|(at, _)| *at);
         all.into_iter().map(|(_, answer)| answer).collect()
     }
@@ -390,19 +379,11 @@ async fn put_again(node: &Node, ask: &Ask<'_>, routing: Routing, until: Deadline
     }
 }
 
-/// The slot that all of these keys are in.
-fn slot_of_all(keys: &[impl Deref<Target = [u8]>]) -> Result<u16, Error> {
-    let mut slots = keys.iter().map(|key| (slot_of(key), key));
-    let Some((slot, first)) = slots.next() else { return Ok(0) };
-    match slots.find(|(other, _)| *other != slot) {
-        None => Ok(slot),
-        Some((other, key)) => {
-            let [first, key] = [first, key].map(|key| String::from_utf8_lossy(key));
-            let why =
-                format!("expected the keys of one decision in one slot, got {first} in {slot} and {key} in {other}");
-            Err(Error::new(Kind::Input, format!("keys: {why}")))
-        }
-    }
+/// The slot of a script call's keys, which are all in one: the limiter asks by several calls otherwise.
+fn slot_of_keys(keys: &[Key]) -> u16 {
+    let slot = keys.first().map_or(0, |key| slot_of(key));
+    debug_assert!(keys.iter().all(|key| slot_of(key) == slot), "keys of several slots");
+    slot
 }
 
 impl fmt::Debug for Cluster {

@@ -9,7 +9,6 @@ use super::errors::from_answer;
 use super::texts::Eval;
 use crate::batch::ScriptCall;
 use crate::error::Error;
-use crate::script::Script;
 
 /// How often Redis checks whether a WAIT has timed out, with its default `hz`.
 const WAIT_CHECK: Duration = Duration::from_millis(100);
@@ -117,38 +116,23 @@ pub(super) async fn send(
 }
 
 pub(super) fn command(call: ScriptCall<'_>, eval: Eval) -> Cmd {
-    let keys = call.key_count();
-    let bytes = call.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys + 96;
-    let reads_only = call.mode().reads_only();
-    let mut command = if call.is_across_slots() {
-        let mut command = eval_command(call.script(), eval, reads_only, 0, keys + 5, bytes);
-        command.arg(keys);
-        command
-    } else {
-        eval_command(call.script(), eval, reads_only, keys, 4, bytes)
+    let (script, keys) = (call.script(), call.key_count());
+    let (verb, script) = match (eval, call.mode().reads_only()) {
+        (Eval::ByDigest, false) => ("EVALSHA", script.digest()),
+        (Eval::ByDigest, true) => ("EVALSHA_RO", script.digest()),
+        (Eval::ByText, false) => ("EVAL", script.text()),
+        (Eval::ByText, true) => ("EVAL_RO", script.text()),
     };
-    for key in call.keys() {
-        command.arg(key);
+    // With room for the keys and the arguments.
+    let bytes = script.len() + call.keys().map(<[u8]>::len).sum::<usize>() + 32 * keys + 112;
+    let mut command = Cmd::with_capacity(keys + 8, bytes);
+    command.arg(verb).arg(script);
+    // Keys of several slots are arguments, after their count.
+    if call.is_across_slots() {
+        command.arg(0);
     }
-    call.each_argument(|argument| {
-        command.arg(argument);
-    });
-    command
-}
-
-/// The start of a script call, up to its keys, with room for them and the arguments.
-fn eval_command(script: &Script, eval: Eval, reads_only: bool, keys: usize, arguments: usize, bytes: usize) -> Cmd {
-    let verb = match (eval, reads_only) {
-        (Eval::ByDigest, false) => "EVALSHA",
-        (Eval::ByDigest, true) => "EVALSHA_RO",
-        (Eval::ByText, false) => "EVAL",
-        (Eval::ByText, true) => "EVAL_RO",
-    };
-    let script = match eval {
-        Eval::ByDigest => script.digest(),
-        Eval::ByText => script.text(),
-    };
-    let mut command = Cmd::with_capacity(3 + keys + arguments, script.len() + 16 + bytes);
-    command.arg(verb).arg(script).arg(keys);
+    command.arg(keys);
+    call.keys().for_each(|key| _ = command.arg(key));
+    call.each_argument(|argument| _ = command.arg(argument));
     command
 }
