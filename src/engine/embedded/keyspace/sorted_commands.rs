@@ -7,6 +7,7 @@ use super::{Keyspace, Outcome, Value, count, integer, wrong_type};
 
 /// What ZRANGE returns of the members between its bounds.
 struct Selection {
+    by_score: bool,
     reversed: bool,
     skip: usize,
     take: usize,
@@ -45,8 +46,15 @@ impl Keyspace {
     }
 
     pub(super) fn z_range(&mut self, key: &[u8], from: &[u8], to: &[u8], options: &[&[u8]]) -> Result<Outcome, String> {
-        let selection = Selection::parse(options)?;
-        let scores = if selection.reversed { between(to, from)? } else { between(from, to)? };
+        let mut selection = Selection::parse(options)?;
+        let scores = match (selection.by_score, selection.reversed) {
+            (true, false) => between(from, to)?,
+            (true, true) => between(to, from)?,
+            (false, _) => {
+                selection.by_index(integer(from)?, integer(to)?)?;
+                between(b"-inf", b"+inf")?
+            }
+        };
         let Some(set) = self.sorted(key)? else { return Ok(Outcome::Array(Vec::new())) };
         let members = set.range(scores);
         Ok(if selection.reversed { selection.of(members.rev()) } else { selection.of(members) })
@@ -73,12 +81,11 @@ impl Keyspace {
 
 impl Selection {
     fn parse(mut options: &[&[u8]]) -> Result<Self, String> {
-        let mut selection = Self { reversed: false, skip: 0, take: usize::MAX, with_scores: false };
-        let mut by_score = false;
+        let mut selection = Self { by_score: false, reversed: false, skip: 0, take: usize::MAX, with_scores: false };
         while !options.is_empty() {
             options = match options {
-                [b"BYSCORE", rest @ ..] if !by_score => {
-                    by_score = true;
+                [b"BYSCORE", rest @ ..] if !selection.by_score => {
+                    selection.by_score = true;
                     rest
                 }
                 [b"REV", rest @ ..] if !selection.reversed => {
@@ -96,7 +103,16 @@ impl Selection {
                 _ => return Err("ERR syntax error".into()),
             };
         }
-        if by_score { Ok(selection) } else { Err("ERR the embedded engine has no ZRANGE without BYSCORE".into()) }
+        Ok(selection)
+    }
+
+    /// Those from the first to the last of these places, the lowest score's being 0.
+    fn by_index(&mut self, first: i64, last: i64) -> Result<(), String> {
+        if self.reversed || first < 0 || last < 0 {
+            return Err("ERR the embedded engine has no ZRANGE by places from the end".into());
+        }
+        self.limit(first, last.saturating_sub(first).saturating_add(1).max(0));
+        Ok(())
     }
 
     /// A negative offset selects nothing, a negative count everything.
@@ -227,6 +243,12 @@ mod tests {
         ("ZRANGE z -inf +inf BYSCORE BYSCORE", SYNTAX),
         ("ZRANGE z -inf +inf REV BYSCORE REV", SYNTAX),
         ("ZRANGE none 1 2 BYSCORE WITHSCORES", "[]"),
+        ("ZRANGE z 0 2", "[a B b]"),
+        ("ZRANGE z 1 1 WITHSCORES", "[B 2]"),
+        ("ZRANGE z 4 9", "[d e]"),
+        ("ZRANGE z 6 9", "[]"),
+        ("ZRANGE z 3 2", "[]"),
+        ("ZRANGE none 0 2", "[]"),
         ("ZRANGE none x 2 BYSCORE", NO_BOUND),
         ("ZRANGE z 1 ((2 BYSCORE", NO_BOUND),
         ("ZRANGE z 1 nan BYSCORE", NO_BOUND),
