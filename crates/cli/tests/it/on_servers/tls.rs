@@ -93,8 +93,8 @@ fn the_tool_decides_on_a_cluster_and_under_sentinels_by_tls() {
                 assert_eq!((code(&output), told.lines().count()), (2, 1), "{told}");
                 told
             };
-            // On a busy machine: a node of a cluster that takes more than half a second is passed over.
-            let slow = |told: &String| told.contains("within the deadline of 500ms");
+            // On a busy machine a node may take longer than is waited for it.
+            let slow = |told: &String| told.contains("within the deadline of");
             let told = (0..20).map(|_| told()).find(|told| !slow(told)).expect("a node in time");
             assert!(told.contains("UnknownIssuer"), "{told}");
         }
