@@ -33,7 +33,11 @@ local sizes, place, limits = { 32, 36, 29, 18, 13, 10, [64] = 9 }, 1, 0
 while sizes[string.byte(ARGV[1], place)] do
   place, limits = place + sizes[string.byte(ARGV[1], place)], limits + 1
 end
-local several = limits > 1 or (string.byte(ARGV[1], place + 1) or 0) % 64 >= 32
+-- The time for which an id is remembered follows the values of 8 and 16, and is 0 where there is no marker.
+local options = string.byte(ARGV[1], place + 1) or 0
+local id_at = place + 9 + (options % 16 >= 8 and 7 or 0) + (options % 32 >= 16 and 7 or 0)
+local has_marker = options % 64 >= 32 and string.sub(ARGV[1], id_at, id_at + 6) ~= string.rep('\0', 7)
+local several = limits > 1 or has_marker
 local expire, writes = (ARGV[2] or '-1') == '-1' and 'PEXPIREAT' or 'PEXPIRE', {}
 if several and string.byte(ARGV[1], place) ~= 131 then
   writes = { GET = { 'SET', 'SETRANGE' }, GETRANGE = { 'SET', 'SETRANGE', expire },

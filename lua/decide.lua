@@ -14,11 +14,12 @@
 --   [3] calls   of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit,
 --               its cost. Needed if these differ, or a key occurs twice: its later calls see what earlier ones took.
 --               A number other than 1 is for acquires without options, of other limits than permits
---   [4] ...     with concurrency: each call's holder
+--   [4] ...     with concurrency: each call's holder; of a cancel by receipts: each call's
 --   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
 --               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
 --   options     the sum of 1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is
---               remembered), 64 taken (I7 us ago; of each limit I7 us, the reset that it answered), 128 long records
+--               remembered; 0: the caller keeps the receipt), 64 taken (I7 us ago; of each limit I7 us, the reset that
+--               it answered), 128 long records
 --
 -- ARGV, text form (the first argument begins with no byte below 32)
 --   one limit, in a script of one algorithm: its own arguments, cost, mode, now_us
@@ -35,6 +36,8 @@
 --                      across_slots.lua; -5 BADID; -6 BADARG, another operation's id
 --   I7 granted         units taken, as at-most and ids ask for
 --   I4 overage         denials counted
+--   of acquires for receipts, each call's receipt follows all records, 9 bytes and 66 for each limit: what the id's
+--   marker would hold, zeros if it was denied. A cancel with it gives back what the call took; made twice, more than that
 -- Reply, text form: for each limit allowed (0 | 1), limit, remaining, retry_after_us, reset_after_us; then
 --   at-most, and with an id all but peek, block and renew: granted, for each limit
 --   inspect: ttl_ms (PTTL), and the state as the algorithm's file lists it
@@ -257,12 +260,17 @@ if id_ttl then
     return true
   end
 
-  -- Reads the marker of a call. Returns whether that answers the call.
+  -- Reads the marker of a call, or its receipt. Returns whether that answers the call.
   function recall(first, calls)
     local key, held = keys[first + count], states[first + count] or nil
-    marks, answers[first + count] = nil, ''
+    marks, receipts[ordinal] = nil, nil
+    if id_ttl > 0 then answers[first + count] = '' end
     if not writes or operation == 'block' or code > 137 then return false end
-    if not (held or known) or shared and shared[key] then held = redis.pcall('GET', key) end
+    if id_ttl == 0 then
+      held = operation == 'cancel' and ARGV[holders + ordinal]
+    elseif not (held or known) or shared and shared[key] then
+      held = redis.pcall('GET', key)
+    end
     if type(held) == 'table' then
       -- Another type is the call's answer; any other refusal, such as a missing right, ends the script here.
       if not find(held.err, '^WRONGTYPE') then call('GET', key) end
@@ -275,7 +283,7 @@ if id_ttl then
       return refuse(first, NO_MARKER)
     end
     -- By the caller's own time, which Redis's expiry doesn't know.
-    if held and not live and time > 0 and now - (time - 1) >= id_ttl * 1000 then held = false end
+    if held and not live and time > 0 and id_ttl > 0 and now - (time - 1) >= id_ttl * 1000 then held = false end
     if ends and (not held or did == 133) then
       return refuse(first, 'BADID tollgate: nothing that was taken is remembered of this id')
     elseif not held then
@@ -294,6 +302,7 @@ if id_ttl then
   -- Remembers what an allowed call took, or forgets the id.
   function remember(first)
     local key = keys[first + count]
+    if id_ttl == 0 and operation == 'cancel' then return end
     if operation == 'cancel' or operation == 'release' then return call('DEL', key) end
     if not writes or operation == 'block' or operation == 'renew' then return end
     local did, settled = code, 0
@@ -322,7 +331,8 @@ if id_ttl then
       memory = memory .. sub(answers[first + n - 1], 1, 24)
         .. pack('<I7I7i7I7I7I7', took, units, net, given, born, before)
     end
-    return call('SET', key, memory, 'PX', keep)
+    if id_ttl > 0 then return call('SET', key, memory, 'PX', keep) end
+    receipts[ordinal] = memory
   end
 end
 
@@ -430,7 +440,7 @@ for first = 1, #keys, width do
   if lost then refuse(first, LOST) end
 end
 
-if packed and operation ~= 'inspect' and not (fault and #keys == width) then return table.concat(answers) end
+if packed and operation ~= 'inspect' and not (fault and #keys == width) then return answered() end
 if fault then return redis.error_reply(fault) end
 
 -- The text form's reply: five integers for each limit, then what the operation or an option adds.

@@ -80,7 +80,8 @@ if options % 128 > 0 and #shape ~= place + 8 then
   return redis.error_reply('BADARG tollgate: expected the values of these options, of taken one more for each limit')
 end
 -- Reservations need limits that lend, permits are renewed and released, and an id's call is settled and cancelled.
-local unknown = not operation or (code == 136 or code == 137) and not id_ttl or id_ttl == 0 or code == 132 and not wide
+local unknown = not operation or (code == 136 or code == 137) and not id_ttl or code == 132 and not wide
+  or id_ttl == 0 and (code ~= 128 and code ~= 137 or reads and reads.holds)
 for n = 1, code > 128 and count or 0 do
   local algorithm = limits[n].algorithm
   unknown = unknown or code == 129 and not algorithm.lends
@@ -89,7 +90,7 @@ end
 if unknown then
   return redis.error_reply('BADARG ' .. limits[1].algorithm.name .. ': expected an operation of these limits, or an id')
 end
-local width, each_width = count + (id_ttl and 1 or 0), 3 + 7 * count
+local width, each_width = count + ((id_ttl or 0) > 0 and 1 or 0), 3 + 7 * count
 if #keys == 0 or #keys % width > 0 or (each and #each * width ~= each_width * #keys) then
   return redis.error_reply('BADARG tollgate: expected KEYS and costs for each limit of each call')
 end
@@ -121,6 +122,8 @@ end
 -- wrote, neither blocked nor with counted denials. What follows would answer the same, but only to define its functions
 -- costs as much.
 local plain, left = (code <= 131 or code == 134) and (writes or not id_ttl) and live and not reads, false
+-- Of each call with an id that is remembered for no time, what its marker would hold.
+local receipts = {}
 -- Whether all calls have the usual number and costs, so that they needn't be read.
 local usual = each and string.rep(pack('<I3', 1) .. string.rep(pack('<I7', common), count), #keys / width) == each
 -- Of a shared key, what it comes to, call by call, and the second at which it is to expire, if that changes: it is
@@ -129,7 +132,7 @@ local current, expiring, remembered = {}, {}, id_ttl and string.format('%d', id_
 local unnoted = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 for first = 1, plain and #keys or 0, width do
   local calls, units, asked, fits, listed_at = 1, common, not answers[first], true, (first - 1) / width * each_width + 1
-  local marker = id_ttl and states[first + count]
+  local marker = width > count and states[first + count]
   if each and not usual then calls = unpacked('<I3', each, listed_at) end
   for n = 1, asked and count or 0 do
     local limit, index = limits[n], first + n - 1
@@ -153,7 +156,7 @@ for first = 1, plain and #keys or 0, width do
     end
     limit.used, limit.cost, limit.fits, fits = used, units, room, fits and room
   end
-  if id_ttl and asked and not (marker or known) then marker = redis.pcall('GET', keys[first + count]) end
+  if width > count and asked and not (marker or known) then marker = redis.pcall('GET', keys[first + count]) end
   if marker and asked then asked, left = false, true end
   -- What an earlier call will take of its keys is still to be seen.
   if left and shared then break end
@@ -195,11 +198,13 @@ for first = 1, plain and #keys or 0, width do
     if id_ttl and fits then memory = memory .. answer .. marker end
     answers[index] = wide and answer .. pack('<I7I4', granted, 0) or answer
   end
-  if id_ttl and asked then
+  if width > count and asked then
     answers[first + count] = ''
     if fits and not lost then
       lost = not call('SET', keys[first + count], memory, 'PX', remembered)
     end
+  elseif id_ttl and asked and fits then
+    receipts[(first - 1) / width] = memory
   end
   -- A key was refused (across_slots.lua): what follows tells.
   if lost then answers[first], left = nil, true end
@@ -212,7 +217,15 @@ for key, state in pairs(current) do
     if keys[index] == key then answers[index - (index - 1) % width], left = nil, true end
   end
 end
-if plain and packed and not left then return table.concat(answers) end
+-- The records, and the receipts.
+local function answered()
+  if id_ttl ~= 0 or code ~= 128 then return table.concat(answers) end
+  for nth = 0, #keys / width - 1 do
+    answers[#keys + 1 + nth] = receipts[nth] or string.rep('\0', 9 + 66 * count)
+  end
+  return table.concat(answers)
+end
+if plain and packed and not left then return answered() end
 
 -- Writes what a key comes to: in place while its expiry covers that, else whole with a new one. Its first write is one
 -- that Redis refuses if it is out of memory, unless nothing is left to keep. Returns false if it was

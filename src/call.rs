@@ -19,7 +19,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) numbers: Cow<'a, Arc<[u8]>>,
     /// The key of each limit's state, and the marker of its id, if it has one.
     pub(crate) keys: SmallVec<[Key; 1]>,
-    /// By what permits are held: empty for a call that takes none, though a limit has them.
+    /// By what permits are held: empty for a call that takes none, though a limit has them. Or the receipt that a cancel
+    /// gives back by.
     pub(crate) holder: Option<Box<[u8]>>,
     pub(crate) costs: Costs,
     pub(crate) terms: Terms,
@@ -44,7 +45,7 @@ pub(crate) struct Terms {
     pub(crate) options: Options,
     /// How long a reservation may wait, in microseconds.
     pub(crate) within_us: Option<u64>,
-    /// How long the call's id is remembered.
+    /// How long the call's id is remembered. 0: the caller keeps the call's receipt in its place.
     pub(crate) id_ttl_ms: Option<u64>,
     /// The call whose units a refund gives back, as far as they are still owed.
     pub(crate) taken: Option<Taken>,
@@ -84,9 +85,15 @@ pub(crate) struct Reply {
     pub(crate) limits: SmallVec<[LimitReply; 1]>,
     /// What inspect adds: the TTL in milliseconds, and the state's numbers.
     pub(crate) state: Vec<i64>,
+    /// Of an acquire that asks for it.
+    pub(crate) receipt: Option<Receipt>,
     /// This machine's time when it arrived.
     pub(crate) at: SystemTime,
 }
+
+/// What a call took, as a cancel of it needs it: what the marker of an id would hold. To be used once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Receipt(pub(crate) Box<[u8]>);
 
 /// What a reply says of one limit. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +113,7 @@ pub(crate) struct LimitReply {
 impl Ask<'_> {
     /// How many limits it is decided by.
     pub(crate) fn limit_count(&self) -> usize {
-        self.keys.len() - usize::from(self.terms.id_ttl_ms.is_some())
+        self.keys.len() - usize::from(self.terms.id_ttl_ms.is_some_and(|ttl_ms| ttl_ms > 0))
     }
 
     /// Whether it is an acquire of one limit and nothing else, as most calls are.
@@ -193,6 +200,12 @@ impl Terms {
     pub(crate) fn are_long(&self) -> bool {
         let grants = matches!(self.mode, Mode::Call(Operation::AtMost) | Mode::Inspect);
         grants || self.id_ttl_ms.is_some() || self.options.counts_denials
+    }
+
+    /// The bytes of a receipt of so many limits, if a call answers one.
+    pub(crate) fn receipt_width(&self, limits: usize) -> usize {
+        let answers_one = self.id_ttl_ms == Some(0) && self.mode == Mode::Call(Operation::Acquire);
+        if answers_one { 9 + 66 * limits } else { 0 }
     }
 
     /// Appends them to the numbers of a shape, at this cost.

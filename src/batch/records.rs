@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use super::{GroupId, Position};
-use crate::call::{LimitReply, Reply};
+use crate::call::{LimitReply, Receipt, Reply};
 use crate::error::{Error, Kind};
 
 /// Noted in the error of an ask that shared a call with others, and got no decision from it. Nothing was taken, and it
@@ -30,6 +30,8 @@ pub(crate) struct Records {
     pub(super) is_done_anyway: bool,
     /// What inspect adds.
     pub(super) state: Vec<i64>,
+    /// Of each group that asks for one, in order; none of the others.
+    pub(super) receipts: Vec<Receipt>,
     pub(super) at: SystemTime,
     /// The error if too few replicas confirmed what was taken.
     pub(super) lacking: Option<Error>,
@@ -90,8 +92,10 @@ impl Records {
         let fits = records.iter().map(|record| if record.allowed < 0 { blocked } else { record.allowed });
         let fits = fits.min().unwrap_or(0);
         let allowed = i64::from(position.before) < fits;
+        let receipt = self.receipts.get(group).cloned();
         if let Some(lacking) = self.lacking.as_ref().filter(|_| allowed && takes) {
-            return Err(lacking.clone());
+            let lacking = lacking.clone();
+            return Err(if let Some(receipt) = receipt { lacking.redirected(receipt) } else { lacking });
         }
         let of_limit = |record: &Record| LimitReply {
             allowed: allowed || record.retry_after_us == 0,
@@ -104,7 +108,7 @@ impl Records {
             overage: record.overage,
         };
         let limits = records.iter().map(of_limit).collect();
-        let reply = Reply { limits, state: self.state.clone(), at: self.at };
+        let reply = Reply { limits, state: self.state.clone(), receipt, at: self.at };
         if !allowed && reply.limits.iter().all(|limit| limit.allowed) {
             return Err(Error::new(Kind::Garbled, "expected a limit that denies, got none"));
         }

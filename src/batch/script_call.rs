@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::records::{Answered, MOST_COUNT, Record, Records, unexpected};
 use super::{Group, Words, records};
-use crate::call::{Mode, Terms, packed_cost};
+use crate::call::{Mode, Receipt, Terms, packed_cost};
 use crate::error::Error;
 use crate::script::Script;
 use crate::wall_clock;
@@ -96,9 +96,15 @@ impl<'a> ScriptCall<'a> {
     /// Reads the script's records, given the error if too few replicas confirmed what was taken.
     pub(crate) fn read(self, answer: &[u8], lacking: Option<Error>) -> Result<Records, Error> {
         let width = Record::WIDTHS[usize::from(self.terms.are_long())];
-        let mut each = answer.chunks_exact(width).map(Record::read);
+        let asked = self.asked().count();
+        let receipt_width = self.terms.receipt_width(self.limits);
+        let (all, receipts) = answer
+            .split_at_checked(asked * self.limits * width)
+            .filter(|(_, receipts)| receipts.len() == asked * receipt_width)
+            .ok_or_else(unexpected)?;
+        let mut each = all.chunks_exact(width).map(Record::read);
         let mut records = Vec::with_capacity(self.groups.len() * self.limits);
-        let is_only = self.asked().count() == 1;
+        let is_only = asked == 1;
         for group in self.groups {
             let from = records.len();
             for _ in 0..self.limits {
@@ -109,10 +115,14 @@ impl<'a> ScriptCall<'a> {
                 return Err(unexpected());
             }
         }
-        if each.next().is_some() || !answer.len().is_multiple_of(width) {
-            return Err(unexpected());
+        let mut answered = self.answered(records, Vec::new(), lacking);
+        if receipt_width > 0 {
+            let mut receipts = receipts.chunks_exact(receipt_width);
+            let of_group = |group: &Group| if group.asks > 0 { receipts.next() } else { None };
+            answered.receipts =
+                self.groups.iter().map(of_group).map(|bytes| Receipt(bytes.unwrap_or_default().into())).collect();
         }
-        Ok(self.answered(records, Vec::new(), lacking))
+        Ok(answered)
     }
 
     /// Reads the reply of an inspection: the decision's five integers, and what is appended.
@@ -158,6 +168,7 @@ impl<'a> ScriptCall<'a> {
             script: self.script.name(),
             is_done_anyway: self.terms.mode.is_done_anyway(),
             state,
+            receipts: Vec::new(),
             at: wall_clock::now(),
             lacking,
         }

@@ -1,6 +1,9 @@
 //! A call whose limits' keys are in several slots of a cluster, perhaps on several nodes. Each slot decides its part by a
 //! script call of its own, all of them at the same time. Where one denies, or gives no answer, what the others took is
-//! given back, by an id that this process made for the call: however often that is tried, nothing is given back twice.
+//! given back: of a plain acquire by the receipts that they answered, otherwise by an id that this process made for the
+//! call. However often that is tried, nothing is given back twice.
+
+mod receipts;
 
 use std::time::{Duration, SystemTime};
 
@@ -145,6 +148,9 @@ impl Limiter {
         if operation != Operation::AtMost && !self.may_fit(call) {
             return self.peek_at_parts(call, parts).await;
         }
+        if operation == Operation::Acquire && !request.has_id() {
+            return self.take_by_receipts(call, parts, until).await;
+        }
         let own = unique_id("part");
         let remembered = remembered_for(request.deadline_or(self.deadline));
         let asked = if request.has_id() { *request } else { request.own_id(&own).id_ttl(remembered) };
@@ -166,14 +172,26 @@ impl Limiter {
             };
         }
         let given_back = taking.give_back(parts, &took, until).await;
+        self.denied(call, parts, answers, given_back, taking.is_over)
+    }
+
+    /// The decision where not all parts allow, given what those have that were given back, and whether that are all.
+    fn denied(
+        &self,
+        call: Call<'_>,
+        parts: &[Part<'_>],
+        answers: Answers,
+        given_back: Vec<Option<Decision>>,
+        is_over: bool,
+    ) -> Result<Decision, Error> {
         let mut decided = Vec::with_capacity(parts.len());
         let at = answers.iter().flatten().filter(|decision| !decision.allowed).map(Decision::decided_at).max();
-        for ((answer, took), given_back) in answers.into_iter().zip(took).zip(given_back) {
-            let decision =
-                answer.map_err(|error| if taking.is_over { error.given_back() } else { error.half_way() })?;
+        for (answer, given_back) in answers.into_iter().zip(given_back) {
+            let took = Took::by(&answer);
+            let decision = answer.map_err(|error| if is_over { error.given_back() } else { error.half_way() })?;
             decided.push(match given_back {
                 Some(state) if took == Took::Units => state,
-                _ if took == Took::Units => decision.not_taken(operation == Operation::Reserve),
+                _ if took == Took::Units => decision.not_taken(call.operation == Operation::Reserve),
                 _ => decision,
             });
         }

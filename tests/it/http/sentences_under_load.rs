@@ -248,9 +248,10 @@ async fn hold(sentence: &Sentence, limiter: &Limiter, meanwhile: impl FnOnce(Vec
         // may only just be finding the node that has taken over.
         loop {
             let capacities = charge.rule().limits().map(Limit::capacity);
-            let used = limiter.peek(charge.rule(), charge.request()).await.map(|now| {
-                capacities.zip(&now.limits).map(|(all, limit)| all - limit.remaining).collect::<Vec<_>>()
-            });
+            let used = limiter
+                .peek(charge.rule(), charge.request())
+                .await
+                .map(|now| capacities.zip(&now.limits).map(|(all, limit)| all - limit.remaining).collect::<Vec<_>>());
             let passed = (sentence.used)(&passed, client);
             if used.as_ref().is_ok_and(|used| *used == passed) {
                 break;

@@ -2,6 +2,7 @@
 //! of the scripts on a real server; a packed call's arguments are read from the scripts' headers.
 
 mod numbers_of_calls;
+mod receipts;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
