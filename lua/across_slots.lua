@@ -31,7 +31,9 @@ local refused, server = {}, redis
 local redis = { error_reply = server.error_reply, acl_check_cmd = server.acl_check_cmd }
 local sizes, place, limits = { 32, 36, 29, 18, 13, 10, [64] = 9 }, 1, 0
 while sizes[string.byte(ARGV[1], place)] do
-  place, limits = place + sizes[string.byte(ARGV[1], place)], limits + 1
+  -- 64: options of the limit before it.
+  if string.byte(ARGV[1], place) ~= 64 then limits = limits + 1 end
+  place = place + sizes[string.byte(ARGV[1], place)]
 end
 -- The time for which an id is remembered follows the values of 8 and 16, and is 0 where there is no marker.
 local options = string.byte(ARGV[1], place + 1) or 0
@@ -48,24 +50,26 @@ if several and string.byte(ARGV[1], place) ~= 131 then
 end
 local reads = { GETRANGE = { 'EXISTS', 'STRLEN' }, ZRANGE = { 'EXISTS', 'ZCOUNT', 'ZSCORE' } }
 
+-- Of EXISTS and DEL all arguments are keys.
+local function may(command, key)
+  if not server.acl_check_cmd then return true end
+  if command == 'EXISTS' or command == 'DEL' then return server.acl_check_cmd(command, key) end
+  return server.acl_check_cmd(command, key, '1', '1')
+end
+
 -- The script reads a key by this first, and refuses the call if it is an error.
+local none = {}
 function redis.pcall(command, key, ...)
   local reply = refused[key] or server.pcall(command, key, ...)
-  -- Of EXISTS and DEL all arguments are keys.
-  local function may(other)
-    if not server.acl_check_cmd then return true end
-    if other == 'EXISTS' or other == 'DEL' then return server.acl_check_cmd(other, key) end
-    return server.acl_check_cmd(other, key, '1', '1')
-  end
   if type(reply) == 'table' and reply.err then
     if not string.find(reply.err, '^WRONGTYPE') then refused[key] = reply end
     return reply
   end
-  for _, read in ipairs(reads[command] or {}) do
-    if not may(read) then refused[key] = { err = 'NOPERM expected a key to read' } end
+  for _, read in ipairs(reads[command] or none) do
+    if not may(read, key) then refused[key] = { err = 'NOPERM expected a key to read' } end
   end
-  for _, write in ipairs(writes[command] or {}) do
-    if not may(write) then refused[key] = { err = 'NOPERM expected a key to write' } end
+  for _, write in ipairs(writes[command] or none) do
+    if not may(write, key) then refused[key] = { err = 'NOPERM expected a key to write' } end
   end
   return refused[key] or reply
 end

@@ -303,7 +303,8 @@ fn arguments_and_replies_are_those_of_the_contract() {
         "[3] calls of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit",
         "128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block, 136 settle, \
          137 cancel, 138 renew, 139 release, 140 reset",
-        "1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is remembered)",
+        "1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is \
+         remembered; 0: the caller keeps the receipt)",
         "64 taken (I7 us ago; of each limit I7 us, the reset that it answered), 128 long records",
         "one limit, in a script of one algorithm: its own arguments, cost, mode, now_us",
         "for each limit its name and own arguments; then id_ttl (ms, 0 without an id)",
