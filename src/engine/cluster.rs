@@ -11,6 +11,7 @@ mod topology;
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -31,7 +32,6 @@ use super::redis::{Asking, Confirm, Redis};
 use crate::batch::AskApart;
 use crate::call::{Ask, Reply};
 use crate::error::{Error, Kind};
-use crate::key::Key;
 use crate::random::jittered;
 use crate::runtime;
 pub(crate) use slots::slot_of;
@@ -380,7 +380,7 @@ async fn put_again(node: &Node, ask: &Ask<'_>, routing: Routing, until: Deadline
 }
 
 /// The slot of a script call's keys, which are all in one: the limiter asks by several calls otherwise.
-fn slot_of_keys(keys: &[Key]) -> u16 {
+fn slot_of_keys(keys: &[impl Deref<Target = [u8]>]) -> u16 {
     let slot = keys.first().map_or(0, |key| slot_of(key));
     debug_assert!(keys.iter().all(|key| slot_of(key) == slot), "keys of several slots");
     slot

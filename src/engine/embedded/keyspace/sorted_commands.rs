@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_refused() {
         let mut store = Keyspace::default();
-        for command in ["ZADD z 1", "ZREM z", "ZRANGE z 0 1", "ZRANGE z 0 1 REV", "ZADD z NX 1 a", "ZCARD z"] {
+        for command in ["ZADD z 1", "ZREM z", "ZRANGE z 0 -1", "ZRANGE z 0 1 REV", "ZADD z NX 1 a", "ZCARD z"] {
             assert!(matches!(run(&mut store, command), Outcome::Error(_)), "{command}");
         }
         assert_eq!(store.len(), 0);
