@@ -90,6 +90,9 @@ struct Counted {
     /// What the request takes of it, if that isn't its rule's cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<u64>,
+    /// Its capacity, if that is less than the request takes of it: it is never allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exceeds: Option<u64>,
 }
 
 impl<'a> Explained<'a> {
@@ -270,7 +273,8 @@ impl<'a> Step<'a> {
         for limit in &self.limits {
             let named = if limit.name == limit.limit { String::new() } else { format!("{}: ", limit.name) };
             let cost = limit.cost.map(|cost| format!(", {}", counted(cost, "unit"))).unwrap_or_default();
-            lines.push(("limit", format!("{named}{} of {}{cost}", limit.limit, limit.key)));
+            let most = limit.exceeds.map(|most| format!(": never allowed, since {most} is the most at once"));
+            lines.push(("limit", format!("{named}{} of {}{cost}{}", limit.limit, limit.key, most.unwrap_or_default())));
             lines.extend(limit.unknown.iter().map(|why| ("redis key", format!("unknown: {why}"))));
             lines.extend(limit.redis_keys.iter().flatten().map(|key| ("redis key", shown(key.as_bytes()))));
         }
@@ -315,6 +319,7 @@ impl Counted {
         let costs = charge.costs(None);
         let of = |(at, (limit, counted)): (usize, (&Limit, Vec<u8>))| Self {
             cost: costs.get(at).copied().filter(|cost| *cost != charge.cost()),
+            exceeds: Some(limit.capacity()).filter(|most| costs.get(at).is_some_and(|cost| cost > most)),
             name: title(limit),
             limit: limit.to_string(),
             key: shown(&counted),

@@ -85,13 +85,20 @@ impl Import {
             bail!("{name}: expected at least one limit, got none{}", because(&imported.account));
         }
         let file = written(&name, format, &imported);
-        let doubted = check(&name, &file)?;
+        let rules = checked(&name, &file)?;
         anstream::stdout().write_all(file.as_bytes())?;
+        let asked: std::collections::BTreeSet<_> =
+            rules.attributes().filter(|name| !["ip", "path", "method"].contains(name)).collect();
+        if !asked.is_empty() {
+            let asked = Vec::from_iter(asked).join(", ");
+            let how = "RateLimitLayer::header or ::attribute";
+            messages::note(format_args!("{name}: these rules need a service that gives {asked} ({how})"));
+        }
         let differences = imported.account.differences();
         for (line, how) in &differences {
             messages::fault(format_args!("{name}:{line}: warning: {how}"));
         }
-        Ok(if differences.is_empty() && !doubted { ExitCode::SUCCESS } else { ExitCode::from(1) })
+        Ok(if differences.is_empty() && rules.warnings().is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
     }
 
     fn read(&self) -> Result<String> {
@@ -197,10 +204,10 @@ fn comment(file: &mut String, text: &str) {
     }
 }
 
-/// Whether the file has values that probably don't match as meant. That it is valid is for this to ensure.
-fn check(source: &str, file: &str) -> Result<bool> {
+/// The rules of the file, of which what probably isn't as meant is told. That it is valid is for this to ensure.
+fn checked(source: &str, file: &str) -> Result<RuleSet> {
     let rules: RuleSet =
         file.parse().map_err(|error| anyhow!("{source}: expected limits that rules can say, got {error}"))?;
     messages::doubts(&rules);
-    Ok(!rules.warnings().is_empty())
+    Ok(rules)
 }

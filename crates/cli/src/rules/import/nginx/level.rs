@@ -260,7 +260,9 @@ impl Levels {
             |zone: &&mut Zone| zone.name == one.zone && (zone.counts == zone::Counts::Connections) == is_of_connections;
         let Some(zone) = self.zones.iter_mut().find(is_its) else {
             let directive = if is_of_connections { "limit_conn_zone" } else { "limit_req_zone" };
-            return Err(expected(one.line, &format!("a zone that a {directive} defines"), &one.zone));
+            let zone = quoted(&one.zone);
+            let what = format!("no {directive} defines the zone {zone} (nginx -T prints all files as one)");
+            return Err(Fault { line: one.line, what });
         };
         zone.used = true;
         Ok(one)
