@@ -402,14 +402,16 @@ impl Rule {
 
     fn with(mut self, limit: Arc<Limit>, by: Option<String>, cost: Option<OwnCost>) -> Result<Self, RuleError> {
         self.expect_one()?;
+        let is_named = limit.name().is_some();
         let limit = match &by {
-            Some(part) if limit.name().is_none() => Arc::new(Limit::clone(&limit).named(&name_of_part(part))?),
+            Some(part) if !is_named => Arc::new(Limit::clone(&limit).named(&name_of_part(part))?),
             _ => limit,
         };
         let label = limit.label();
         if self.limits().any(|other| other.label() == label) {
-            let why = "nothing would tell the two apart, so name one";
-            return Err(self.error(&format!("expected limits of different names, got {label} twice: {why}")));
+            let by = if by.is_some() { "key" } else { "algorithm and period" };
+            let why = if is_named { String::new() } else { format!(" (without a name, it has that of its {by})") };
+            return Err(self.error(&format!("expected limits of different names, got {label} twice{why}")));
         }
         let one_more = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by, cost);
         self.limits = self.limits.iter().cloned().chain([one_more]).collect();

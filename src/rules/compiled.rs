@@ -94,8 +94,7 @@ impl Compiled {
         let shadow = definition.shadow.unwrap_or_default();
         let continues = definition.continues;
         if shadow && continues {
-            let why =
-                "continue: expected none of a shadow rule, after which the next rule applies in any case, got one";
+            let why = "continue: a shadow rule can't have it, since the next rule applies in any case";
             return Err((Field::named("continue"), why.into()));
         }
         let name = name.into();
@@ -229,7 +228,7 @@ fn only_for_limits(definition: &Definition) -> Result<(), Refusal> {
     let more = if definition.action == Action::Allow { &answers[..] } else { &[] };
     match says.iter().chain(more).find(|(_, said)| *said) {
         Some((field, _)) => {
-            Err((Field::named(field), format!("{field}: expected none of a rule whose action is {action}, got one")))
+            Err((Field::named(field), format!("{field}: a rule whose action is {action} can't have it")))
         }
         None => Ok(()),
     }

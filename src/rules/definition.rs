@@ -107,7 +107,7 @@ pub struct Definition {
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "forms::read")]
     pub limits: Vec<LimitDefinition>,
     /// The attribute within which all its keys count, and which they share as hash tag, or `global`. Default: each key
-    /// counts by itself, which a cluster refuses where limits count by different attributes.
+    /// counts by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// A request's cost: a number of units, or the value of an attribute. Default: 1.

@@ -22,7 +22,7 @@ impl Statuses {
     pub(super) fn read(patterns: &[String]) -> Result<Self, (usize, String)> {
         let read = patterns.iter().enumerate().map(|(index, text)| {
             let why = || {
-                format!("count: expected an HTTP status, such as 401, or a hundred of them, such as 4xx, got {text:?}")
+                format!("count: expected an HTTP status, such as 401, or a class of them, such as 4xx, got {text:?}")
             };
             Pattern::read(text).ok_or_else(|| (index, why()))
         });

@@ -89,6 +89,9 @@ impl Throttle {
             parts.push((tag.to_owned(), own));
         }
         let cost = cost_attribute(&definition.cost).map_err(|why| (Field::named("cost"), why))?;
+        if definition.cost != Cost::default() && definition.limits.iter().all(|limit| limit.cost.is_some()) {
+            return Err((Field::named("cost"), "cost: no limit takes it, since each has its own".into()));
+        }
         let mut own_costs = Names::new();
         for (index, limit) in definition.limits.iter().enumerate() {
             let own = limit.cost.as_ref().map(cost_attribute).transpose();

@@ -1,9 +1,11 @@
-//! What is valid in a rule and probably doesn't match as meant: values written as patterns where none are read.
+//! What is valid in a rule and probably isn't as meant: attributes whose names are nearly those of others, values
+//! written as patterns where none are read, and shards where rules apply together.
 
-use super::definition::{Definition, Paths, Reading};
+use super::definition::{Cost, Definition, Paths, Reading};
 use super::error::Field;
-use super::names::{IP, METHOD, PATH, TIER};
+use super::names::{API_KEY, GLOBAL, IP, METHOD, PATH, TIER, USER};
 use super::throttle::{Refusal, listed_values};
+use crate::limit::Limit;
 
 /// The route that a router has matched; its own patterns are written in braces.
 const ROUTE: &str = "route";
@@ -14,9 +16,9 @@ const HOST: &str = "host";
 const A_HOST: &str = "expected a host as the middleware reads it, in lower case, without port and final dot";
 const NO_BLANKS: &str = "expected a value without blanks around it, which no header field has";
 
-/// What is compared literally in this rule though it looks like a pattern.
+/// What is named in this rule as hardly any service does, or compared literally though it looks like a pattern.
 pub(super) fn of(rule: &Definition, reading: Reading) -> Vec<Refusal> {
-    let mut found = Vec::new();
+    let mut found: Vec<_> = of_names(rule).collect();
     for (attribute, values) in &rule.conditions {
         // Any value.
         if matches!(values.0.as_slice(), [any] if any == "*") {
@@ -46,6 +48,65 @@ pub(super) fn of(rule: &Definition, reading: Reading) -> Vec<Refusal> {
         found.extend(items.filter_map(|(index, key)| Some((Field::named(field).item(index), of_key(field, key)?))));
     }
     found
+}
+
+/// Rules that can't apply together with others as they say. Each with its index.
+pub(super) fn of_set(rules: &[Definition]) -> Vec<(usize, Refusal)> {
+    let mut found = Vec::new();
+    let last = rules.iter().enumerate().min_by_key(|(at, rule)| (rule.priority, std::cmp::Reverse(*at)));
+    if let Some((at, _)) = last.filter(|(_, rule)| rule.continues) {
+        found.push((at, (Field::named("continue"), "continue: expected a rule after this one, got none".to_owned())));
+    }
+    for (at, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.shadow != Some(true)) {
+        let comes_before = |other: usize, continuing: &Definition| {
+            continuing.priority > rule.priority || continuing.priority == rule.priority && other <= at
+        };
+        let is_sharded = |text: &str| text.parse::<Limit>().is_ok_and(|limit| limit.shards() > 1);
+        let sharded = rule.limits.iter().enumerate();
+        for (index, limit) in sharded.filter(|(_, limit)| limit.limit.contains("shards") && is_sharded(&limit.limit)) {
+            if rules.iter().enumerate().any(|(other, rule)| rule.continues && comes_before(other, rule)) {
+                let why = "expected none with shards where rules apply together, which is an error on a cluster";
+                let at_limit = Field::named("limits").item(index);
+                found.push((at, (at_limit, format!("limits: {why}, got {:?}", limit.limit))));
+            }
+        }
+    }
+    found
+}
+
+/// What was probably meant by the names of attributes.
+fn of_names(rule: &Definition) -> impl Iterator<Item = Refusal> {
+    let by_cost = |cost: &Cost| match cost {
+        Cost::Attribute(name) => Some(name.clone()),
+        Cost::Units(_) => None,
+    };
+    let of = |field: &'static str| move |name: &String| (Field::named(field), field, name.clone());
+    let conditions = rule.conditions.keys().map(|name| (Field::named("match").entry(name), "match", name.clone()));
+    let limits = rule.limits.iter().enumerate().flat_map(move |(index, limit)| {
+        let names = limit.key.0.iter().cloned().chain(limit.cost.as_ref().and_then(by_cost));
+        names.map(move |name| (Field::named("limits").item(index), "limits", name)).collect::<Vec<_>>()
+    });
+    let named = conditions.chain(rule.key.0.iter().map(of("key"))).chain(rule.tag.iter().map(of("tag"))).chain(limits);
+    let named = named.chain(by_cost(&rule.cost).map(|name| (Field::named("cost"), "cost", name)));
+    named.filter_map(|(at, field, name)| {
+        let expected = if name == "status" {
+            "expected an attribute of the request, whose response isn't known yet (count = \"401\" goes by that)"
+                .to_owned()
+        } else {
+            format!("expected an attribute that the service gives (did you mean {}?)", probably_meant(&name)?)
+        };
+        Some((at, format!("{field}: {expected}, got {name:?}")))
+    })
+}
+
+/// The name of an attribute that the middleware gives by itself, of which this is another spelling.
+fn probably_meant(name: &str) -> Option<&'static str> {
+    const KNOWN: [&str; 9] = [IP, PATH, METHOD, USER, API_KEY, TIER, ROUTE, HOST, GLOBAL];
+    let lower = name.to_ascii_lowercase().replace('-', "_");
+    let is_near = |known: &&str| {
+        lower == **known || known.len() > 2 && lower.len() < 10 && strsim::damerau_levenshtein(known, &lower) == 1
+    };
+    KNOWN.into_iter().find(is_near).filter(|_| !KNOWN.contains(&name))
 }
 
 /// What was probably meant by the values in a key, which are compared as they are written.
@@ -128,6 +189,54 @@ mod tests {
         let rules = RuleSet::new([rule]).unwrap_or_else(|error| panic!("{value}: {error}"));
         assert!(rules.warnings().len() <= 1);
         !rules.warnings().is_empty()
+    }
+
+    #[test]
+    fn names_that_are_nearly_those_of_known_attributes_are_doubted_and_no_others() {
+        let doubts = |fields: &str| {
+            let text = format!("[[rule]]\nname = \"a\"\n{fields}");
+            let rules: RuleSet = text.parse().unwrap_or_else(|error| panic!("{fields}: {error}"));
+            rules.warnings().iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let limits = "limits = [\"gcra 10/1s\"]";
+        for (fields, meant) in [
+            (
+                format!("key = \"usr\"\n{limits}"),
+                "2:1: rule a: key: expected an attribute that the service gives (did you mean user?), got \"usr\"",
+            ),
+            (format!("key = \"IP\"\n{limits}"), "did you mean ip?"),
+            (format!("key = \"Global\"\n{limits}"), "did you mean global?"),
+            (format!("key = \"ip\"\ntag = \"hots\"\n{limits}"), "did you mean host?"),
+            ("key = \"ip\"\nlimits = [{ limit = \"gcra 10/1s\", key = \"api-key\" }]".to_owned(), "limits: expected"),
+            ("match = { methd = \"POST\" }\naction = \"block\"".to_owned(), "did you mean method?"),
+            ("match = { pth = \"/a\" }\naction = \"block\"".to_owned(), "did you mean path?"),
+            ("match = { status = \"401\" }\naction = \"block\"".to_owned(), "count = \"401\" goes by that"),
+        ] {
+            let found = doubts(&fields);
+            assert!(found.len() == 1 && found[0].contains(meant.trim_start_matches("2:1: ")), "{fields}: {found:?}");
+        }
+        for name in ["org", "plan", "team", "role", "zip", "tokens", "session", "ip4", "account", "region", "domain"] {
+            assert!(doubts(&format!("key = \"{name}\"\ncost = \"{name}\"\n{limits}")).is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn rules_that_can_not_apply_together_with_others_are_doubted() {
+        let rule = |name: &str, limit: &str, more: &str| {
+            format!("[[rule]]\nname = \"{name}\"\nkey = \"ip\"\nlimits = [\"{limit}\"]\n{more}\n")
+        };
+        let (plain, sharded, goes_on) = ("gcra 10/1s", "gcra 100/1s shards 4", "continue = true");
+        for (rules, expected) in [
+            ([rule("a", sharded, goes_on), rule("b", plain, "")], 1),
+            ([rule("a", plain, goes_on), rule("b", sharded, "")], 1),
+            ([rule("a", plain, goes_on), rule("b", sharded, "shadow = true")], 0),
+            ([rule("a", sharded, "match = { path = \"/a\" }"), rule("b", plain, "")], 0),
+            ([rule("a", plain, goes_on), rule("b", plain, goes_on)], 1),
+            ([rule("a", plain, "continue = true\npriority = -1"), rule("b", plain, goes_on)], 1),
+        ] {
+            let rules: RuleSet = rules.concat().parse().expect("rules");
+            assert_eq!(rules.warnings().len(), expected, "{rules:?}: {:?}", rules.warnings());
+        }
     }
 
     #[test]

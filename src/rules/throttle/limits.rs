@@ -28,7 +28,9 @@ pub(super) fn rule(
     let limits = limits.iter().enumerate().map(|(index, LimitDefinition { name, limit, key, cost, missing })| {
         let at = || Field::named("limits").item(index);
         if limit.contains(',') {
-            let why = format!("limits: expected one limit in each string of the list, got {limit:?}");
+            let why = format!(
+                "limits: expected one limit in each string of the list, its numbers without commas, got {limit:?}"
+            );
             return Err((at(), why));
         }
         // A limit that names the rule's own key counts by that.
@@ -78,7 +80,7 @@ pub(super) fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Refu
     match (definition.min_cost, &definition.cost) {
         (None, _) => Ok(1),
         (Some(_), Cost::Units(_)) if !definition.limits.iter().any(by_attribute) => {
-            Err(fault("min_cost: expected none of a rule whose cost is a number, got one".into()))
+            Err(fault("min_cost: only for a cost that is an attribute, and here it is a number".into()))
         }
         (Some(least), of_rule) => {
             let takes_it = |at: usize| {

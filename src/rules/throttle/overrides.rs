@@ -120,7 +120,7 @@ fn listed_key(key: &str, (attributes, ipv6_prefix): Key<'_>, reading: Reading) -
     let expected = || {
         let example: Vec<_> = attributes.iter().map(|attribute| format!("{attribute}:...")).collect();
         let example = example.join("|").replace("ip:...", "ip:192.0.2.1");
-        format!("expected a key that the rule counts by, such as {example}, got {key:?}")
+        format!("expected a value of the rule's own key, such as {example}, got {key:?}")
     };
     let values = listed_values(key, attributes.len());
     if values.len() != attributes.len() {

@@ -277,7 +277,7 @@ fn keys_of_overrides_are_read_as_those_of_requests() {
             "[[rule]]\nname = \"r\"\nkey = [\"user\", \"path\"]\nlimits = [\"gcra 5/1s\"]\nblock = [\"{banned}\"]"
         );
         let error = text.parse::<RuleSet>().expect_err(banned).to_string();
-        let expected = "expected a key that the rule counts by, such as user:...|path:..., got ";
+        let expected = "expected a value of the rule's own key, such as user:...|path:..., got ";
         assert!(error.contains(expected), "{error}");
     }
 }

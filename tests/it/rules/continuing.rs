@@ -149,15 +149,15 @@ fn where_continue_means_nothing_it_is_refused_and_what_it_reaches_is_no_dead_rul
     for (set, expected) in [
         (
             rule("a", &format!("{limits}shadow = true\ncontinue = true")),
-            "rule a: continue: expected none of a shadow rule",
+            "rule a: continue: a shadow rule can't have it",
         ),
         (
             rule("a", "action = \"allow\"\ncontinue = true"),
-            "rule a: continue: expected none of a rule whose action is allow",
+            "rule a: continue: a rule whose action is allow can't have it",
         ),
         (
             rule("a", "action = \"block\"\ncontinue = true"),
-            "rule a: continue: expected none of a rule whose action is block",
+            "rule a: continue: a rule whose action is block can't have it",
         ),
         (
             rule("a", limits) + &rule("b", limits),

@@ -323,7 +323,7 @@ async fn a_cost_from_a_request_is_at_least_one_unless_the_rule_says_otherwise() 
         ),
         (
             rules("min_cost = 1", "gcra 10/1s").replace("\"units\"", "2"),
-            "min_cost: expected none of a rule whose cost is a number, got one",
+            "min_cost: only for a cost that is an attribute, and here it is a number",
         ),
         (rules("max_hold = \"1m\"", "gcra 10/1s"), "max_hold: expected a concurrency limit, got none"),
         (rules("max_hold = \"0s\"", "gcra 10/1s"), "max_hold: expected at least 1us, got \"0s\""),

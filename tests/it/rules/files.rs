@@ -113,17 +113,22 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             with("count = [\"401\", \"4x\"]"),
-            "rules.toml:5:17: rule a: count: expected an HTTP status, such as 401, or a hundred of them, such as 4xx, got \"4x\"",
+            "rules.toml:5:17: rule a: count: expected an HTTP status, such as 401, or a class of them, such as 4xx, got \"4x\"",
         ),
         (with("count = []"), "rules.toml:5:9: rule a: count: expected at least one status, such as 401, got none"),
         (with("count = 401"), "rules.toml:5:9: rule a: count: expected a string, or a list of strings, got 401"),
+        (
+            with("cost = \"toknes\"")
+                .replace("limits = [\"gcra 1/1s\"]", "limits = [{ limit = \"gcra 5/1s\", cost = 1 }]"),
+            "rules.toml:5:8: rule a: cost: no limit takes it, since each has its own",
+        ),
         (
             with("count = \"401\"").replace("gcra 1/1s", "concurrency 1 ttl 1s"),
             "rules.toml:5:9: rule a: count: expected a limit of requests, since permits are given back with the response, got concurrency 1 ttl 1s",
         ),
         (
             second("count = \"401\"\naction = \"block\"").replace("priority = 1", "priority = 0"),
-            "rules.toml:7:9: rule b: count: expected none of a rule whose action is block, got one",
+            "rules.toml:7:9: rule b: count: a rule whose action is block can't have it",
         ),
         (
             "[[rule]]\nname = \"a\"\nmatch = { method = [\"GET\", \"OTHER\"] }\naction = \"block\"\n\
@@ -234,7 +239,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             with("overrides = { \"org:acme\" = \"gcra 2/1s\" }"),
-            "rules.toml:5:28: rule a: expected a key that the rule counts by, such as user:..., got \"org:acme\"",
+            "rules.toml:5:28: rule a: expected a value of the rule's own key, such as user:..., got \"org:acme\"",
         ),
         (
             with("overrides = { \"user:a\" = \"gcra 2\" }"),
@@ -247,7 +252,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         (
             second("action = \"block\"\nmatch = { tier = \"free\" }\nlimits = [\"gcra 1/1s\"]")
                 .replace("key = \"user\"\n", "key = \"user\"\nmatch = { tier = \"paid\" }\n"),
-            "rules.toml:10:10: rule b: limits: expected none of a rule whose action is block, got one",
+            "rules.toml:10:10: rule b: limits: a rule whose action is block can't have it",
         ),
         (
             format!("include = [\"more/*.tml\"]\n{GOOD}"),

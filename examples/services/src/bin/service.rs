@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::HeaderName;
+use axum::http::{HeaderName, StatusCode};
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use tollgate::Limiter;
@@ -81,7 +81,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let app = Router::new()
         .route("/", get(|| async { "hello\n" }))
-        .route("/login", post(|| async { "welcome\n" }))
+        // Stands for a check of the password, which is always wrong here.
+        .route("/login", post(|| async { (StatusCode::UNAUTHORIZED, "wrong password\n") }))
         // A route for each pattern of the rules: under `/api/{*rest}`, they would not apply to `/api/v1/s%65arch`.
         .route("/api/{version}/items", get(|| async { "items\n" }))
         .route("/api/{version}/search", get(|| async { "items\n" }))

@@ -93,7 +93,11 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
     let main = file(&directory, "main.toml", "include = [\"more/*.toml\"]\n");
     let more = file(&directory, "more/one.toml", &rule("a", "cost = 3\naction = \"block\""));
     let output = tollgate(&["rules", "check", &main]);
-    assert!(stderr(&output).starts_with(&format!("{more}:3:8: rule a: cost: expected none")), "{}", stderr(&output));
+    assert!(
+        stderr(&output).starts_with(&format!("{more}:3:8: rule a: cost: a rule whose action is block can't have it")),
+        "{}",
+        stderr(&output)
+    );
     let output = tollgate(&["probe", "--rules", &main, "a", "k"]);
     assert!(stderr(&output).starts_with(&format!("error: {more}:3:8: rule a: cost")), "{}", stderr(&output));
 }
@@ -229,8 +233,17 @@ async fn a_services_keys_are_reached_by_its_own_rules() {
     let example = std::fs::read_to_string(EXAMPLE).expect("the example");
     // So slow that nothing comes back during the test.
     let example = ["/1s", "/1m", "/1h"].iter().fold(example, |text, period| text.replace(period, "/1d"));
+    let sessions = r#"
+        [[rule]]
+        name = "sessions"
+        priority = 850
+        match = { path = "/sessions", method = "POST" }
+        key = "user"
+        tag = "global"
+        limits = ["sliding-log 5/1d", { name = "by-address", limit = "sliding-log 50/1d", key = "ip" }]
+    "#;
     let hashed = format!(
-        "{example}\n[[rule]]\nname = \"personal\"\nmatch = {{ path = \"/me\" }}\npriority = 5\nkey = [\"user\", \"path\"]\nlimits = [\"token-bucket 10/1d\"]\nhash_keys = true\n"
+        "{example}\n{sessions}\n[[rule]]\nname = \"personal\"\nmatch = {{ path = \"/me\" }}\npriority = 5\nkey = [\"user\", \"path\"]\nlimits = [\"token-bucket 10/1d\"]\nhash_keys = true\n"
     );
     let path = file(&directory, "rules.toml", &hashed);
     let rules = RuleSet::read(&path).expect("a set");
@@ -239,7 +252,7 @@ async fn a_services_keys_are_reached_by_its_own_rules() {
     let limiter = limiter.key_secret(&KeySecret::new(SECRET).expect("a secret"));
     for (rule, key, attributes, cost) in [
         ("uploads", "user:a|b", &["--attr", "org=acme", "--attr", "megabytes=5"][..], 5),
-        ("login", "user:u%1", &["--attr", "ip=2001:db8::7"], 1),
+        ("sessions", "user:u%1", &["--attr", "ip=2001:db8::7"], 1),
         ("free", "user:42", &[], 1),
         ("personal", "user:a\\|b|path:/me", &[], 1),
         ("anybody", "ip:2001:db8::/64", &[], 1),
@@ -250,7 +263,9 @@ async fn a_services_keys_are_reached_by_its_own_rules() {
             "uploads" => {
                 Attributes::new().path("/api/1/files/2").method("PUT").set("org", "acme").set("megabytes", "5")
             }
-            "login" => Attributes::new().path("/login").method("POST").ip("2001:db8::7".parse().expect("an address")),
+            "sessions" => {
+                Attributes::new().path("/sessions").method("POST").ip("2001:db8::7".parse().expect("an address"))
+            }
             "free" => Attributes::new().path("/api/x").tier("free"),
             "personal" => Attributes::new().path("/me"),
             _ => Attributes::new().ip("2001:db8::99".parse().expect("an address")),
