@@ -97,7 +97,8 @@ impl Variant {
     /// The throughput of 64 callers that is promised and wanted, as a part of the plain call's.
     fn promised(self) -> Option<(f64, f64)> {
         match self {
-            OneLimit | Denied | ThreeNodes | SeveralNodes | SeveralNodesDenied | InTurn | InTurnDenied => None,
+            OneLimit | Denied | ThreeNodes | SeveralNodesDenied | InTurn | InTurnDenied => None,
+            SeveralNodes => Some((0.2, 0.3)),
             Permit => Some((0.28, 0.35)),
             ThreeRules => Some((0.3, 0.35)),
             GivenBack => Some((0.18, 0.25)),
