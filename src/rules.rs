@@ -445,7 +445,7 @@ impl RuleSet {
             let doubted = definitions.iter().enumerate();
             let doubted =
                 doubted.flat_map(|(at, rule)| warnings::of(rule, reading).into_iter().map(move |fault| (at, fault)));
-            let doubted = doubted.chain(warnings::of_set(&definitions));
+            let doubted = doubted.chain(warnings::of_shards(&definitions));
             let warnings = doubted.take(MOST_FAULTS).map(located).collect();
             return Ok(Self { shared: Arc::new(Shared { warnings, definitions, ..shared }) });
         }

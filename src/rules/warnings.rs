@@ -50,13 +50,9 @@ pub(super) fn of(rule: &Definition, reading: Reading) -> Vec<Refusal> {
     found
 }
 
-/// Rules that can't apply together with others as they say. Each with its index.
-pub(super) fn of_set(rules: &[Definition]) -> Vec<(usize, Refusal)> {
+/// Limits with shards in rules that apply together with others. Each with its rule's index.
+pub(super) fn of_shards(rules: &[Definition]) -> Vec<(usize, Refusal)> {
     let mut found = Vec::new();
-    let last = rules.iter().enumerate().min_by_key(|(at, rule)| (rule.priority, std::cmp::Reverse(*at)));
-    if let Some((at, _)) = last.filter(|(_, rule)| rule.continues) {
-        found.push((at, (Field::named("continue"), "continue: expected a rule after this one, got none".to_owned())));
-    }
     for (at, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.shadow != Some(true)) {
         let comes_before = |other: usize, continuing: &Definition| {
             continuing.priority > rule.priority || continuing.priority == rule.priority && other <= at
@@ -221,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_can_not_apply_together_with_others_are_doubted() {
+    fn shards_where_rules_apply_together_are_doubted() {
         let rule = |name: &str, limit: &str, more: &str| {
             format!("[[rule]]\nname = \"{name}\"\nkey = \"ip\"\nlimits = [\"{limit}\"]\n{more}\n")
         };
@@ -231,8 +227,8 @@ mod tests {
             ([rule("a", plain, goes_on), rule("b", sharded, "")], 1),
             ([rule("a", plain, goes_on), rule("b", sharded, "shadow = true")], 0),
             ([rule("a", sharded, "match = { path = \"/a\" }"), rule("b", plain, "")], 0),
-            ([rule("a", plain, goes_on), rule("b", plain, goes_on)], 1),
-            ([rule("a", plain, "continue = true\npriority = -1"), rule("b", plain, goes_on)], 1),
+            ([rule("a", sharded, "match = { path = \"/a\" }\npriority = 1"), rule("b", plain, goes_on)], 0),
+            ([rule("a", sharded, ""), rule("b", plain, "continue = true\npriority = 1")], 1),
         ] {
             let rules: RuleSet = rules.concat().parse().expect("rules");
             assert_eq!(rules.warnings().len(), expected, "{rules:?}: {:?}", rules.warnings());
