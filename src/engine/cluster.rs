@@ -165,10 +165,11 @@ impl Cluster {
         mut ask: Ask<'a>,
         until: Deadline,
     ) -> impl Future<Output = Result<Reply, Error>> + use<'a> {
+        let partition = slot_of_keys(&ask.keys);
         // There may be thousands of these: what few of them need is boxed, and a block has no second copy of the ask, as
         // an async function would.
         async move {
-            ask.partition = slot_of_keys(&ask.keys);
+            ask.partition = partition;
             let node = match self.topology.owner(ask.partition) {
                 Some(node) => node,
                 None => Box::pin(self.owner(ask.partition, until)).await?,
