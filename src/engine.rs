@@ -35,7 +35,12 @@ pub enum Engine {
 
 /// A call in progress.
 pub(crate) enum Acquiring<'a> {
-    Queued(redis::Queued),
+    /// With others.
+    Queued {
+        waiting: redis::Waiting,
+        /// By the breaker, until it ends.
+        _admission: redis::Admission,
+    },
     /// Boxed to keep queued calls small: there may be thousands.
     Otherwise(BoxFuture<'a, Result<Reply, Error>>, Deadline),
 }
@@ -220,7 +225,7 @@ impl Acquiring<'_> {
     /// By when it ends.
     pub(crate) fn until(&self) -> Deadline {
         match self {
-            Self::Queued(queued) => queued.until(),
+            Self::Queued { waiting, .. } => waiting.until(),
             Self::Otherwise(_, until) => *until,
         }
     }
@@ -231,7 +236,7 @@ impl Future for Acquiring<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Queued(queued) => Pin::new(queued).poll(context),
+            Self::Queued { waiting, .. } => Pin::new(waiting).poll(context),
             Self::Otherwise(acquiring, _) => acquiring.as_mut().poll(context),
         }
     }

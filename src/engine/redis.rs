@@ -39,12 +39,13 @@ use super::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
 use crate::runtime;
-use address::{Endpoint, address};
+use address::{Endpoint, Sentinels, address};
+pub(crate) use breaker::Admission;
 use breaker::Breaker;
-pub(crate) use dispatch::{Many, Queued};
+pub(crate) use dispatch::Many;
 use per_runtime::PerRuntime;
 pub(super) use pipeline::{Asking, Confirm};
-use sentinel::Sentinels;
+pub(crate) use queue::Waiting;
 #[cfg(feature = "tls")]
 use tls::Tls;
 
@@ -104,7 +105,7 @@ impl Redis {
     /// password. One that ends in `#insecure`: certificates are always checked.
     pub fn open(url: &str) -> Result<Self, Error> {
         if address::is_of_sentinels(url) {
-            return Self::watched(address::sentinels(url)?);
+            return Self::behind(address::sentinels(url)?);
         }
         Self::at(address(url)?)
     }
@@ -121,11 +122,10 @@ impl Redis {
     #[cfg(feature = "tls")]
     pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
         if address::is_of_sentinels(url) {
-            let mut watched = address::sentinels(url)?;
-            watched.primary = watched.primary.by(tls, url)?;
-            let sentinels = watched.sentinels.into_iter().map(|sentinel| sentinel.by(tls, url));
-            watched.sentinels = sentinels.collect::<Result<_, _>>()?;
-            return Self::watched(watched);
+            let mut sentinels = address::sentinels(url)?;
+            sentinels.primary = sentinels.primary.by(tls, url)?;
+            sentinels.nodes = sentinels.nodes.into_iter().map(|node| node.by(tls, url)).collect::<Result<_, _>>()?;
+            return Self::behind(sentinels);
         }
         Self::at(address(url)?.by(tls, url)?)
     }
@@ -136,9 +136,10 @@ impl Redis {
         Ok(Self::new(Connector::Address(Box::new(endpoint)), address))
     }
 
-    fn watched(watched: address::Watched) -> Result<Self, Error> {
-        let address = watched.to_string();
-        Ok(Self::new(Connector::Sentinels(Arc::new(Sentinels::new(watched)?)), address))
+    fn behind(sentinels: Sentinels) -> Result<Self, Error> {
+        sentinels.check()?;
+        let address = sentinels.to_string();
+        Ok(Self::new(Connector::Sentinels(Arc::new(sentinels)), address))
     }
 
     /// The Redis that this pool connects to. [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that

@@ -113,17 +113,17 @@ impl fmt::Display for Endpoint {
 
 /// Sentinels, and the name under which they know the primary.
 #[derive(Clone)]
-pub(super) struct Watched {
-    pub(super) sentinels: Vec<Endpoint>,
+pub(super) struct Sentinels {
+    pub(super) nodes: Vec<Endpoint>,
     pub(super) name: String,
     /// How to connect to the primary, wherever it is.
     pub(super) primary: Endpoint,
 }
 
-impl fmt::Display for Watched {
+impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sentinels: Vec<_> = self.sentinels.iter().map(Endpoint::to_string).collect();
-        write!(f, "primary {} of the sentinels at {}", self.name, sentinels.join(", "))
+        let nodes: Vec<_> = self.nodes.iter().map(Endpoint::to_string).collect();
+        write!(f, "primary {} of the sentinels at {}", self.name, nodes.join(", "))
     }
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn cluster(url: &str) -> Result<Vec<Endpoint>, Error> {
 }
 
 /// The Sentinels and the primary named in the address, and how to connect to it.
-pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
+pub(super) fn sentinels(url: &str) -> Result<Sentinels, Error> {
     let expected = "expected redis[s]-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db], \
                     and of options protocol, sentinel-user and sentinel-password";
     let unusable = |()| unusable(url, expected);
@@ -198,10 +198,10 @@ pub(super) fn sentinels(url: &str) -> Result<Watched, Error> {
     };
     let others: Vec<_> = parts.query.split('&').filter(|pair| !pair.starts_with("sentinel-")).collect();
     let others = others.join("&");
-    let sentinels = parts.nodes(user.as_deref(), 26379, "", "").map_err(unusable)?;
+    let nodes = parts.nodes(user.as_deref(), 26379, "", "").map_err(unusable)?;
     let primaries = parts.nodes(parts.user, 6379, db, &others).map_err(unusable)?;
     let primary = primaries.into_iter().next().ok_or(()).map_err(unusable)?;
-    Ok(Watched { sentinels, name: name.to_owned(), primary })
+    Ok(Sentinels { nodes, name: name.to_owned(), primary })
 }
 
 /// The parts of an address with several hosts.

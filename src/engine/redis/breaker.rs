@@ -39,7 +39,7 @@ pub enum Breaker {
 /// A call that was let in.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Admission {
+pub(crate) struct Admission {
     /// Set for the call that probes Redis. When it ends, the next may probe, if the breaker is still open.
     probes: Option<(Arc<CircuitBreaker>, u64)>,
 }

@@ -1,9 +1,8 @@
 //! Sends queued calls while there are any, in a task, so that no caller that gives up holds up another. Only a lone
 //! caller sends its own ask.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use futures_util::future::join_all;
 
@@ -29,13 +28,6 @@ struct Dispatch {
     generation: u64,
     /// Whether this one is responsible for the batches that wait to be sent. False while its own batch is in flight.
     is_responsible: bool,
-}
-
-/// An ask that is queued with others.
-#[derive(Debug)]
-pub(crate) struct Queued {
-    waiting: Waiting,
-    _entry: Admission,
 }
 
 /// The asks of one caller that waits for all of them.
@@ -68,7 +60,7 @@ impl Redis {
                 }
                 Entered::Queued(waiting, to_begin) => {
                     self.start(per_runtime, &to_begin);
-                    Acquiring::Queued(Queued { waiting, _entry: admission })
+                    Acquiring::Queued { waiting, _admission: admission }
                 }
             })
         })?
@@ -160,20 +152,6 @@ impl Redis {
                 return;
             }
         }
-    }
-}
-
-impl Queued {
-    pub(in crate::engine) fn until(&self) -> Deadline {
-        self.waiting.until()
-    }
-}
-
-impl Future for Queued {
-    type Output = Result<Reply, Error>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.waiting).poll(context)
     }
 }
 

@@ -85,7 +85,7 @@ enum Lane {
 
 /// Waits for the answer of a batch.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     shared: Arc<BatchState>,
     index: usize,
     until: Deadline,
@@ -335,7 +335,7 @@ impl Waiting {
         Self { shared, index, until, registered, elsewhere: None, ended: false }
     }
 
-    pub(super) fn until(&self) -> Deadline {
+    pub(crate) fn until(&self) -> Deadline {
         self.until
     }
 

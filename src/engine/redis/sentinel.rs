@@ -1,12 +1,11 @@
 //! Finds the primary through Sentinels.
 
-use std::fmt;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use redis::{Client, ErrorKind, RedisError, ServerErrorKind, Value, cmd};
 
-use super::address::{Endpoint, Watched};
+use super::address::{Endpoint, Sentinels};
 use super::errors::from_connecting;
 use super::transport::{self, Opened};
 use super::unusable;
@@ -16,31 +15,23 @@ use crate::error::{Error, Kind};
 /// used.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// All Sentinels are asked at once, so that a dead one delays no caller. Each is asked over a new connection: a kept
-/// one would be driven by the runtime that made it.
-pub(super) struct Sentinels {
-    watched: Watched,
-}
-
-impl fmt::Debug for Sentinels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sentinels({})", self.watched)
-    }
-}
-
 impl Sentinels {
-    pub(super) fn new(watched: Watched) -> Result<Self, Error> {
-        for endpoint in watched.sentinels.iter().chain([&watched.primary]) {
+    /// Whether all of these addresses are such as can be connected to.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        for endpoint in self.nodes.iter().chain([&self.primary]) {
             Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;
         }
-        Ok(Self { watched })
+        Ok(())
     }
 
     /// The primary, and a connection to it: at the address of the first Sentinel to answer, if the server there reports
     /// being a primary. If none works and one was refused, the refusal is returned, so that a wrong password isn't
     /// mistaken for an outage because another Sentinel is down.
+    ///
+    /// All are asked at once, so that a dead one delays no caller. Each is asked over a new connection: a kept one would be
+    /// driven by the runtime that made it.
     pub(super) async fn primary(&self) -> Result<(Endpoint, Opened), Error> {
-        let count = self.watched.sentinels.len();
+        let count = self.nodes.len();
         let mut lookups = stream::iter((0..count).map(|at| self.lookup(at))).buffer_unordered(count);
         let mut why = None;
         while let Some(found) = lookups.next().await {
@@ -54,12 +45,12 @@ impl Sentinels {
     }
 
     async fn lookup(&self, at: usize) -> Result<(Endpoint, Opened), Error> {
-        let sentinel = &self.watched.sentinels[at];
+        let sentinel = &self.nodes[at];
         let named = tokio::time::timeout(PATIENCE, self.ask(sentinel)).await;
         let named = named.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()));
         let named = named.map_err(|error| from_connecting(&error, &format!("sentinel {sentinel}")))?;
         let Some((host, port)) = named else { return Err(self.absent("they know of none by this name")) };
-        let primary = self.watched.primary.elsewhere(&host, port);
+        let primary = self.primary.elsewhere(&host, port);
         let opened = async {
             let mut opened = transport::open(&primary).await?;
             let role = cmd("ROLE").query_async(&mut opened.connection).await;
@@ -71,7 +62,7 @@ impl Sentinels {
                 Kind::Permission,
                 format!("redis doesn't let this user run 'role' (ACL SETUSER ... +role): {error}"),
             ),
-            _ => from_connecting(&error, &self.watched.to_string()),
+            _ => from_connecting(&error, &self.to_string()),
         })?;
         match role {
             Value::Array(role) if role.first() == Some(&Value::BulkString(b"master".to_vec())) => Ok((primary, opened)),
@@ -83,21 +74,21 @@ impl Sentinels {
     async fn ask(&self, sentinel: &Endpoint) -> Result<Option<(String, u16)>, RedisError> {
         let mut opened = transport::open(sentinel).await?;
         let mut question = cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.watched.name);
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
         let named = question.query_async(&mut opened.connection).await;
         named.map_err(|error| opened.wire.refusal().unwrap_or(error))
     }
 
     pub(super) fn remote_address(&self) -> Option<String> {
-        self.watched.sentinels.iter().find_map(Endpoint::remote)
+        self.nodes.iter().find_map(Endpoint::remote)
     }
 
     pub(super) fn themselves(&self) -> (&str, Vec<Client>) {
-        let clients = self.watched.sentinels.iter().filter_map(|sentinel| sentinel.client().ok());
-        (&self.watched.name, clients.collect())
+        let clients = self.nodes.iter().filter_map(|sentinel| sentinel.client().ok());
+        (&self.name, clients.collect())
     }
 
     fn absent(&self, why: &str) -> Error {
-        Error::new(Kind::Unreachable, format!("no {}: {why}", self.watched))
+        Error::new(Kind::Unreachable, format!("no {self}: {why}"))
     }
 }
