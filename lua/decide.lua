@@ -14,7 +14,7 @@
 --   [3] calls   of each call I3, its number (as many are allowed as fit one after the other), and I7 for each limit,
 --               its cost. Needed if these differ, or a key occurs twice: its later calls see what earlier ones took.
 --               A number other than 1 is for acquires without options, of other limits than permits
---   [4] ...     with concurrency: each call's holder; of a cancel by receipts: each call's
+--   [4] ...     with concurrency: each call's holder; of a cancel by receipts: each call's receipt
 --   operation   128 acquire, 129 reserve, 130 at-most, 131 peek, 132 inspect, 133 refund, 134 penalty, 135 block,
 --               136 settle, 137 cancel, 138 renew, 139 release, 140 reset
 --   options     the sum of 1 as-is, 2 reset, 4 overage, 8 block (I7 us), 16 within (I7 us), 32 id (I7 ms that it is
@@ -37,7 +37,7 @@
 --   I7 granted         units taken, as at-most and ids ask for
 --   I4 overage         denials counted
 --   of acquires for receipts, each call's receipt follows all records, 9 bytes and 66 for each limit: what the id's
---   marker would hold, zeros if it was denied. A cancel with it gives back what the call took; made twice, more than that
+--   marker would hold, zeros if it was denied. A cancel with it gives back what the call took; sent twice, others' too
 -- Reply, text form: for each limit allowed (0 | 1), limit, remaining, retry_after_us, reset_after_us; then
 --   at-most, and with an id all but peek, block and renew: granted, for each limit
 --   inspect: ttl_ms (PTTL), and the state as the algorithm's file lists it
@@ -114,6 +114,8 @@ local function give_back(n, units)
   local algorithm, notes = complete(limit.algorithm), limit.notes
   if mark then
     if not notes or notes.born ~= mark.born then return 0 end
+    -- A state from before the call, as a replica may have that was promoted: nothing was taken of it.
+    if notes.net + notes.given < mark.net + mark.given then return 0 end
     local taken_since = notes.net - mark.net
     -- Under other numbers nobody knows what was still to wait.
     local waits = algorithm.lends and limit.used - taken_since > limit.most and notes.altered == 0

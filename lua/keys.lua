@@ -122,7 +122,7 @@ end
 -- wrote, neither blocked nor with counted denials. What follows would answer the same, but only to define its functions
 -- costs as much.
 local plain, left = (code <= 131 or code == 134) and (writes or not id_ttl) and live and not reads, false
--- Of each call with an id that is remembered for no time, what its marker would hold.
+-- Of each call that asks for a receipt, what its id's marker would hold.
 local receipts = {}
 -- Whether all calls have the usual number and costs, so that they needn't be read.
 local usual = each and string.rep(pack('<I3', 1) .. string.rep(pack('<I7', common), count), #keys / width) == each

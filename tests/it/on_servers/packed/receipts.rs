@@ -149,6 +149,29 @@ fn what_a_receipt_gives_back_is_what_the_cancel_by_an_id_does() {
     assert!(cancelled > 100, "{cancelled}");
 }
 
+/// So it is on a replica that was promoted before it had the call.
+#[test]
+fn of_a_state_from_before_the_call_nothing_is_given_back() {
+    let (_server, mut redis) = server();
+    for form in Form::all() {
+        cmd("FLUSHALL").exec(&mut redis).expect("flushed");
+        let shape = Shape::of(&[&form], &SAMPLE, NOW);
+        let mut call = Call { key: 0, cost: 2, id: 0, receipt: vec![] };
+        let keys = shape.keys(&call, true);
+        let (_, of_earlier) = shape.decide(&mut redis, (ACQUIRE, true), &[call.clone()], Some(NOW));
+        let before: Vec<u8> = cmd("DUMP").arg(&keys).query(&mut redis).expect("a state");
+        (_, call.receipt) = shape.decide(&mut redis, (ACQUIRE, true), &[call.clone()], Some(NOW));
+        assert_ne!(call.receipt, vec![0; call.receipt.len()], "{}: allowed", form.algorithm);
+        cmd("RESTORE").arg(&keys).arg(0).arg(&before).arg("REPLACE").exec(&mut redis).expect("restored");
+        let restored = dumps(&mut redis, &[&keys[0]]);
+        shape.decide(&mut redis, (CANCEL, true), &[call.clone()], Some(NOW));
+        assert_eq!(dumps(&mut redis, &[&keys[0]]), restored, "{}", form.algorithm);
+        // What is there was taken by the earlier one.
+        shape.decide(&mut redis, (CANCEL, true), &[Call { receipt: of_earlier, ..call }], Some(NOW));
+        assert_ne!(dumps(&mut redis, &[&keys[0]]), restored, "{}", form.algorithm);
+    }
+}
+
 #[test]
 fn a_receipt_that_is_none_gives_nothing_back_and_none_is_answered_where_permits_are_taken() {
     let (_server, mut redis) = server();
