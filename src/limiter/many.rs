@@ -28,11 +28,10 @@ enum Plan {
     Recalled(Box<Decision>),
     /// By this shard, if the limit is split.
     Asked(Option<u32>, Option<Box<Sighting>>),
+    /// With an error, such as that its deadline had passed before it was prepared.
     Refused(Error),
     /// By the slots of its keys, which are several.
     InParts,
-    /// Its deadline had passed before it was prepared.
-    Late,
 }
 
 impl Limiter {
@@ -89,7 +88,7 @@ impl Limiter {
             let asks = step.iter().filter_map(|request| {
                 let until = self.until(request, began);
                 if until.check().is_err() {
-                    ways.push(Plan::Late);
+                    ways.push(Plan::Refused(Error::deadline(request.deadline_or(self.deadline), false)));
                     return None;
                 }
                 let (way, ask) = self.way(rule, request).unwrap_or_else(|error| (Plan::Refused(error), None));
@@ -136,13 +135,7 @@ impl Limiter {
                     decisions.push(Err(garbled()));
                     continue;
                 }
-                Plan::Late => Err(Error::deadline(request.deadline_or(self.deadline), false)),
-                Plan::Refused(error) => {
-                    tokio::task::consume_budget().await;
-                    counted(rule, Err(&error));
-                    decisions.push(Err(error));
-                    continue;
-                }
+                Plan::Refused(error) => Err(error),
             };
             if decided.is_err() {
                 // A call that is refused at once yields to other tasks as one that waits for Redis does.
@@ -183,7 +176,7 @@ impl Limiter {
         }
         let decided = those.into_iter().map(async |at| {
             let request = requests[at].deadline(self.until(&requests[at], began).left());
-            (at, self.decide_in_full(rule, request, Operation::Acquire).await)
+            (at, self.decide(rule, request, Operation::Acquire).uncounted().await)
         });
         Box::pin(stream::iter(decided).buffer_unordered(STEP).collect()).await
     }
