@@ -413,7 +413,7 @@ impl Error {
     }
 
     /// The units were taken, but fewer replicas than [asked for](crate::Redis::confirmed_by) have the write: a failover
-    /// could lose it.
+    /// could lose it. Of a call on several nodes they are given back; [`charged`](Self::charged) says whether all are.
     #[must_use]
     pub fn is_unconfirmed(&self) -> bool {
         self.kind == Kind::Unconfirmed

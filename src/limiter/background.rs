@@ -106,6 +106,13 @@ impl fmt::Debug for Background {
 }
 
 impl Background {
+    /// A place for a [task](Limiter::spawn), unless too many have one.
+    pub(super) fn place(&self) -> Option<Counted> {
+        let another = |tasks| (tasks < MOST).then_some(tasks + 1);
+        self.running.tasks.fetch_update(Ordering::AcqRel, Ordering::Acquire, another).ok()?;
+        Some(Counted { running: Arc::clone(&self.running) })
+    }
+
     /// For work that no [task](Limiter::spawn) does.
     pub(super) fn count(&self) -> Counted {
         self.running.tasks.fetch_add(1, Ordering::AcqRel);
@@ -136,10 +143,20 @@ impl Limiter {
     where
         D: Future<Output = bool> + Send + 'static,
     {
-        let (running, counted) = (&self.background.running, self.background.count());
-        if running.tasks.load(Ordering::Acquire) > MOST {
-            return telemetry::background_full();
-        }
+        self.spawn_at(self.background.place(), runtime, work);
+    }
+
+    /// The same at this place, if there is one.
+    pub(super) fn spawn_at<D>(
+        &self,
+        place: Option<Counted>,
+        runtime: &Handle,
+        work: impl Fn(AtOnce) -> D + Send + 'static,
+    ) where
+        D: Future<Output = bool> + Send + 'static,
+    {
+        let Some(counted) = place else { return telemetry::background_full() };
+        let running = &self.background.running;
         let work: Work = Box::new(move |at_once| Box::pin(work(at_once)));
         let (work, counted) = (Some(work), Some(counted));
         let (at, otherwise) = match Handle::try_current() {
@@ -172,12 +189,12 @@ impl Limiter {
         });
     }
 
-    /// Waits until this limiter and its clones have finished their background work: giving back dropped permits,
-    /// settling costs, cancelling reservations, returning leased units. When its runtime ends, a thread of the library's
-    /// own goes on with it, over a connection of its own; the end of the process drops what is left, so call this
-    /// before `main` returns. While Redis is unreachable, that work is retried for some seconds; put a timeout around
-    /// this call to bound the wait. At most 8,192 calls wait or run at a time for a limiter and its clones: beyond that
-    /// none is made, permits expire by their ttl, and what was charged stays charged.
+    /// Waits until this limiter and its clones have finished their background work: giving back dropped permits, and what
+    /// dropped calls took on several nodes, settling costs, cancelling reservations, returning leased units. When its
+    /// runtime ends, a thread of the library's own goes on with it, over a connection of its own; the end of the process
+    /// drops what is left, so call this before `main` returns. While Redis is unreachable, that work is retried for some
+    /// seconds; put a timeout around this call to bound the wait. At most 8,192 calls wait or run at a time for a limiter
+    /// and its clones: beyond that none is made, permits expire by their ttl, and what was charged stays charged.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]

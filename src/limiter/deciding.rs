@@ -23,8 +23,9 @@ use crate::rule::Rule;
 use crate::telemetry::Observed;
 
 /// A call in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled, and its deadline counts
-/// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. Polled
-/// after its decision, it stays pending.
+/// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. (A call
+/// on [several nodes](crate::guide::load#keys-on-several-nodes) goes on without its caller, by its deadline, and gives
+/// back what it took.) Polled after its decision, it stays pending.
 ///
 /// It is `Send` and `Unpin`, so a `select!` in a loop can poll it by reference, and at most 256 bytes large without the
 /// features `metrics` and `tracing`.

@@ -27,16 +27,17 @@ use crate::request::Request;
 use crate::rule::{Rule, Target};
 use crate::runtime::{self, LONGEST_WAIT};
 
-/// How long a caller waits at most for what its call gives back. It goes on without the caller then.
+/// How long a caller waits for what its call gives back. It goes on without the caller then.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// For how long after its deadline, at least, the nodes know what a call took: longer than giving it back is tried.
+/// For how long after three deadlines, at least, the nodes know what a call took: longer than giving it back is tried,
+/// which may take two deadlines and the time for which failures are tried again.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// How long the nodes know what a call with this deadline took. Calls that are remembered for one time share a script
 /// call, so deadlines that are nearly alike count as one.
 fn remembered_for(deadline: Duration) -> Duration {
-    REMEMBERED + Duration::from_millis(millis(deadline.min(LONGEST_WAIT)).next_power_of_two())
+    REMEMBERED + Duration::from_millis(millis(deadline.min(LONGEST_WAIT) * 3).next_power_of_two())
 }
 
 fn millis(time: Duration) -> u64 {
@@ -163,19 +164,22 @@ impl Limiter {
         let took: Vec<_> = answers.iter().map(Took::by).collect();
         let all_allow = answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.allowed));
         taking.is_over = all_allow || took.iter().all(|took| *took == Took::Nothing);
-        if taking.is_over {
-            let decided: Vec<_> = answers.into_iter().collect::<Result<_, _>>()?;
-            let decision = self.whole(parts.iter().zip(decided))?;
+        if all_allow {
+            let decision = self.whole(parts.iter().zip(answers.into_iter().flatten()))?;
             return match operation {
-                Operation::AtMost if all_allow => self.evened(taking, parts, decision, until).await,
+                Operation::AtMost => self.evened(taking, parts, decision, until).await,
                 _ => Ok(decision),
             };
         }
-        let given_back = taking.give_back(parts, &took, until).await;
+        let given_back = match taking.is_over {
+            true => vec![None; parts.len()],
+            false => taking.give_back(parts, &took, until).await,
+        };
         self.denied(call, parts, answers, given_back, taking.is_over)
     }
 
-    /// The decision where not all parts allow, given what those have that were given back, and whether that are all.
+    /// The decision where not all parts allow. `given_back`: the state of each part after it was given back; `is_over`:
+    /// whether all were.
     fn denied(
         &self,
         call: Call<'_>,
@@ -184,14 +188,15 @@ impl Limiter {
         given_back: Vec<Option<Decision>>,
         is_over: bool,
     ) -> Result<Decision, Error> {
+        if let Some(error) = gravest(&answers) {
+            return Err(if is_over { error.given_back() } else { error.half_way() });
+        }
         let mut decided = Vec::with_capacity(parts.len());
         let at = answers.iter().flatten().filter(|decision| !decision.allowed).map(Decision::decided_at).max();
-        for (answer, given_back) in answers.into_iter().zip(given_back) {
-            let took = Took::by(&answer);
-            let decision = answer.map_err(|error| if is_over { error.given_back() } else { error.half_way() })?;
+        for (decision, given_back) in answers.into_iter().flatten().zip(given_back) {
             decided.push(match given_back {
-                Some(state) if took == Took::Units => state,
-                _ if took == Took::Units => decision.not_taken(call.operation == Operation::Reserve),
+                Some(state) if decision.allowed => state,
+                None if decision.allowed => decision.not_taken(call.operation == Operation::Reserve),
                 _ => decision,
             });
         }
@@ -203,7 +208,7 @@ impl Limiter {
         })
     }
 
-    /// Of a call that some parts know by its id and have cancelled, asks those that don't know it what their limits have.
+    /// After a cancel that only some parts knew the id of, peeks at the others.
     async fn look_at_unknown(&self, call: Call<'_>, parts: &[Part<'_>], answers: &mut Answers, until: Deadline) {
         if !answers.iter().any(Result::is_ok) {
             return;
@@ -222,7 +227,10 @@ impl Limiter {
     /// What each limit has, of which nothing is taken.
     async fn peek_at_parts(&self, call: Call<'_>, parts: &[Part<'_>]) -> Result<Decision, Error> {
         let answers = self.ask_parts(Call { operation: Operation::Peek, ..call }, parts).await;
-        self.whole(parts.iter().zip(of_all(answers).map_err(Error::given_back)?))
+        match gravest(&answers) {
+            Some(error) => Err(error.given_back()),
+            None => self.whole(parts.iter().zip(answers.into_iter().flatten())),
+        }
     }
 
     /// Takes of each limit what the scarcest had, where others had more.
@@ -326,8 +334,15 @@ impl Drop for Taking<'_> {
     }
 }
 
+/// Why a part gave no answer. What no policy answers, such as a missing right, comes before other errors: nobody is to be
+/// admitted by accident.
+fn gravest(answers: &Answers) -> Option<Error> {
+    let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
+    errors.min_by_key(|error| error.goes_to_policy()).cloned()
+}
+
 /// The answers of all parts, or why there is none. Of several errors the first that isn't about the call's id, since that
-/// may mean that it was given back before, and one that may be over soon before others.
+/// may mean that it was given back before, and temporary ones first: what may still be done is tried again.
 pub(super) fn of_all(answers: Answers) -> Result<Vec<Decision>, Error> {
     let may_be_done = |answer: &Result<Decision, Error>| match answer {
         Ok(_) => true,

@@ -3,19 +3,20 @@
 //! one that may have been made isn't made again.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::{BoxFuture, join_all};
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::{Answers, Limiter, PATIENCE, Part, Took};
 use crate::call::{Mode, Receipt};
 use crate::decision::Decision;
+use crate::denial_cache::Changing;
 use crate::engine::deadline::Deadline;
 use crate::error::{Charged, Error};
-use crate::limiter::background::{AtOnce, persist_while};
+use crate::limiter::background::{AtOnce, Counted, persist_while};
 use crate::limiter::call::Call;
 use crate::limiter::decide::garbled;
 use crate::limiter::prepare::Targets;
@@ -38,18 +39,34 @@ struct Taken {
     /// Its limits, among the rule's.
     places: SmallVec<[usize; 2]>,
     receipt: Lock<Option<Receipt>>,
+    /// Whether there was one.
+    took: AtomicBool,
 }
 
-/// What the parts have after they were given back, in their order; none of one that took nothing, or that isn't given
-/// back yet.
+impl Taken {
+    fn of(part: &Part<'_>) -> Self {
+        Self { places: part.places.clone(), receipt: Lock::default(), took: AtomicBool::new(false) }
+    }
+
+    fn keep(&self, receipt: Option<Receipt>) {
+        self.took.fetch_or(receipt.is_some(), Ordering::AcqRel);
+        *self.receipt.lock() = receipt;
+    }
+}
+
+/// What the parts have after they were given back, in their order; `None` for a part that took nothing, or wasn't given
+/// back in time.
 type GivenBack = Vec<Option<Decision>>;
 
-/// Its parts are being asked. If the caller leaves meanwhile, all that they take is given back.
-struct Asking {
+/// A step of an acquire: its parts are asked, or given back. If the caller leaves meanwhile, that goes on, and all that
+/// they took is given back.
+struct Step<T: Send + 'static> {
     acquire: Arc<Acquire>,
     runtime: Handle,
-    /// None once they have answered.
-    answers: Option<BoxFuture<'static, Answers>>,
+    /// None once it has ended.
+    going: Option<BoxFuture<'static, T>>,
+    /// Its place in the background, while what was taken is being given back.
+    place: Option<Counted>,
 }
 
 impl Limiter {
@@ -60,27 +77,18 @@ impl Limiter {
         parts: &[Part<'_>],
         until: Deadline,
     ) -> Result<Decision, Error> {
-        let mut asking = Asking::of(self, call, parts)?;
-        let answers = asking.answers().await;
+        let runtime = runtime::with_timers()?;
+        let acquire = Acquire::of(self, call, parts);
+        let answers = Step::of(&acquire, &runtime, |acquire| async move { acquire.ask().await }).ended().await;
         if answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.allowed)) {
-            let decided = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
-            return self.whole(parts.iter().zip(decided));
+            return self.whole(parts.iter().zip(answers.into_iter().flatten()));
         }
         let took: Vec<_> = answers.iter().map(Took::by).collect();
-        let given_back = if took.contains(&Took::Units) {
-            // What this process gives back ends the denials that it remembers of these keys.
-            let taken = parts.iter().zip(&took).filter(|(_, took)| **took == Took::Units);
-            let changed = taken.flat_map(|(part, _)| part.targets.iter().copied());
-            let changing = self.changing_those(call.rule, call.request, changed).ok().flatten();
-            let answer = asking.acquire.give_back_later(&asking.runtime, None);
-            let answered = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), answer).await;
-            if let (Some(Ok(_)), Some(changing)) = (&answered, changing) {
-                changing.done();
-            }
-            answered.and_then(Result::ok).unwrap_or_else(|| vec![None; parts.len()])
-        } else {
-            vec![None; parts.len()]
+        let given_back = match took.contains(&Took::Units) {
+            true => acquire.give_back_to_caller(&runtime, until).await,
+            false => None,
         };
+        let given_back = given_back.unwrap_or_else(|| vec![None; parts.len()]);
         let is_over = took.iter().zip(&given_back).all(|(took, state)| match took {
             Took::Nothing => true,
             Took::Units => state.is_some(),
@@ -108,33 +116,40 @@ impl Limiter {
     }
 }
 
-impl Asking {
-    fn of(limiter: &Limiter, call: Call<'_>, parts: &[Part<'_>]) -> Result<Self, Error> {
-        let runtime = runtime::with_timers()?;
-        let (limiter, rule, request) = (limiter.clone(), call.rule.clone(), call.request.into_owned());
-        let parts = parts.iter().map(|part| Taken { places: part.places.clone(), receipt: Lock::default() }).collect();
-        let acquire = Arc::new(Acquire { limiter, rule, request, parts });
-        let asked = Arc::clone(&acquire);
-        Ok(Self { acquire, runtime, answers: Some(Box::pin(async move { asked.ask().await })) })
+impl<T: Send + 'static> Step<T> {
+    fn of<F>(acquire: &Arc<Acquire>, runtime: &Handle, step: impl FnOnce(Arc<Acquire>) -> F) -> Self
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let going: BoxFuture<'static, T> = Box::pin(step(Arc::clone(acquire)));
+        Self { acquire: Arc::clone(acquire), runtime: runtime.clone(), going: Some(going), place: None }
     }
 
-    async fn answers(&mut self) -> Answers {
-        let Some(asked) = &mut self.answers else { return Answers::new() };
-        let answers = asked.await;
-        self.answers = None;
-        answers
+    /// Waits for its end, once.
+    async fn ended(&mut self) -> T {
+        let ended = match &mut self.going {
+            Some(going) => going.await,
+            None => std::future::pending().await,
+        };
+        self.going = None;
+        ended
     }
 }
 
-impl Drop for Asking {
+impl<T: Send + 'static> Drop for Step<T> {
     fn drop(&mut self) {
-        if let Some(answers) = self.answers.take() {
-            self.acquire.give_back_later(&self.runtime, Some(answers));
+        if let Some(going) = self.going.take() {
+            self.acquire.go_on(&self.runtime, self.place.take(), Box::pin(async move { _ = going.await }));
         }
     }
 }
 
 impl Acquire {
+    fn of(limiter: &Limiter, call: Call<'_>, parts: &[Part<'_>]) -> Arc<Self> {
+        let (limiter, rule, request) = (limiter.clone(), call.rule.clone(), call.request.into_owned());
+        Arc::new(Self { limiter, rule, request, parts: parts.iter().map(Taken::of).collect() })
+    }
+
     /// Asks all parts at the same time.
     async fn ask(&self) -> Answers {
         let request = Request::from(&self.request);
@@ -142,10 +157,10 @@ impl Acquire {
         join_all(self.parts.iter().map(async |part| {
             let asked = self.limiter.ask_by_receipt(call, &self.targets(part), None).await;
             let (decision, receipt) = asked.inspect_err(|error| {
-                // Too few replicas know what it took.
-                *part.receipt.lock() = error.note::<Receipt>().cloned();
+                // The error of a part that took units, which too few replicas have, carries the receipt.
+                part.keep(error.note::<Receipt>().cloned());
             })?;
-            *part.receipt.lock() = receipt.filter(|_| decision.allowed);
+            part.keep(receipt.filter(|_| decision.allowed));
             Ok(decision)
         }))
         .await
@@ -156,65 +171,96 @@ impl Acquire {
         part.places.iter().filter_map(|place| Some(limits.get(*place)?.whole())).collect()
     }
 
-    /// In the background, whoever waits: once these answers have come, if there are any to wait for.
-    fn give_back_later(
-        self: &Arc<Self>,
-        runtime: &Handle,
-        answers: Option<BoxFuture<'static, Answers>>,
-    ) -> oneshot::Receiver<GivenBack> {
-        let (sender, receiver) = oneshot::channel();
-        let acquire = Arc::clone(self);
-        // For who makes it: another runtime may, if this one ends.
-        let once = Arc::new((Lock::new(answers), Lock::new(Some(sender))));
-        self.limiter.spawn(runtime, move |at_once| {
-            let (acquire, once) = (Arc::clone(&acquire), Arc::clone(&once));
-            async move {
-                let answers = once.0.lock().take();
-                if let Some(answers) = answers {
-                    answers.await;
+    /// While the caller waits: as long as it is patient, or, while the background has no place for the rest, until its
+    /// deadline. The background does the rest.
+    async fn give_back_to_caller(self: &Arc<Self>, runtime: &Handle, until: Deadline) -> Option<GivenBack> {
+        let mut giving_back = Step::of(self, runtime, |acquire| async move { acquire.give_back(None).await });
+        let given_back = loop {
+            giving_back.place = giving_back.place.take().or_else(|| self.limiter.background.place());
+            let left = until.left();
+            match runtime::timeout_at(Instant::now() + left.min(PATIENCE), giving_back.ended()).await {
+                Some(given_back) => break given_back,
+                None if giving_back.place.is_some() || left <= PATIENCE => {
+                    // What is yet to be given back ends no denial that this process remembers: none may be remembered.
+                    drop(self.changing(&Request::from(&self.request)));
+                    return None;
                 }
-                let given_back = acquire.give_back(&at_once).await;
-                let is_able = given_back.is_some();
-                if let (Some(given_back), Some(sender)) = (given_back, once.1.lock().take()) {
-                    // The caller may have gone on.
-                    let _ = sender.send(given_back);
-                }
-                is_able
+                None => {}
             }
-        });
-        receiver
+        };
+        if self.parts.iter().any(|part| part.receipt.lock().is_some()) {
+            self.go_on(runtime, giving_back.place.take(), Box::pin(std::future::ready(())));
+        }
+        given_back
     }
 
-    /// None if this runtime can't.
-    async fn give_back(&self, at_once: &AtOnce) -> Option<GivenBack> {
+    /// Marks the keys that this took of as being changed, for the denials that this process remembers.
+    fn changing(&self, request: &Request<'_>) -> Option<Changing<'_>> {
+        let taken = self.parts.iter().filter(|part| part.took.load(Ordering::Acquire));
+        let changed = taken.flat_map(|part| self.targets(part));
+        self.limiter.changing_those(&self.rule, request, changed).ok().flatten()
+    }
+
+    /// In the background, whoever waits: once this step has ended, gives back what is left to be given back.
+    fn go_on(self: &Arc<Self>, runtime: &Handle, place: Option<Counted>, step: BoxFuture<'static, ()>) {
+        let acquire = Arc::clone(self);
+        // Shared between attempts: if this runtime ends, another one continues.
+        let step = Arc::new(Lock::new(Some(step)));
+        self.limiter.spawn_at(place.or_else(|| self.limiter.background.place()), runtime, move |at_once| {
+            let (acquire, step) = (Arc::clone(&acquire), Arc::clone(&step));
+            async move {
+                let step = step.lock().take();
+                if let Some(step) = step {
+                    step.await;
+                }
+                acquire.give_back(Some(&at_once)).await.is_some()
+            }
+        });
+    }
+
+    /// Once, or in the background again while a node is away, for some seconds. None if this runtime can't.
+    async fn give_back(&self, at_once: Option<&AtOnce>) -> Option<GivenBack> {
         let request = Request::from(&self.request);
         let request = self.limiter.unhurried(request);
         let call = Call { rule: &self.rule, request: &request, operation: Operation::Cancel };
+        // What this process gives back ends the denials that it remembers of these keys.
+        let changing = self.changing(&request);
         let given_back = join_all(self.parts.iter().map(|part| self.give_back_part(call, part, at_once))).await;
+        if let Some(changing) = changing.filter(|_| given_back.iter().all(Result::is_ok)) {
+            changing.done();
+        }
         let is_able = !given_back.iter().any(|answer| answer.as_ref().is_err_and(Error::is_input));
         is_able.then(|| given_back.into_iter().map(|answer| answer.ok().flatten()).collect())
     }
 
-    /// Again while the node is away, for some seconds, unless it may have been done.
-    async fn give_back_part(&self, call: Call<'_>, part: &Taken, at_once: &AtOnce) -> Result<Option<Decision>, Error> {
+    /// Not again if it may have been done.
+    async fn give_back_part(
+        &self,
+        call: Call<'_>,
+        part: &Taken,
+        at_once: Option<&AtOnce>,
+    ) -> Result<Option<Decision>, Error> {
         if part.receipt.lock().is_none() {
             return Ok(None);
         }
+        let may_retry = |error: &Error| error.goes_to_policy() && error.charged() == Charged::No;
         let state = Lock::new(None);
         let attempt = || async {
             let receipt = part.receipt.lock().take().ok_or_else(garbled)?;
-            let targets = self.targets(part);
-            let answer = at_once.call(self.limiter.ask_by_receipt(call, &targets, Some(&receipt))).await;
+            let answer = self.limiter.ask_by_receipt(call, &self.targets(part), Some(&receipt)).await;
             let answer = answer.map(|(decision, _)| decision);
             match &answer {
                 Ok(decision) => *state.lock() = Some(decision.clone()),
-                Err(error) if error.charged() == Charged::No => *part.receipt.lock() = Some(receipt),
+                Err(error) if may_retry(error) || error.is_input() => *part.receipt.lock() = Some(receipt),
                 Err(_) => {}
             }
             answer
         };
-        let may_retry = |error: &Error| error.goes_to_policy() && error.charged() == Charged::No;
-        persist_while(may_retry, None, attempt).await?;
+        match at_once {
+            // The receipt stays here until it is its turn: this runtime may end before.
+            Some(at_once) => _ = persist_while(may_retry, None, || at_once.call(attempt())).await?,
+            None => _ = attempt().await?,
+        }
         Ok(state.lock().take())
     }
 }

@@ -1,5 +1,7 @@
 //! Callers who ask for what can't be done, give up, or ask for much at once: nothing of it stays in Redis.
 
+use tollgate::DenialCache;
+
 use super::*;
 
 /// What is left of users' units and of their permits.
@@ -113,4 +115,88 @@ async fn requests_in_several_slots_do_not_wait_for_others_of_a_frozen_node() {
     let answers = in_time(limiter.acquire_many(&rule, asked)).await;
     servers.node(2).signal("-CONT");
     assert!(answers[0].is_err() && answers[1].as_ref().is_ok_and(|decision| decision.allowed), "{answers:?}");
+}
+
+/// More of them than the background has places for: whoever waits for a denial gives back by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_is_denied_leaves_nothing_charged() {
+    const USER: &str = "fixed-window 1000000/30d start first-hit";
+    let servers = ClusterServers::of_primaries();
+    let (cluster, limiter) = on_cluster(&servers);
+    let (users, org) = (servers.keys_of(0, 20), servers.keys_of(1, 1).remove(0));
+    let parts = [("org", org.as_bytes())];
+    let request = |call: usize| Request::new(&users[call % users.len()]).parts(&parts);
+    for round in 0..5 {
+        let named = |rule: Rule| rule.named(&format!("api-{round}")).expect("a name");
+        let (rule, of_users) = (named(both(USER, USED_UP)), named(of_users(USER)));
+        assert!(in_time(limiter.acquire(&rule, request(0))).await.expect("a decision").allowed);
+        let before = cluster.connections();
+        let answers = in_time(join_all((0..9000).map(|call| limiter.acquire(&rule, request(call))))).await;
+        in_time(limiter.finish()).await;
+        // What is under way as a connection breaks may stay charged.
+        if cluster.connections() > before {
+            continue;
+        }
+        assert!(answers.into_iter().all(|answer| !answer.expect("a decision").allowed));
+        for (at, user) in users.iter().enumerate() {
+            assert_eq!(left(&limiter, &of_users, user).await, 1_000_000 - u64::from(at == 0), "{user}");
+        }
+        return;
+    }
+    panic!("a connection broke each time");
+}
+
+/// What this process gives back of a call that its caller has left may be had at once.
+#[tokio::test]
+async fn a_denial_is_not_remembered_beyond_what_is_given_back_in_the_background() {
+    let servers = ClusterServers::of_primaries();
+    let cache = DenialCache::of_keys(1000);
+    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = limiter.denial_cache(cache);
+    let (users, org) = (servers.keys_of(0, 20), servers.keys_of(1, 20));
+    let rule = both("gcra 1/30d", "gcra 1/30d");
+    let mut denied = 0;
+    for (user, org) in users.iter().zip(&org) {
+        let parts = [("org", org.as_bytes())];
+        let request = Request::new(user).parts(&parts);
+        // Both nodes are connected to.
+        in_time(limiter.peek(&rule, request)).await.expect("an answer");
+        let mut left_alone = Box::pin(limiter.acquire(&rule, request));
+        assert!(is_pending(left_alone.as_mut()).await);
+        drop(left_alone);
+        let is_denied = !in_time(limiter.acquire(&rule, request)).await.expect("a decision").allowed;
+        in_time(limiter.finish()).await;
+        if is_denied {
+            denied += 1;
+            let then = in_time(limiter.acquire(&rule, request)).await.expect("a decision");
+            assert!(then.allowed, "{then:?}");
+        }
+    }
+    assert!(denied > 0, "the one that was left comes first");
+}
+
+/// Whichever of the limits it is, since nobody is to be admitted by accident.
+#[tokio::test]
+async fn a_missing_right_is_an_error_where_another_node_is_away() {
+    let servers = ClusterServers::of_primaries();
+    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let rule = both("gcra 40/30d", "gcra 40/30d").on_error(OnError::Open).expect("open");
+    for (user, org) in [on_nodes(&servers, 0, 1), on_nodes(&servers, 1, 0)] {
+        let parts = [("org", org.as_bytes())];
+        let request = Request::new(&user).parts(&parts);
+        in_time(limiter.acquire(&rule, request)).await.expect("a decision");
+        let set = |right: &str| {
+            let mut user = tollgate::redis::cmd("ACL");
+            user.arg("SETUSER").arg("default").arg(right).exec(&mut servers.node(0).connection()).expect("set");
+        };
+        set("-@scripting");
+        servers.node(1).signal("-STOP");
+        for operation in [Operation::Acquire, Operation::AtMost, Operation::Peek] {
+            let asked = async || limiter.call(operation, &rule, request.deadline(Duration::from_millis(500))).await;
+            wait_until("a missing right", async || asked().await.is_err_and(|error| error.is_permission())).await;
+        }
+        servers.node(1).signal("-CONT");
+        set("+@scripting");
+        wait_until("an answer", async || limiter.peek(&rule, request.deadline(PATIENCE)).await.is_ok()).await;
+    }
 }
