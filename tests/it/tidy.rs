@@ -168,7 +168,6 @@ fn each_module_of_tests_is_said_to_depend_on_postgresql_or_not() {
     assert_eq!(listed, names.into_iter().collect::<Vec<_>>(), "{script}");
 }
 
-/// Whole files: a module of tests within one counts too.
 /// Read from top to bottom, each fits a screen. A function ends at the next `end` that is indented as it is.
 #[test]
 fn no_function_of_the_scripts_exceeds_forty_lines() {
@@ -192,6 +191,19 @@ fn no_function_of_the_scripts_exceeds_forty_lines() {
     assert!(functions > 60, "{functions}");
 }
 
+/// Otherwise `tests/mutants.py` would refuse the list only when somebody runs it.
+#[test]
+fn each_mutant_changes_one_place_of_its_script() {
+    let mutants: Vec<serde_json::Value> = serde_json::from_str(&read("tests/mutants.json")).expect("a list");
+    assert!(mutants.len() > 100, "{}", mutants.len());
+    for mutant in mutants {
+        let [file, name, old, new] = ["file", "name", "old", "new"].map(|field| mutant[field].as_str().expect(field));
+        assert_eq!(read(&format!("lua/{file}")).matches(old).count(), 1, "{name}: its text in {file}: {old}");
+        assert_ne!(old, new, "{name}");
+    }
+}
+
+/// Whole files: a module of tests within one counts too.
 #[test]
 fn no_rust_file_exceeds_five_hundred_lines() {
     const MOST: usize = 500;

@@ -12,6 +12,7 @@ use crate::line::{Line, Printer};
 use crate::operation::call;
 use crate::options::{self, Confirmation, Options};
 use crate::rule_arguments::{RuleOptions, RulesAndKey, SEE_RULES};
+use crate::rules_file::NeededCosts;
 
 #[derive(Debug, Args)]
 #[command(after_help = SEE_RULES)]
@@ -35,7 +36,7 @@ pub(crate) struct Block {
 
 impl Block {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let (subject, key) = self.about.ruling(&self.whom, false)?.limits()?;
+        let (subject, key) = self.about.ruling(&self.whom, NeededCosts::None)?.limits()?;
         let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in", self.confirmation)?)?;
         subject.say_who_overrides();
         let parts = subject.parts();

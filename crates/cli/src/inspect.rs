@@ -16,6 +16,7 @@ use crate::operation;
 use crate::options::{Confirmation, Options};
 use crate::output::{Shape, counted, facts, json, micros};
 use crate::rule_arguments::{RuleOptions, RulesAndKey, SEE_RULES, usage_of_rules_and_key};
+use crate::rules_file::NeededCosts;
 use crate::subject::Subject;
 use explained::explained;
 
@@ -71,7 +72,7 @@ struct Inspected<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let (mut subject, key) = self.about.ruling(&self.whom, false)?.limits()?;
+        let (mut subject, key) = self.about.ruling(&self.whom, NeededCosts::None)?.limits()?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }

@@ -122,7 +122,7 @@ const TICK: Duration = Duration::from_millis(200);
 impl Load {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let subject = self.denials.applied(self.subject()?)?.follow_policy(self.policy)?;
-        let cost = self.cost.unwrap_or(subject.cost);
+        let cost = subject.cost_or_own(self.cost)?;
         if let Some(address) = self.options.remote()?.filter(|_| !self.remote) {
             let expected = "expected a Redis on this machine (or --remote, to load another)";
             bail!("url: {expected}, got {address}");

@@ -13,7 +13,7 @@ use crate::operation;
 use crate::operation::call;
 use crate::options::{self, Confirmation, Options, Policy};
 use crate::rule_arguments::{Denials, RuleOptions, RulesAndKey, SEE_RULES};
-use crate::rules_file::Ruling;
+use crate::rules_file::{NeededCosts, Ruling};
 use crate::{found, fresh_key, messages};
 
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub(crate) struct Probe {
     whom: RulesAndKey,
     /// Units that each request takes; 0 looks without taking.
     ///
-    /// Default: 1, or what a rule in JSON or from --rules says.
+    /// Default: 1, or what a rule in JSON or from --rules says. A limit with a cost of its own takes that instead.
     #[arg(long, value_name = "N", value_parser = options::units, allow_negative_numbers = true)]
     #[arg(help_heading = "Request")]
     cost: Option<u64>,
@@ -68,7 +68,12 @@ pub(crate) struct Probe {
 
 impl Probe {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let whom = self.about.ruling(&self.whom, self.cost.is_none() && operation::costs(self.op))?;
+        let needed = match operation::costs(self.op) {
+            false => NeededCosts::None,
+            true if self.cost.is_some() => NeededCosts::OfLimits,
+            true => NeededCosts::All,
+        };
+        let whom = self.about.ruling(&self.whom, needed)?;
         if let Ruling::Listed(listed) = &whom
             && operation::asks(self.op)
         {
@@ -85,7 +90,7 @@ impl Probe {
         if self.overage {
             subject.rule = subject.rule.count_denials(true);
         }
-        let cost = self.cost.unwrap_or(subject.cost);
+        let cost = subject.cost_or_own(self.cost)?;
         operation::check(self.op, self.id.is_some(), self.length.is_some()).map_err(|why| anyhow!("--{why}"))?;
         let limiter = self.about.of_service(self.options.limiter(self.confirmation)?)?;
         self.options.say_who_decides();

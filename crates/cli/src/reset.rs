@@ -18,7 +18,7 @@ use crate::messages;
 use crate::options::{Confirmation, Options};
 use crate::output::{Shape, counted, json};
 use crate::rule_arguments::{KeyOptions, name_of};
-use crate::rules_file::RulesFile;
+use crate::rules_file::{NeededCosts, RulesFile};
 
 #[derive(Debug, Args)]
 pub(crate) struct Reset {
@@ -90,7 +90,7 @@ impl Reset {
         let given = pairs("--attr", &self.attributes)?;
         attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
         let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
-        let whom = |name: &String| service.ruling(name, key, given.clone(), false)?.limits();
+        let whom = |name: &String| service.ruling(name, key, given.clone(), NeededCosts::None)?.limits();
         let all = names.iter().map(whom).collect::<Result<Vec<_>, _>>()?;
         let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of", self.confirmation)?)?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());

@@ -10,7 +10,7 @@ use tollgate::{KeySecret, Limiter, Rule};
 
 use crate::attributes::{self, Pairs, pairs};
 use crate::options;
-use crate::rules_file::{RulesFile, Ruling};
+use crate::rules_file::{NeededCosts, RulesFile, Ruling};
 use crate::subject::Subject;
 
 /// The name of a rule that is given without one.
@@ -220,13 +220,13 @@ impl RuleOptions {
     }
 
     /// The rule, and the key that it counts. If `costs` is false, the rule's cost needn't be known.
-    pub(crate) fn ruling(&self, whom: &RulesAndKey, costs: bool) -> Result<Ruling> {
+    pub(crate) fn ruling(&self, whom: &RulesAndKey, needed: NeededCosts) -> Result<Ruling> {
         let Some(service) = self.rules_file()? else {
             let (rules, key) = whom.split()?;
             return Ok(Ruling::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
         };
         let (name, key) = whom.name_and_key()?;
-        service.ruling(&name, key, self.attributes()?, costs)
+        service.ruling(&name, key, self.attributes()?, needed)
     }
 
     /// The service's set of rules, if it was given.

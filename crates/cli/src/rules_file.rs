@@ -19,6 +19,15 @@ pub(crate) struct RulesFile {
     pub(crate) rules: RuleSet,
 }
 
+/// Which costs the attributes of a request have to say.
+#[derive(Clone, Copy)]
+pub(crate) enum NeededCosts {
+    All,
+    /// The rule's is given by --cost.
+    OfLimits,
+    None,
+}
+
 /// What applies to a key by a rule.
 pub(crate) enum Ruling {
     /// Limits, and the key as they count it.
@@ -82,23 +91,32 @@ impl RulesFile {
         bail!("rule {name}: expected one with limits, got one that {does} and counts nothing")
     }
 
-    /// The limits that the rule has for a request with this key and these attributes, and the key as it is counted. If
-    /// `costs` is false, the attribute that gives the cost may be missing.
-    pub(crate) fn ruling(&self, name: &str, key: Option<&[u8]>, mut given: Pairs, costs: bool) -> Result<Ruling> {
+    /// The limits that the rule has for a request with this key and these attributes, and the key as it is counted.
+    pub(crate) fn ruling(
+        &self,
+        name: &str,
+        key: Option<&[u8]>,
+        mut given: Pairs,
+        needed: NeededCosts,
+    ) -> Result<Ruling> {
         let definition = self.with_limits(name)?;
         let told = |why: String| anyhow!("rule {name}: {why}");
-        let of_limits = definition.limits.iter().filter_map(|limit| limit.cost.as_ref());
-        let cost_attributes: Vec<_> = of_limits
-            .chain([&definition.cost])
-            .filter_map(|cost| match cost {
-                Cost::Attribute(name) => Some(name),
-                Cost::Units(_) => None,
-            })
-            .collect();
-        let is_cost = |attribute: &str| cost_attributes.iter().any(|cost| *cost == attribute);
-        for cost in cost_attributes.iter().filter(|_| !costs) {
-            if !given.iter().any(|(name, _)| name == *cost) {
-                given.push(((*cost).clone(), b"1".to_vec()));
+        let attribute = |cost: &Cost| match cost {
+            Cost::Attribute(name) => Some(name.clone()),
+            Cost::Units(_) => None,
+        };
+        let of_rule = attribute(&definition.cost);
+        let of_limits: Vec<_> =
+            definition.limits.iter().filter_map(|limit| limit.cost.as_ref().and_then(attribute)).collect();
+        let is_cost = |attribute: &str| of_limits.iter().chain(&of_rule).any(|cost| cost == attribute);
+        let not_needed = match needed {
+            NeededCosts::All => Vec::new(),
+            NeededCosts::OfLimits => of_rule.iter().filter(|name| !of_limits.contains(name)).collect(),
+            NeededCosts::None => of_limits.iter().chain(&of_rule).collect(),
+        };
+        for cost in not_needed {
+            if !given.iter().any(|(name, _)| name == cost) {
+                given.push((cost.clone(), b"1".to_vec()));
             }
         }
         if let Some(key) = key {
@@ -148,7 +166,7 @@ impl RulesFile {
         let rules = RuleSet::new([definition])?;
         let drawn = Drawn { rules, name: name.to_owned(), given, varying };
         let alone = Self { file: self.file.clone(), rules: drawn.rules.clone() };
-        let (subject, _) = alone.ruling(name, None, drawn.attributes(0), true)?.limits()?;
+        let (subject, _) = alone.ruling(name, None, drawn.attributes(0), NeededCosts::All)?.limits()?;
         Ok(subject.with_drawn(drawn))
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Subject {
     pub(crate) rule: Rule,
     /// The cost of a request that doesn't set one.
     pub(crate) cost: u64,
+    /// Whether no limit takes the cost that a request sets, since each has one of its own.
+    costs_apart: bool,
     /// What single limits take, by their names.
     own_costs: Vec<(String, u64)>,
     /// The part that each limit counts, in the rule's order; `None` if it counts the key.
@@ -60,7 +62,8 @@ impl Subject {
             let name = rule.name().unwrap_or_default();
             bail!("rule {name}: expected --attr {missing}=VALUE, {why}, got none");
         }
-        Ok(Self { rule, cost, own_costs: Vec::new(), counted, parts, overridden: None, drawn: None })
+        let (own_costs, costs_apart) = (Vec::new(), false);
+        Ok(Self { rule, cost, costs_apart, own_costs, counted, parts, overridden: None, drawn: None })
     }
 
     /// The subject that a rule of a set charges.
@@ -70,7 +73,18 @@ impl Subject {
         let parts = charge.parts().map(|(name, value)| (name.to_owned(), value.to_vec())).collect();
         let own_costs = charge.own_costs().map(|(name, units)| (name.to_owned(), units)).collect();
         let (cost, overridden) = (charge.cost(), overridden.map(str::to_owned));
-        Self { cost, own_costs, rule, counted, parts, overridden, drawn: None }
+        let costs_apart = charge.costs(Some(0)) == charge.costs(Some(1));
+        Self { cost, costs_apart, own_costs, rule, counted, parts, overridden, drawn: None }
+    }
+
+    /// The cost of a request for which --cost says this.
+    pub(crate) fn cost_or_own(&self, given: Option<u64>) -> Result<u64> {
+        match given.filter(|_| self.costs_apart) {
+            Some(cost) => {
+                bail!("--cost: expected none, since each limit of {} takes a cost of its own, got {cost}", self.name())
+            }
+            None => Ok(given.unwrap_or(self.cost)),
+        }
     }
 
     /// What single limits take, by their names.

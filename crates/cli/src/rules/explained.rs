@@ -59,6 +59,9 @@ struct Step<'a> {
     /// The key that it counts, or that an override names.
     key: Option<String>,
     cost: Option<u64>,
+    /// The least that a cost is which the request's attributes say, if the rule says how much that is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_cost: Option<u64>,
     limits: Vec<Counted>,
     /// Those that don't apply to the request, for want of an attribute.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -218,6 +221,7 @@ impl<'a> Step<'a> {
             overridden: applies.overridden.map(|key| shown(key.as_bytes())),
             key: charge.map(Charge::key).or(applies.overridden.map(str::as_bytes)).map(shown),
             cost: charge.map(Charge::cost),
+            min_cost: definition.filter(|_| charge.is_some()).and_then(|rule| rule.min_cost),
             limits: charge.map(|charge| Counted::all(charge, limiter)).unwrap_or_default(),
             left_out: charge.map(|charge| left_out(rules, name, charge.rule())).unwrap_or_default(),
             count: definition.filter(|_| charge.is_some()).and_then(|rule| rule.count.as_ref()),
@@ -268,7 +272,8 @@ impl<'a> Step<'a> {
             },
         ));
         if let Some(cost) = self.cost {
-            lines.push(("cost", counted(cost, "unit")));
+            let least = self.min_cost.map(|least| format!(" (min_cost {least})")).unwrap_or_default();
+            lines.push(("cost", format!("{}{least}", counted(cost, "unit"))));
         }
         for limit in &self.limits {
             let named = if limit.name == limit.limit { String::new() } else { format!("{}: ", limit.name) };

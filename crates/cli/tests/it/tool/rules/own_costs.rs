@@ -14,14 +14,15 @@ limits = [
 ]
 "#;
 
+fn remaining(line: &serde_json::Value) -> Vec<u64> {
+    let limits = line["limits"].as_array().expect("limits");
+    limits.iter().map(|limit| limit["remaining"].as_u64().expect("a number")).collect()
+}
+
 #[test]
 fn each_limit_takes_its_own_cost_in_a_probe_a_replay_and_a_suggestion() {
     let directory = directory();
     let rules = file(&directory, "model.toml", MODEL);
-    let remaining = |line: &serde_json::Value| {
-        let limits = line["limits"].as_array().expect("limits");
-        limits.iter().map(|limit| limit["remaining"].as_u64().expect("a number")).collect::<Vec<_>>()
-    };
     let explained =
         stdout(&tollgate(&["rules", "explain", &rules, "--user", "42", "--attr", "tokens=900", "--format", "table"]));
     for line in [
@@ -63,4 +64,34 @@ fn each_limit_takes_its_own_cost_in_a_probe_a_replay_and_a_suggestion() {
     let suggested = lines(&output);
     let of = |at: usize| suggested[at]["suggestions"][0]["rate"].as_u64();
     assert_eq!([of(0), of(1), of(2)], [Some(4), Some(1200), Some(4)], "{}", stderr(&output));
+}
+
+#[test]
+fn a_cost_that_is_given_is_that_of_the_limits_without_one_of_their_own() {
+    let directory = directory();
+    let rules = file(&directory, "model.toml", MODEL);
+    let probe = ["probe", "--rules", &rules, "model"];
+    let costly = tollgate(&[&probe[..], &["user:43", "--attr", "tokens=900", "--cost", "7"]].concat());
+    assert_eq!(remaining(&lines(&costly)[0]), [2, 100, 43], "{}", stderr(&costly));
+    let lacking = tollgate(&[&probe[..], &["user:43", "--cost", "7"]].concat());
+    assert!(stderr(&lacking).contains("rule model: expected --attr tokens=VALUE"), "{}", stderr(&lacking));
+    let apart = MODEL.replace("start first-hit\" },\n]", "start first-hit\", cost = 2 },\n]");
+    let all_apart = file(&directory, "apart.toml", &apart);
+    let costly = ["probe", "--rules", &all_apart, "model", "user:43", "--attr", "tokens=900", "--cost", "7"];
+    let output = tollgate(&costly);
+    let expected = "--cost: expected none, since each limit of model takes a cost of its own, got 7";
+    assert_eq!((code(&output), stderr(&output).contains(expected)), (2, true), "{}", stderr(&output));
+
+    let least = file(
+        &directory,
+        "least.toml",
+        &MODEL.replace("key = \"user\"\n", "key = \"user\"\ncost = \"work\"\nmin_cost = 20\n"),
+    );
+    let explain = ["rules", "explain", &least, "--user", "42", "--attr", "tokens=3", "--attr", "work=4"];
+    let explained = stdout(&tollgate(&[&explain[..], &["--format", "table"]].concat()));
+    for line in
+        ["cost       20 units (min_cost 20)", "limit      tokens: fixed-window 1000/1h start first-hit of user:42"]
+    {
+        assert!(explained.lines().any(|shown| shown.trim_end() == line), "{line}\nin\n{explained}");
+    }
 }
