@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the tool without TLS, and runs the tests that ask it for TLS: about two minutes the first time.
+# Builds the tool with the feature `postgres` alone, and runs the tests that ask it for what other features bring, such
+# as TLS: about two minutes the first time.
 #   bash tests/without_tls.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD/.github/recording
 
-cargo build --quiet --release -p tollgate-cli
+cargo build --quiet --release -p tollgate-cli --features full
 tool=$(realpath "${CARGO_TARGET_DIR:-target}/release")
 
 folder=$(mktemp -d)

@@ -46,12 +46,14 @@ mod interrupted;
 mod keys;
 mod line;
 mod load;
+#[cfg(feature = "man")]
 mod man;
 mod messages;
 mod operation;
 mod options;
 mod output;
 mod over_time;
+#[cfg_attr(not(feature = "reports"), allow(dead_code, reason = "pages are described, and nothing writes them"))]
 mod page;
 mod probe;
 mod records;
@@ -75,6 +77,7 @@ mod users;
 mod verdict;
 mod version;
 mod waits;
+#[cfg(feature = "watch")]
 mod watch;
 
 #[cfg(test)]
@@ -182,6 +185,7 @@ enum Command {
     /// nothing: a key that is touched and not written is one whose calls are denied.
     ///
     /// Exit code: 0; 2 on an error, with --once also if a node or an endpoint can't be read.
+    #[cfg(feature = "watch")]
     Watch(watch::Watch),
     /// Print the Lua script of an algorithm, or of several, for other languages.
     ///
@@ -194,6 +198,7 @@ enum Command {
     /// Print the manual page, or write one for each command.
     ///
     /// Exit code: 0; 2 on an error.
+    #[cfg(feature = "man")]
     Man(man::ManPages),
     /// Create the tables of the system of record, or show which exist.
     #[cfg(feature = "postgres")]
@@ -252,8 +257,10 @@ async fn main() -> ExitCode {
         Command::Rules(rules) => rules.run().await,
         Command::Script(script) => script.run(),
         Command::Completions(completions) => completions.run(),
+        #[cfg(feature = "man")]
         Command::Man(pages) => pages.run(),
         Command::Doctor(doctor) => doctor.run().await,
+        #[cfg(feature = "watch")]
         Command::Watch(watch) => watch.run().await,
         #[cfg(feature = "postgres")]
         Command::Db(db) => db.run().await,
@@ -304,7 +311,9 @@ fn misused(error: &clap::Error) -> ExitCode {
 
 /// If the command exists, but isn't built in: which feature brings it.
 fn feature_of(error: &clap::Error) -> Option<String> {
-    const OF_FEATURES: [(&str, &str); 6] = [
+    const OF_FEATURES: [(&str, &str); 8] = [
+        ("watch", "watch"),
+        ("man", "man"),
         ("db", "postgres"),
         ("users", "postgres"),
         ("keys", "postgres"),
@@ -314,8 +323,7 @@ fn feature_of(error: &clap::Error) -> Option<String> {
     ];
     let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     let (name, feature) = OF_FEATURES.iter().find(|(known, _)| known == name)?;
-    let how = format!("cargo install --locked --path crates/cli --features {feature}");
-    Some(format!("{name}: this tollgate is built without the feature {feature}, which brings it: {how}"))
+    Some(version::lacking(name, feature))
 }
 
 /// The command's exit code, also if its reader is gone before the end.

@@ -11,9 +11,18 @@
 
 mod axis;
 mod bins;
+#[cfg(feature = "reports")]
 mod draw;
 mod file;
+#[cfg(feature = "reports")]
 mod html;
+/// The option is refused, so there is nothing to write.
+#[cfg(not(feature = "reports"))]
+mod html {
+    pub(super) fn page(_: &super::Page) -> anyhow::Result<String> {
+        anyhow::bail!(crate::version::lacking("--report", "reports"))
+    }
+}
 #[allow(dead_code, reason = "without postgres no command draws lines")]
 mod plot;
 mod text;

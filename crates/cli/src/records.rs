@@ -34,7 +34,7 @@ use crate::attributes::Pairs;
 use crate::by_time::At;
 use clap::ValueEnum;
 pub(crate) use clients::{Clients, counted};
-pub(crate) use compression::decompressed;
+pub(crate) use compression::{Copy, copy, decompressed, finished};
 pub(crate) use looks::{Looks, look};
 pub(crate) use place::Place;
 pub(crate) use places::Places;

@@ -8,11 +8,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::{Page, html};
+use crate::version::lacking;
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportFile {
     /// Also write a report to this file: an HTML page with plots and tables.
-    #[arg(long = "report", value_name = "FILE", help_heading = "Output")]
+    #[arg(long = "report", value_name = "FILE", help_heading = "Output", hide = cfg!(not(feature = "reports")))]
     path: Option<PathBuf>,
 }
 
@@ -27,6 +28,9 @@ impl ReportFile {
     /// which are read.
     pub(crate) fn open(&self, read: &[Option<&Path>]) -> Result<Option<Report>> {
         let Some(path) = &self.path else { return Ok(None) };
+        if cfg!(not(feature = "reports")) {
+            bail!(lacking("--report", "reports"));
+        }
         let shown = path.display();
         if path.as_os_str() == "-" {
             bail!("--report: expected a file to write, such as report.html, got {shown}");

@@ -1,9 +1,6 @@
-//! Compressed records, recognised by their first bytes.
+//! Compressed records, recognised by their first bytes, and compressed copies of records.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
-
-use flate2::bufread::MultiGzDecoder;
-use zstd::stream::read::Decoder;
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -20,27 +17,83 @@ pub(crate) fn decompressed(mut input: impl BufRead + 'static) -> io::Result<Box<
     }
     let (is_gzip, is_zstd) = (head == GZIP, head == ZSTD);
     let input = BufReader::new(Cursor::new(head).chain(input));
-    Ok(match (is_gzip, is_zstd) {
-        (true, _) => Box::new(BufReader::new(Whole(MultiGzDecoder::new(input), "gzip"))),
-        (_, true) => Box::new(BufReader::new(Whole(Decoder::with_buffer(input)?, "zstd"))),
-        _ => Box::new(input),
-    })
-}
-
-/// Names the compression in the errors of its decoder.
-struct Whole<R>(R, &'static str);
-
-impl<R: Read> Read for Whole<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.read(into).map_err(|error| match error.kind() {
-            io::ErrorKind::Interrupted => error,
-            io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), format!("the {} data is cut off", self.1)),
-            _ => io::Error::other(format!("the {} data can't be read: {error}", self.1)),
-        })
+    match (is_gzip, is_zstd) {
+        (true, _) => codec::gzip(input),
+        (_, true) => codec::zstd(input),
+        _ => Ok(Box::new(input)),
     }
 }
 
-#[cfg(test)]
+pub(crate) use codec::{Copy, copy, finished};
+
+#[cfg(feature = "compression")]
+mod codec {
+    use std::io::{self, BufRead, BufReader, Read, Write};
+
+    use flate2::bufread::MultiGzDecoder;
+    use zstd::stream::read::Decoder;
+    use zstd::stream::write::Encoder;
+
+    /// Compresses what is written to it.
+    pub(crate) type Copy<W> = Encoder<'static, W>;
+
+    pub(crate) fn copy<W: Write>(to: W) -> io::Result<Copy<W>> {
+        Encoder::new(to, 1)
+    }
+
+    pub(crate) fn finished<W: Write>(copy: Copy<W>) -> io::Result<W> {
+        copy.finish()
+    }
+
+    pub(super) fn gzip(input: impl BufRead + 'static) -> io::Result<Box<dyn BufRead>> {
+        Ok(Box::new(BufReader::new(Whole(MultiGzDecoder::new(input), "gzip"))))
+    }
+
+    pub(super) fn zstd(input: impl BufRead + 'static) -> io::Result<Box<dyn BufRead>> {
+        Ok(Box::new(BufReader::new(Whole(Decoder::with_buffer(input)?, "zstd"))))
+    }
+
+    /// Names the compression in the errors of its decoder.
+    struct Whole<R>(R, &'static str);
+
+    impl<R: Read> Read for Whole<R> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.0.read(into).map_err(|error| match error.kind() {
+                io::ErrorKind::Interrupted => error,
+                io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), format!("the {} data is cut off", self.1)),
+                _ => io::Error::other(format!("the {} data can't be read: {error}", self.1)),
+            })
+        }
+    }
+}
+
+#[cfg(not(feature = "compression"))]
+mod codec {
+    use std::io::{self, BufRead};
+
+    use crate::version::lacking;
+
+    /// As it is.
+    pub(crate) type Copy<W> = W;
+
+    pub(crate) fn copy<W>(to: W) -> io::Result<Copy<W>> {
+        Ok(to)
+    }
+
+    pub(crate) fn finished<W>(copy: Copy<W>) -> io::Result<W> {
+        Ok(copy)
+    }
+
+    pub(super) fn gzip(_: impl BufRead) -> io::Result<Box<dyn BufRead>> {
+        Err(io::Error::other(lacking("gzip", "compression")))
+    }
+
+    pub(super) fn zstd(_: impl BufRead) -> io::Result<Box<dyn BufRead>> {
+        Err(io::Error::other(lacking("zstd", "compression")))
+    }
+}
+
+#[cfg(all(test, feature = "compression"))]
 mod tests {
     use std::io::Write;
 

@@ -11,7 +11,6 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use tempfile::SpooledTempFile;
 use tokio::sync::mpsc;
-use zstd::stream::write::Encoder;
 
 use super::log_options::{LogOptions, unknown};
 use crate::messages;
@@ -317,7 +316,7 @@ struct Copying<R> {
     copy: Copy,
 }
 
-type Copy = Rc<RefCell<Encoder<'static, SpooledTempFile>>>;
+type Copy = Rc<RefCell<records::Copy<SpooledTempFile>>>;
 
 impl<R: Read> Read for Copying<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -333,15 +332,15 @@ fn open(path: &Path, copied: bool) -> io::Result<(Box<dyn BufRead>, Option<Copy>
     if !copied {
         return Ok((records::decompressed(BufReader::new(input))?, None));
     }
-    let copy = Rc::new(RefCell::new(Encoder::new(SpooledTempFile::new(IN_MEMORY), 1)?));
+    let copy = Rc::new(RefCell::new(records::copy(SpooledTempFile::new(IN_MEMORY))?));
     let input = Copying { input, copy: Rc::clone(&copy) };
     Ok((records::decompressed(BufReader::new(input))?, Some(copy)))
 }
 
 /// The copy, to be read from its beginning.
 fn finished(copy: Copy) -> io::Result<SpooledTempFile> {
-    let encoder = Rc::into_inner(copy).ok_or_else(|| io::Error::other("it is still being written"))?;
-    let mut copy = encoder.into_inner().finish()?;
+    let copy = Rc::into_inner(copy).ok_or_else(|| io::Error::other("it is still being written"))?;
+    let mut copy = records::finished(copy.into_inner())?;
     copy.rewind()?;
     Ok(copy)
 }

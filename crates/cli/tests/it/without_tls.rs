@@ -1,5 +1,5 @@
-//! The tool that was built without TLS: it says what is missing, and how to have it. `tests/without_tls.sh` builds it,
-//! since the one beside these tests has TLS.
+//! The tool that was built with the feature `postgres` alone: it says what is missing, and how to have it.
+//! `tests/without_tls.sh` builds it, since the one beside these tests has all features.
 
 use std::process::{Command, Output, Stdio};
 
@@ -21,9 +21,9 @@ fn tollgate(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn its_version_says_that_tls_is_not_built_in() {
+fn its_version_says_what_is_not_built_in() {
     let told = stdout(&tollgate(&["--version"]));
-    assert!(told.ends_with("\nfeatures: -tls +postgres -archive\n"), "{told}");
+    assert!(told.ends_with("\nfeatures: -tls +postgres -archive -watch -reports -compression -man\n"), "{told}");
 }
 
 #[test]
@@ -67,6 +67,36 @@ fn whoever_asks_for_tls_to_postgres_is_told_the_same() {
     }
     let output = tollgate(&[&["db", "status", "--database-tls-ca", ""], &plain[..]].concat());
     assert!(stderr(&output).starts_with("error: postgres at localhost:1/x: "), "{}", stderr(&output));
+}
+
+#[test]
+fn what_needs_another_feature_names_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, content: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let (log, report) = (file("access.log", b""), folder.path().join("report.html").to_string_lossy().into_owned());
+    let [gzip, zstd] =
+        [("log.gz", &b"\x1f\x8b\x08"[..]), ("log.zst", b"\x28\xb5\x2f\xfd")].map(|(name, head)| file(name, head));
+    let replay = ["replay", "--rule", "token-bucket 5/1s"];
+    for (arguments, what, feature) in [
+        (&["watch"][..], "watch".to_owned(), "watch"),
+        (&["man"], "man".into(), "man"),
+        (&["archive", "list"], "archive".into(), "archive"),
+        (&[&replay[..], &["--report", &report, &log]].concat(), "--report".into(), "reports"),
+        (&[&replay[..], &[&gzip]].concat(), format!("{gzip}: gzip"), "compression"),
+        (&[&replay[..], &[&zstd]].concat(), format!("{zstd}: zstd"), "compression"),
+    ] {
+        let output = tollgate(arguments);
+        let why = format!("this tollgate is built without the feature {feature}, which brings it");
+        let install = format!("cargo install --locked --path crates/cli --features {feature}");
+        assert_eq!((code(&output), stderr(&output)), (2, format!("error: {what}: {why}: {install}\n")));
+    }
+    assert!(!std::path::Path::new(&report).exists());
+    assert!(!stdout(&tollgate(&["replay", "--help"])).contains("--report"));
+    assert!(!stdout(&tollgate(&["--help"])).contains("watch"));
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn the_version_names_the_release_the_commit_and_the_features() {
         format!(" ({})", &name[..12])
     });
     let release = concat!("tollgate ", env!("CARGO_PKG_VERSION"));
-    let all = format!("{release}{commit}\nfeatures: +tls +postgres +archive\n");
+    let all = format!("{release}{commit}\nfeatures: +tls +postgres +archive +watch +reports +compression +man\n");
     for (option, expected) in [("--version", all.as_str()), ("-V", &format!("{release}\n"))] {
         let output = tollgate(&[option]);
         assert_eq!((code(&output), stdout(&output).as_str()), (0, expected));
