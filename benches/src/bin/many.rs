@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
-use tollgate::{Limiter, Redis, Rule};
+use tollgate::{Cluster, Limiter, Redis, Request, Rule};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{Targets, header, median, row, short};
-use tollgate_benches::server::Server;
-use tollgate_benches::{Random, process, rule};
+use tollgate_benches::{Random, process, rule, server};
 
 const KEYS: usize = 10_000;
 const CALLERS: [usize; 3] = [1_000, 10_000, 100_000];
 const AT_HAND: [usize; 4] = [1_000, 10_000, 100_000, 1_000_000];
+const AT_SEVERAL_NODES: [usize; 2] = [1_000, 10_000];
 /// Callers on each of several runtimes.
 const CALLERS_OF_ONE: usize = 64;
 const RUNTIMES: usize = 4;
@@ -39,7 +39,7 @@ struct Cost {
 
 fn main() {
     let options = Options::read();
-    let server = Server::start();
+    let server = server::Server::start();
     let engine = Redis::open(&server.url()).expect("a good address");
     let mut bench = Bench {
         keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
@@ -51,6 +51,7 @@ fn main() {
     println!("## Much at once\n");
     bench.callers(&options);
     bench.at_hand(&options, &server);
+    bench.at_several_nodes(&options);
     bench.runtimes(&options);
     println!("{}", bench.targets);
 }
@@ -97,7 +98,7 @@ impl Bench {
         println!("\nThe future of an acquire accounts for {future} of these bytes.\n");
     }
 
-    fn at_hand(&mut self, options: &Options, server: &Server) {
+    fn at_hand(&mut self, options: &Options, server: &server::Server) {
         println!("`acquire_many` at the default deadline of 500 ms: how many keys are answered, and microseconds for");
         println!("each key, in total and of the client's processor time.\n");
         println!("{}", header(&["keys", "answered", "in all", "client"]));
@@ -132,6 +133,50 @@ impl Bench {
                     .at_most(format!("`acquire_many` of {count} keys: client time, µs a decision"), 1.0, client)
                     .wanted(0.35);
             }
+        }
+        println!();
+    }
+
+    fn at_several_nodes(&mut self, options: &Options) {
+        println!(
+            "The same for two limits, each by a key of its own, on one Redis and on three primaries, where nearly"
+        );
+        println!("three calls have their keys on two of them: microseconds for each call, in total and of the");
+        println!("client's processor time.\n");
+        println!("{}", header(&["calls", "one Redis", "three primaries", "ratio"]));
+        let (one, three) = (server::Server::start(), server::Cluster::start(3));
+        let limiter = |engine: tollgate::Engine| Limiter::new(engine).deadline(Duration::from_secs(20));
+        let limiters = [
+            limiter(Redis::open(&one.url()).expect("a good address").into()),
+            limiter(Cluster::open(&three.url()).expect("a good address").into()),
+        ];
+        let everybody = "token-bucket 1000000/1s".parse().expect("a limit");
+        let rule = rule("token-bucket 1000000/1s").and_by("other", everybody).expect("two limits");
+        let runtime = of_threads(1);
+        for count in AT_SEVERAL_NODES {
+            eprintln!("much at once, at several nodes: {count}");
+            let keys: Vec<_> = (0..count).map(|key| [format!("user:{key}"), format!("address:{key}")]).collect();
+            let parts: Vec<_> = keys.iter().map(|[_, other]| [("other", other.as_bytes())]).collect();
+            let mut turns = [Vec::new(), Vec::new()];
+            for turn in 0..=options.rounds * (10_000 / count) {
+                for (limiter, turns) in limiters.iter().zip(&mut turns) {
+                    let requests = keys.iter().zip(&parts).map(|([key, _], parts)| Request::new(key).parts(parts));
+                    let (began, before) = (Instant::now(), process::processor_time());
+                    let decisions = runtime.block_on(limiter.acquire_many(&rule, requests));
+                    let (took, spent) = (began.elapsed(), process::processor_time() - before);
+                    assert!(decisions.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.allowed)));
+                    // The first turn creates the keys.
+                    if turn > 0 {
+                        turns.push((micros(took) / count as f64, micros(spent) / count as f64));
+                    }
+                }
+            }
+            let [one, three] = turns.map(|turns| {
+                let in_all = median(turns.iter().map(|turn| turn.0));
+                (in_all, median(turns.iter().map(|turn| turn.1)))
+            });
+            let cell = |(in_all, client): (f64, f64)| format!("{} µs, client {}", short(in_all), short(client));
+            println!("{}", row([count.to_string(), cell(one), cell(three), short(three.0 / one.0)]));
         }
         println!();
     }
