@@ -95,7 +95,7 @@ impl<'a> Name<'a> {
     /// Hashed if there is a secret.
     pub(crate) fn new(bytes: &'a [u8], secret: Option<&KeySecret>) -> Result<Self, Error> {
         if bytes.is_empty() {
-            return Err(Error::new(Kind::EmptyKey, "key: expected at least one byte, got an empty one"));
+            return Err(Error::new(Kind::EmptyKey, "key: expected at least one byte, got an empty key"));
         }
         Ok(secret.map_or(Self::Plain(bytes), |secret| Self::Hashed(secret.hash(bytes))))
     }
@@ -175,7 +175,7 @@ pub(crate) fn marker_key(
     id: &[u8],
 ) -> Result<Key, Error> {
     if id.is_empty() {
-        return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
+        return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty id"));
     }
     let mut marker = state_key(prefix, tag, key, rule);
     encode(id, &IN_ID, &mut marker);
@@ -185,7 +185,7 @@ pub(crate) fn marker_key(
 /// An id as the holder of permits.
 pub(crate) fn holder(id: &[u8]) -> Result<Key, Error> {
     if id.is_empty() {
-        return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty one"));
+        return Err(Error::new(Kind::Input, "id: expected at least one byte, got an empty id"));
     }
     let mut holder = Key::new();
     encode(id, &IN_KEY, &mut holder);
@@ -379,6 +379,6 @@ mod tests {
     #[test]
     fn an_empty_key_is_refused() {
         let error = Name::new(b"", None).unwrap_err();
-        assert_eq!(error.to_string(), "key: expected at least one byte, got an empty one");
+        assert_eq!(error.to_string(), "key: expected at least one byte, got an empty key");
     }
 }

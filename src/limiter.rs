@@ -202,7 +202,8 @@ impl Limiter {
             Operation::Refund => self.refund(rule, request).await,
             Operation::Penalty => self.penalty(rule, request).await,
             Operation::Block => {
-                let missing = || Error::new(Kind::Input, "block: expected how long it lasts, got none");
+                let missing =
+                    || Error::new(Kind::Input, "block: the time that it lasts is missing (Request::block_for)");
                 self.block(rule, request, request.block_time().ok_or_else(missing)?).await
             }
             Operation::Renew => self.renew(rule, request).await,
@@ -263,8 +264,8 @@ impl Limiter {
     pub async fn at_most<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         let request = request.into();
         if request.units(rule).of_all().is_none() {
-            let why = "expected one cost of all limits, since it takes of each what the scarcest has";
-            let error = Error::new(Kind::Input, format!("at_most: {why}, got costs of {rule} that differ"));
+            let why = "expected one cost for all limits, since it takes from each what the scarcest has";
+            let error = Error::new(Kind::Input, format!("at_most: {why}, got different costs for {rule}"));
             counted(rule, Err(&error));
             return Err(error);
         }
@@ -347,7 +348,7 @@ impl Limiter {
         if !request.has_id() {
             return Err(Error::new(
                 Kind::Input,
-                format!("{operation}: expected the id that holds the permits, got none"),
+                format!("{operation}: the id that holds the permits is missing (Request::id)"),
             ));
         }
         let call = Call { rule, request: &request, operation };
@@ -386,11 +387,11 @@ impl Limiter {
 
     async fn change_charge(&self, rule: &Rule, request: Request<'_>, operation: Operation) -> Result<Decision, Error> {
         if !request.has_id() {
-            let message = format!("{operation}: expected the id of the call to {operation}, got none");
+            let message = format!("{operation}: the id of the call to {operation} is missing (Request::id)");
             return Err(Error::new(Kind::Input, message));
         }
         if rule.limits().all(|limit| limit.algorithm().holds()) {
-            let why = format!("expected a limit that isn't concurrency, whose permits are released, got {rule}");
+            let why = format!("expected a limit other than concurrency (its permits are released instead), got {rule}");
             return Err(Error::new(Kind::Input, format!("{operation}: {why}")));
         }
         self.follow_up(Call { rule, request: &request, operation }).await

@@ -158,7 +158,7 @@ fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) ->
 
 /// A well-formed reply that no script gives.
 pub(super) fn garbled() -> Error {
-    Error::new(Kind::Garbled, "expected a decision of each limit within its bounds, got something else")
+    Error::new(Kind::Garbled, "the script's reply can't be used: expected a decision of each limit, within its bounds")
 }
 
 #[cfg(test)]

@@ -143,19 +143,19 @@ impl Limiter {
             }
         }
         if limit.start() == Start::FirstHit {
-            return Err(bad("a fixed window that doesn't start at the first hit, which a batch would be"));
+            return Err(bad("a fixed window that doesn't start at the first hit (a batch would be that hit)"));
         }
         if limit.shards() > 1 {
             return Err(bad("a limit without shards, since what one of them has says nothing of the others"));
         }
         if rule.counts_denials() {
-            return Err(bad("a rule that doesn't count denials, which a batch's would be"));
+            return Err(bad("a rule that doesn't count denials (those of batches would count)"));
         }
         if rule.blocks_for().is_some() {
             return Err(bad("a rule without block_for, since a batch that is denied would block everybody"));
         }
         if request.has_id() || request.time().is_some() || request.has_cost() {
-            let why = "expected a request without an id and a time, and the cost with each acquire";
+            let why = "expected a request without an id, a time or a cost (Lease::acquire takes the cost)";
             return Err(Error::new(Kind::Input, format!("lease: {why}")));
         }
         let (capacity, processes) = (limit.capacity(), u64::from(processes.get()));

@@ -129,7 +129,12 @@ impl Limiter {
             let reply = self.ask(ask, until).await?;
             let names = target.limit.algorithm().state_fields();
             let (by, at) = (self.engine.by(), self.decided_at(request.plain(), &reply));
-            let garbled = || Error::new(Kind::Garbled, "inspect: expected a reply with the state appended");
+            let garbled = || {
+                Error::new(
+                    Kind::Garbled,
+                    "the script's reply can't be used: expected the limit's state after the decision",
+                )
+            };
             let ([ttl_ms, fields @ ..], [limit]) = (reply.state.as_slice(), reply.limits.as_slice()) else {
                 return Err(garbled());
             };

@@ -54,8 +54,8 @@ impl Limiter {
         }
         if self.engine.is_cluster() && rule.is_joined() && rule.limits().any(|limit| limit.shards() > 1) {
             let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
-            let expected = "expected limits without shards on a cluster, of rules that apply together, got some";
-            return Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
+            let why = "on a cluster, rules that apply together can't have limits with shards";
+            return Err(Error::new(Kind::Input, format!("rule {}: {why}", names.join(" + "))));
         }
         let holder = match mode {
             Mode::Call(operation) => holder(targets, request, operation)?,
@@ -152,8 +152,8 @@ impl Limiter {
 
     pub(super) fn state_key(&self, rule: &Rule, target: Target<'_>, request: &PlainRequest<'_>) -> Result<Key, Error> {
         if rule.name().is_none() {
-            let why = "rules without a name would share their keys (Rule::named)";
-            return Err(Error::new(Kind::Input, format!("rule {rule}: expected a name, got none: {why}")));
+            let why = "its name is missing: rules without one would share their keys (Rule::named)";
+            return Err(Error::new(Kind::Input, format!("rule {rule}: {why}")));
         }
         let Target { scoped, shard, .. } = target;
         let rule = rule.rule_of(scoped);
@@ -173,7 +173,7 @@ impl Limiter {
     fn name<'a>(&self, rule: &Rule, counted: &'a [u8]) -> Result<Name<'a>, Error> {
         let secret = self.key_secret.as_ref();
         if rule.hashes_keys() == Some(true) && secret.is_none() {
-            let why = "expected a limiter with a secret to hash its keys by (Limiter::key_secret), got one without";
+            let why = "it hashes its keys, and the limiter has no secret (Limiter::key_secret)";
             return Err(Error::new(Kind::Input, format!("rule {}: {why}", rule.name().unwrap_or_default())));
         }
         Name::new(counted, secret.filter(|_| rule.hashes_keys() != Some(false)))
@@ -210,12 +210,12 @@ pub(super) fn holder(
         Some(id) => key::holder(id).map(|holder| Some(holder.as_slice().into())),
         None if matches!(operation, Operation::Peek | Operation::Block | Operation::Reset) => Ok(Some(Box::default())),
         None => {
-            let expected = match operation {
-                Operation::Refund => "the id that holds the permits",
-                _ => "an id (Request::id) to give its permits back by, or a call of Limiter::hold, which makes one",
+            let missing = match operation {
+                Operation::Refund => "the id that holds the permits is missing (Request::id)",
+                _ => "the id to give its permits back by is missing (Request::id; Limiter::hold makes one)",
             };
             let (operation, limit) = (operation.name(), &permits.scoped.limit);
-            Err(Error::new(Kind::Input, format!("{operation} of {limit}: expected {expected}, got none")))
+            Err(Error::new(Kind::Input, format!("{operation} of {limit}: {missing}")))
         }
     }
 }

@@ -141,9 +141,8 @@ impl Limiter {
         if request.has_id() && !request.has_own_id() {
             let names: Vec<_> = rule.each().iter().filter_map(Rule::name).collect();
             let why = "its limits count by different keys, which may be on several nodes";
-            let expected =
-                format!("expected a tag on a cluster for a call with an id of the caller's, since {why}, got none");
-            return Err(Error::new(Kind::Input, format!("rule {}: {expected}", names.join(" + "))));
+            let missing = format!("on a cluster, a call with an id needs a tag, since {why}");
+            return Err(Error::new(Kind::Input, format!("rule {}: {missing}", names.join(" + "))));
         }
         // What could never be admitted takes nothing on the way.
         if operation != Operation::AtMost && !self.may_fit(call) {

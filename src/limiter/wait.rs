@@ -51,8 +51,8 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let request = request.into();
         let decided = if request.has_id() {
-            let why = "expected no id: a wait names its reservation itself";
-            Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got one")))
+            let why = "the request has an id: a wait makes one of its own for its reservation";
+            Err(Error::new(Kind::Input, format!("acquire_wait: {why}")))
         } else {
             self.wait_within(rule, request, max_wait, Blocks::Outrun).await
         };

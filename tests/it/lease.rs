@@ -344,12 +344,12 @@ async fn a_limit_that_cannot_be_leased_is_an_error() {
         (rule("concurrency 9 ttl 1s"), "lease: expected a token bucket or fixed window, got concurrency 9 ttl 1s"),
         (
             rule("fixed-window 9/1s start first-hit"),
-            "lease: expected a fixed window that doesn't start at the first hit, which a batch would be, \
+            "lease: expected a fixed window that doesn't start at the first hit (a batch would be that hit), \
              got fixed-window 9/1s start first-hit",
         ),
         (
             rule("gcra 10/1s").count_denials(true),
-            "lease: expected a rule that doesn't count denials, which a batch's would be, got token-bucket 10/1s",
+            "lease: expected a rule that doesn't count denials (those of batches would count), got token-bucket 10/1s",
         ),
         (rule("gcra 5/1s"), "lease: expected a burst of at least twice the 3 processes, got token-bucket 5/1s"),
     ] {

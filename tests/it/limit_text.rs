@@ -283,7 +283,7 @@ async fn rules_without_a_name_share_nothing_since_they_decide_nothing() {
     let limiter = tollgate::Limiter::new(tollgate::Embedded::new());
     let rule: Rule = "gcra 10/1s".parse().expect("a rule");
     let expected =
-        "rule token-bucket 10/1s: expected a name, got none: rules without a name would share their keys (Rule::named)";
+        "rule token-bucket 10/1s: its name is missing: rules without one would share their keys (Rule::named)";
     let request = tollgate::Request::new("key").id("id");
     for answer in [
         limiter.acquire(&rule, "key").await,

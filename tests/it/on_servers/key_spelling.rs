@@ -162,6 +162,6 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     assert_eq!((decision.allowed, decision.remaining), (true, 3), "as by the one without a secret");
     let error = plain.acquire(&rules[0].clone().hash_keys(true), request).await.expect_err("no secret");
     assert_eq!(error.charged(), Charged::No);
-    let expected = "expected a limiter with a secret to hash its keys by (Limiter::key_secret), got one without";
+    let expected = "it hashes its keys, and the limiter has no secret (Limiter::key_secret)";
     assert_eq!(error.to_string(), format!("rule test: {expected}"));
 }

@@ -195,15 +195,15 @@ async fn permit_operations_on_a_limit_without_permits_are_errors() {
         ),
         (
             limiter.renew(&permits, "key").await.expect_err("no id"),
-            "renew: expected the id that holds the permits, got none",
+            "renew: the id that holds the permits is missing (Request::id)",
         ),
         (
             limiter.refund(&permits, "key").await.expect_err("no id"),
-            "refund of concurrency 5 ttl 1s: expected the id that holds the permits, got none",
+            "refund of concurrency 5 ttl 1s: the id that holds the permits is missing (Request::id)",
         ),
         (
             limiter.settle(&permits, request).await.expect_err("not settled"),
-            "settle: expected a limit that isn't concurrency, whose permits are released, got concurrency 5 ttl 1s",
+            "settle: expected a limit other than concurrency (its permits are released instead), got concurrency 5 ttl 1s",
         ),
     ] {
         assert!(error.is_input());
@@ -288,8 +288,8 @@ async fn permits_are_taken_by_an_id_or_by_hold() {
     ] {
         let error = answer.expect_err("no id");
         let expected = format!(
-            "{mode} of concurrency 2 ttl 30s: expected an id (Request::id) to give its permits back by, \
-                                or a call of Limiter::hold, which makes one, got none"
+            "{mode} of concurrency 2 ttl 30s: the id to give its permits back by is missing \
+             (Request::id; Limiter::hold makes one)"
         );
         assert!(error.is_input() && error.to_string() == expected, "{rule}: {error}");
     }

@@ -459,7 +459,10 @@ async fn an_id_of_the_callers_own_needs_a_tag() {
     let untagged = both("gcra 5/30d", "gcra 5/30d");
     for operation in [Operation::Acquire, Operation::AtMost] {
         let error: Error = in_time(limiter.call(operation, &untagged, request)).await.expect_err("several nodes");
-        assert!(error.is_input() && error.to_string().starts_with("rule api: expected a tag on a cluster"), "{error}");
+        assert!(
+            error.is_input() && error.to_string().starts_with("rule api: on a cluster, a call with an id needs a tag"),
+            "{error}"
+        );
         assert_eq!(error.charged(), Charged::No);
     }
     let error = in_time(limiter.cancel(&untagged, request)).await.expect_err("nothing is known of it");

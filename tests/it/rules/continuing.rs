@@ -476,7 +476,7 @@ async fn on_a_cluster_rules_apply_together_whatever_their_slots() {
         (
             ["user", "user"],
             "gcra 8/1d shards 4",
-            Some("rule first + second: expected limits without shards on a cluster"),
+            Some("rule first + second: on a cluster, rules that apply together can't have limits with shards"),
         ),
         (["org\"\ntag = \"user", "user"], "gcra 5/1d", None),
     ] {

@@ -157,6 +157,6 @@ async fn on_a_cluster_rules_count_one_key_by_whatever_attributes() {
     let request = Attributes::new().ip("2001:db8::1".parse().expect("an address"));
     let charge = charge(&rules, &request);
     let error = in_time(limiter.acquire(charge.rule(), charge.request().id("id"))).await.expect_err("two slots");
-    assert!(error.is_input() && error.to_string().contains("expected a tag on a cluster"), "{error}");
+    assert!(error.is_input() && error.to_string().contains("on a cluster, a call with an id needs a tag"), "{error}");
     assert!(in_time(limiter.acquire_by(&rules, &request)).await.expect("a verdict").allowed);
 }
