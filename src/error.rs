@@ -200,7 +200,7 @@ impl Error {
 
     /// For a script's STALE error at this server time, in microseconds since the epoch.
     pub(crate) fn stale(now_us: u64) -> Self {
-        let what = "expected windows of the calendar around the server's time, got others";
+        let what = "the server's time is outside this call's calendar windows: check its clock";
         Self::new(Kind::Stale { now_us }, what)
     }
 
@@ -275,7 +275,7 @@ impl Error {
 
     /// The same while another call probes Redis.
     pub(crate) fn while_probed(&self) -> Self {
-        self.unsent("redis isn't asked while another call sees whether it answers")
+        self.unsent("redis isn't asked while another call probes it")
     }
 
     fn unsent(&self, why: &str) -> Self {

@@ -67,7 +67,7 @@ pub fn describe_metrics() {
     describe_histogram!(names::DURATION, Unit::Seconds, "How long a call for a decision took, by source");
     describe_counter!(names::ERRORS, "Calls without a decision, by class");
     describe_histogram!(names::BATCH, "Keys that went to Redis together");
-    describe_gauge!(names::BREAKERS, "How many Redis are not asked for a while, since they did not answer");
+    describe_gauge!(names::BREAKERS, "Open breakers, at most one for each Redis and tokio runtime");
     describe_counter!(names::UNSENT, "Releases, cancellations and the like never sent: too many were waiting");
     if cfg!(feature = "rules") {
         describe_counter!(names::RELOADS, "Changed rules, of files or a database, by outcome");
@@ -209,14 +209,14 @@ pub(crate) fn permit_lost(rule: Option<&str>) {
 /// A permit in use was given back because its rule's longest hold is over.
 pub(crate) fn permit_overdue(rule: Option<&str>) {
     traced! {
-        tracing::warn!(target: "tollgate", rule, "a permit in use was held for longest: it is given back");
+        tracing::warn!(target: "tollgate", rule, "a permit in use has reached its rule's longest hold: it is given back");
     }
 }
 
 /// A release, a cancellation or the like isn't sent: too many are waiting.
 pub(crate) fn background_full() {
     measured! { metrics::counter!(names::UNSENT).increment(1); }
-    traced! { tracing::debug!(target: "tollgate", "what was taken is not given back: too much waits to be"); }
+    traced! { tracing::debug!(target: "tollgate", "what was taken is not given back: too many calls are waiting"); }
 }
 
 /// Rules use an attribute that the middleware never sets.
@@ -272,7 +272,7 @@ pub(crate) fn unsettled(class: &'static str) {
 /// The other side asked for a pause, which couldn't be recorded.
 pub(crate) fn upstream_backoff_failed(error: &dyn Display) {
     traced! {
-        tracing::warn!(target: "tollgate", %error, "the other side asks to be left alone, and its key is not blocked");
+        tracing::warn!(target: "tollgate", %error, "the upstream asks for a pause, but its key could not be blocked");
     }
 }
 

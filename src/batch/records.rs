@@ -110,7 +110,10 @@ impl Records {
         let limits = records.iter().map(of_limit).collect();
         let reply = Reply { limits, state: self.state.clone(), receipt, at: self.at };
         if !allowed && reply.limits.iter().all(|limit| limit.allowed) {
-            return Err(Error::new(Kind::Garbled, "expected a limit that denies, got none"));
+            return Err(Error::new(
+                Kind::Garbled,
+                "the script's reply can't be used: it denies the call, and no limit does",
+            ));
         }
         Ok(reply)
     }
@@ -129,7 +132,7 @@ impl Records {
             }
             // UNREADABLE.
             _ => {
-                let what = "expected the limit's state, which a reset would restore";
+                let what = "the limit's state can't be read (a reset repairs it)";
                 let why = format!("BADSTATE {}: the key holds something else than this limit's state", self.script);
                 Error::new(Kind::Unreadable, format!("{what}: {why}"))
             }
@@ -176,5 +179,5 @@ pub(crate) fn packed_number(number: [u8; 7]) -> i64 {
 }
 
 pub(super) fn unexpected() -> Error {
-    Error::new(Kind::Garbled, "redis: expected a decision for each key from the script, got something else")
+    Error::new(Kind::Garbled, "the script's reply can't be used: expected a decision for each key")
 }

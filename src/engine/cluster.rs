@@ -349,8 +349,7 @@ impl Cluster {
             if !moving && !was_moving {
                 redirects += 1;
                 if redirects > MOST_REDIRECTS {
-                    let why =
-                        format!("the nodes of the cluster named each other {MOST_REDIRECTS} times for slot {slot}");
+                    let why = format!("the cluster's nodes don't agree on slot {slot}: {MOST_REDIRECTS} redirects");
                     return Err(Error::new(Kind::NotNow, why));
                 }
                 if redirects > 1 {

@@ -116,7 +116,10 @@ impl Embedded {
                 let integers = table.sequence_values::<f64>().map(|item| item.map(|number| number as i64));
                 call.read_state(&integers.collect::<mlua::Result<Vec<_>>>().unwrap_or_default())
             }
-            other => Err(Error::new(Kind::Garbled, format!("the script replied a {}", other.type_name()))),
+            other => Err(Error::new(
+                Kind::Garbled,
+                format!("the script's reply can't be used: expected a string or a table, got {}", other.type_name()),
+            )),
         }
     }
 

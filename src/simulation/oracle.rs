@@ -89,7 +89,7 @@ impl Judge<'_> {
                 _ => false,
             };
             self.must(explained && !said.contains("NOSCRIPT"), || format!("an error that nothing explains: {told:?}"));
-            let agree = !said.contains("named each other");
+            let agree = !said.contains("nodes don't agree on slot");
             let excused = agree || !expected.nodes_agree || told.kind.has_several_keys();
             self.must(excused, || format!("nodes that agree were misunderstood: {told:?}"));
             let asked = !said.contains("isn't asked");

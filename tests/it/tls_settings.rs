@@ -8,20 +8,25 @@ fn an_invalid_certificate_or_key_is_an_error_at_once() {
     let authority = Authority::new("ours");
     let (one, other) = (authority.signs(&["one"]), authority.signs(&["other"]));
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    for (pem, got) in [("", "none"), (one.key.as_str(), "none"), (&one.key[..40], "something else"), (broken, "")] {
+    for (pem, why) in [
+        ("", "the text contains no certificate in PEM"),
+        (one.key.as_str(), "the text contains no certificate in PEM"),
+        (&one.key[..40], "the text can't be read as PEM"),
+        (broken, "it can't be used: "),
+    ] {
         let error = Tls::new().authority(pem.as_bytes()).unwrap_err();
         let message = error.to_string();
-        assert!(error.is_input() && message.starts_with("authority: expected ") && message.contains(got), "{message}");
+        assert!(error.is_input() && message.starts_with(&format!("authority: {why}")), "{message}");
     }
     let garbled = one.key.replace("MI", "!!");
     let secret = one.key.lines().nth(1).expect("a key's text");
     for (certificate, key, names) in [
-        ("", &*one.key, "certificate: expected one or more certificates in PEM, got none"),
-        (broken, &one.key, "certificate: expected a certificate that can be read, got "),
-        (&one.certificate, "", "key: expected a private key in PEM, not encrypted, got none"),
-        (&one.certificate, &one.certificate, "key: expected a private key in PEM, not encrypted, got none"),
-        (&one.certificate, &garbled, "key: expected a private key in PEM, not encrypted, got something else"),
-        (&one.certificate, &other.key, "key: expected the private key of the certificate, got "),
+        ("", &*one.key, "certificate: the text contains no certificate in PEM"),
+        (broken, &one.key, "certificate: it can't be used: "),
+        (&one.certificate, "", "key: the text contains no unencrypted private key in PEM"),
+        (&one.certificate, &one.certificate, "key: the text contains no unencrypted private key in PEM"),
+        (&one.certificate, &garbled, "key: the text can't be read as PEM"),
+        (&one.certificate, &other.key, "key: it can't be used with this certificate: "),
     ] {
         let error = Tls::new().certificate(certificate.as_bytes(), key.as_bytes()).unwrap_err();
         let message = error.to_string();

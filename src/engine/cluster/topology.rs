@@ -300,7 +300,7 @@ impl Node {
         match slots::read(&slots, &self.host) {
             Some(runs) if !runs.is_empty() => Ok((runs, info.contains("cluster_state:ok"))),
             Some(_) => Err(Error::new(Kind::NotNow, "the cluster's slots have no nodes yet")),
-            None => Err(Error::new(Kind::Garbled, "expected the cluster's slots, got something else")),
+            None => Err(Error::new(Kind::Garbled, "the node's answer to CLUSTER SLOTS can't be read")),
         }
     }
 
@@ -347,7 +347,7 @@ fn node(endpoint: Endpoint) -> Result<Arc<Node>, Error> {
 fn said_of_a_cluster(error: Error, node: &Node) -> Error {
     if error.is_refused() && error.to_string().contains("cluster support disabled") {
         let got = node.redis.address();
-        return Error::new(Kind::Input, format!("url: expected nodes of a cluster, got {got}, which is in none"));
+        return Error::new(Kind::Input, format!("url: expected nodes of a cluster, got a single Redis at {got}"));
     }
     error
 }

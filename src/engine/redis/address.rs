@@ -167,7 +167,7 @@ pub(crate) fn cluster(url: &str) -> Result<Vec<Endpoint>, Error> {
     let expected = "expected redis[s]-cluster://[user:password@]host[:port][,host[:port]...][?protocol=resp3]";
     let parts = Parts::of(url, "cluster", &["protocol"]).ok_or_else(|| unusable(url, expected))?;
     if !matches!(parts.path, "" | "0") {
-        return Err(unusable(url, "expected no database but 0, which is all that a cluster has"));
+        return Err(unusable(url, "expected no database but 0, the only one of a cluster"));
     }
     parts.nodes(parts.user, 6379, "", parts.query).map_err(|()| unusable(url, expected))
 }
@@ -175,7 +175,7 @@ pub(crate) fn cluster(url: &str) -> Result<Vec<Endpoint>, Error> {
 /// The Sentinels and the primary named in the address, and how to connect to it.
 pub(super) fn sentinels(url: &str) -> Result<Sentinels, Error> {
     let expected = "expected redis[s]-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db], \
-                    and of options protocol, sentinel-user and sentinel-password";
+                    with no options but protocol, sentinel-user and sentinel-password";
     let unusable = |()| unusable(url, expected);
     let parts =
         Parts::of(url, "sentinel", &["protocol", "sentinel-user", "sentinel-password"]).ok_or(()).map_err(unusable)?;

@@ -29,7 +29,7 @@ impl Redis {
         }
         if commands.is_transaction() {
             // Its answers are more than its commands: those beyond would be taken for the answers of other calls.
-            let message = "query: expected a pipeline that isn't atomic, got one that is: put it into a script";
+            let message = "query: an atomic pipeline can't be sent: put its commands in a script";
             return Err(Error::new(Kind::Input, message));
         }
         let per_runtime = &self.per_runtime()?;

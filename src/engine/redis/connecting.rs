@@ -183,8 +183,8 @@ async fn check_version(
                 _ => None,
             };
             if text("mode").is_some_and(|mode| mode == "sentinel") {
-                let expected = "expected a Redis, or redis-sentinel://HOST:PORT/PRIMARY as the url";
-                return Err(Error::new(Kind::Unsupported, format!("{expected}, got a Sentinel at {address}")));
+                let expected = "expected a Redis, or redis-sentinel://HOST:PORT/PRIMARY";
+                return Err(Error::new(Kind::Unsupported, format!("url: {expected}, got a Sentinel at {address}")));
             }
             let Some(version) = text("version") else { return Ok(()) };
             let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
@@ -199,7 +199,7 @@ async fn check_version(
         }
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError) => {
-            Err(too_old("one that doesn't answer HELLO (older than 6.2, or HELLO is renamed)"))
+            Err(too_old("a server that doesn't answer HELLO (older than 6.2, or HELLO is renamed)"))
         }
         Err(error) => Err(from_connecting(&error, address)),
     }

@@ -87,30 +87,30 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     }
     let command = || named_by(error, called.map(|called| called.script));
     let what: Cow<'static, str> = match kind {
-        Kind::Disconnected => "the connection to redis broke before its answer".into(),
-        Kind::Unreadable => "expected the limit's state, which a reset would restore".into(),
+        Kind::Disconnected => "the connection to redis broke before it answered".into(),
+        Kind::Unreadable => "the limit's state can't be read (a reset repairs it)".into(),
         Kind::Authentication => "redis refused the user or the password".into(),
         Kind::Permission if is_of_a_key(error) => {
             "redis doesn't let this user have these keys (ACL SETUSER ... ~PREFIX:*)".into()
         }
         Kind::Permission => match command() {
             Some(command) => format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command})").into(),
-            None => "redis doesn't let this user decide".into(),
+            None => "redis doesn't let this user run what a decision needs".into(),
         },
         Kind::Unsupported if is_forbidden_to_scripts(error) => {
-            let what = command().map_or("what they need".into(), |command| format!("'{command}'"));
+            let what = command().map_or("what a decision needs".into(), |command| format!("'{command}'"));
             format!("this server lets no script run {what} (tollgate::operations lists servers that do)").into()
         }
         Kind::Unsupported if error.redirect_node().is_some() => {
-            "redis refused, as a node of a cluster does (expected redis-cluster://... as the url)".into()
+            "redis is a node of a cluster (expected redis-cluster://... as the url)".into()
         }
         Kind::Unsupported => match command() {
             Some(command) => {
-                format!("redis has no command '{command}': expected Redis 7.0 or newer, none renamed").into()
+                format!("redis has no command '{command}': expected Redis 7.0 or newer, with no command renamed").into()
             }
             None => "redis version: expected Redis 7.0 or newer".into(),
         },
-        Kind::Garbled => "an answer that can't be read".into(),
+        Kind::Garbled => "redis's answer can't be read".into(),
         Kind::NotNow if Redirect::in_answer(error) == Some(Redirect::Again) => {
             "a slot is being moved to another node, and not all keys of this call are there".into()
         }
@@ -229,7 +229,7 @@ mod tests {
             format!("script: on @user_script:{line}."),
         ];
         let forbidden = "redis doesn't let this user run 'set' (ACL SETUSER ... +set): ";
-        let lacking = "redis has no command 'set': expected Redis 7.0 or newer, none renamed: ";
+        let lacking = "redis has no command 'set': expected Redis 7.0 or newer, with no command renamed: ";
         let keys = "redis doesn't let this user have these keys (ACL SETUSER ... ~PREFIX:*): ";
         for (text, class, begins) in [
             (format!("{old} {}", at_line[0]), "permission", forbidden),
@@ -255,14 +255,14 @@ mod tests {
             (
                 "ERR Could not find scripting engine 'lua'".into(),
                 "unsupported",
-                "this server lets no script run what they need (tollgate::operations lists servers that do): ",
+                "this server lets no script run what a decision needs (tollgate::operations lists servers that do): ",
             ),
             (
                 "ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the \
                  KEYS array"
                     .into(),
                 "unsupported",
-                "this server lets no script run what they need (tollgate::operations lists servers that do): ",
+                "this server lets no script run what a decision needs (tollgate::operations lists servers that do): ",
             ),
             ("ERR unknown command 'SET', with args beginning with: 'a' ".into(), "unsupported", lacking),
             (

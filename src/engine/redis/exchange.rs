@@ -216,7 +216,7 @@ fn read(call: ScriptCall<'_>, answer: Value, lacking: Option<Error>) -> Result<R
         Value::BulkString(answer) => call.read(&answer, lacking),
         Value::Array(items) if call.mode() == Mode::Inspect => call.read_state(&integers(items).unwrap_or_default()),
         _ => {
-            let expected = "redis: expected a string of decisions from the script, got something else";
+            let expected = "the script's reply can't be used: expected a string of decisions";
             Err(Error::new(Kind::Garbled, expected))
         }
     }

@@ -53,13 +53,13 @@ impl Confirm {
         match answer.unwrap_or(Value::Nil).extract_error() {
             Ok(Value::Int(had)) if had >= i64::from(replicas) => None,
             Ok(Value::Int(had)) => {
-                Some(Error::unconfirmed(&format!("too few replicas have it in time: {had} of {replicas}")))
+                Some(Error::unconfirmed(&format!("too few replicas confirmed it in time: {had} of {replicas}")))
             }
-            Ok(_) => Some(Error::unconfirmed("how many replicas have it can't be read")),
+            Ok(_) => Some(Error::unconfirmed("the answer to WAIT can't be read")),
             Err(error) => {
                 let refused = from_answer(&error);
                 Some(match refused.goes_to_policy() {
-                    true => Error::unconfirmed(&format!("redis doesn't say how many replicas have it: {error}")),
+                    true => Error::unconfirmed(&format!("WAIT failed: {error}")),
                     // The permission to WAIT must be fixed by an operator.
                     false => refused.after_charging(),
                 })

@@ -39,7 +39,7 @@ impl Redis {
         let other = match per_runtime.current_connection().filter(|other| other.number != connection.number) {
             Some(other) => Ok(other),
             None => timeout(patience, self.make()).await.unwrap_or_else(|_| {
-                let why = "redis answers nothing, nor does another connection to it";
+                let why = "redis answers nothing, on this connection or a new one";
                 Err(Error::new(Kind::Unreachable, why))
             }),
         };

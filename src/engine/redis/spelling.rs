@@ -68,9 +68,7 @@ pub(super) fn flaw(url: &str) -> Option<String> {
     let database = path.trim_matches('/');
     if !database.is_empty() && !is_number(database) {
         let got = shows(database);
-        return Some(format!(
-            ": what follows the host is the number of a database, as in redis://host/6, and not {got}"
-        ));
+        return Some(format!(": what follows the host is the number of a database, as in redis://host/6, not {got}"));
     }
     flaw_of_options(options, false, shows)
 }
@@ -95,23 +93,21 @@ fn flaw_of_options(options: &str, of_socket: bool, shows: impl Fn(&str) -> Strin
             "protocol" if ["2", "3", "resp2", "resp3"].contains(&value) => {}
             "protocol" => return Some(": its protocol is neither resp2 nor resp3".into()),
             "db" if of_socket && is_number(value) => {}
-            "db" if of_socket => return Some(": its db is no number".into()),
+            "db" if of_socket => return Some(": its db isn't a number".into()),
             "user" | "pass" if of_socket && !value.contains('+') => {}
             "user" | "pass" if of_socket => return Some(": a + in a user or password must be written %2B".into()),
             _ if of_socket => {
                 let got = shows(name);
-                return Some(format!(
-                    ": a socket's options are user, pass, db and protocol, and not {got} (an & is %26)"
-                ));
+                return Some(format!(": a socket's options are user, pass, db and protocol, not {got} (an & is %26)"));
             }
             "db" | "database" => return Some(": the database follows the host, as in redis://host/6".into()),
-            "ssl" | "tls" => return Some(": with TLS it begins rediss://".into()),
+            "ssl" | "tls" => return Some(": with TLS it begins with rediss://".into()),
             "user" | "username" | "pass" | "password" => {
-                return Some(": user and password stand before the host, as in redis://user:password@host".into());
+                return Some(": user and password come before the host, as in redis://user:password@host".into());
             }
             _ => {
                 let got = shows(name);
-                return Some(format!(": its only option is protocol, as in ?protocol=resp3, and not {got}"));
+                return Some(format!(": its only option is protocol, as in ?protocol=resp3, not {got}"));
             }
         }
     }
@@ -131,17 +127,17 @@ mod tests {
         for (url, wrong) in [
             ("redis://h?db=6", "the database follows the host, as in redis://host/6"),
             ("redis://u:p%40ss@h:1/?db=6", "the database follows the host, as in redis://host/6"),
-            ("redis://h?ssl=true", "with TLS it begins rediss://"),
-            ("valkey://h/1?tls=1", "with TLS it begins rediss://"),
-            ("redis://h?password=x", "user and password stand before the host"),
-            ("redis://h?timeout=5", "its only option is protocol, as in ?protocol=resp3, and not \"timeout\""),
-            ("redis://h?protocol=resp3&timeout", "and not \"timeout\""),
+            ("redis://h?ssl=true", "with TLS it begins with rediss://"),
+            ("valkey://h/1?tls=1", "with TLS it begins with rediss://"),
+            ("redis://h?password=x", "user and password come before the host"),
+            ("redis://h?timeout=5", "its only option is protocol, as in ?protocol=resp3, not \"timeout\""),
+            ("redis://h?protocol=resp3&timeout", "not \"timeout\""),
             ("redis://h?protocol=resp3&protocol=resp2", "it has an option twice"),
             ("redis://h?protocol=4", "its protocol is neither resp2 nor resp3"),
             ("redis://h#x", "nothing may follow a #"),
             ("redis://h/1#", "nothing may follow a #"),
-            ("redis://h/abc", "the number of a database, as in redis://host/6, and not \"abc\""),
-            ("redis://h/1/2", "the number of a database, as in redis://host/6, and not something else"),
+            ("redis://h/abc", "the number of a database, as in redis://host/6, not \"abc\""),
+            ("redis://h/1/2", "the number of a database, as in redis://host/6, not something else"),
             ("redis://h/-1", "the number of a database"),
             ("redis://h/99999999999999999999", "the number of a database"),
             ("redis://", "it names no host"),
@@ -153,8 +149,8 @@ mod tests {
             ("redis+unix://", "three slashes begin a socket's path"),
             ("unix://u:p@/run/r.sock", "user and password of a socket are options"),
             ("valkey+unix:///run/r.sock#x", "nothing may follow a #"),
-            ("unix:///run/r.sock?timeout=1", "a socket's options are user, pass, db and protocol, and not \"timeout\""),
-            ("unix:///run/r.sock?db=x", "its db is no number"),
+            ("unix:///run/r.sock?timeout=1", "a socket's options are user, pass, db and protocol, not \"timeout\""),
+            ("unix:///run/r.sock?db=x", "its db isn't a number"),
             ("unix:///run/r.sock?pass=a+b", "a + in a user or password must be written %2B"),
         ] {
             let error = Engine::open(url).expect_err(url);

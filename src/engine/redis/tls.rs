@@ -55,7 +55,7 @@ impl Tls {
     pub fn authority(self, pem: &[u8]) -> Result<Self, Error> {
         let mut roots = RootCertStore::empty();
         for certificate in certificates("authority", pem)? {
-            roots.add(certificate).map_err(|error| input("authority", "an authority's certificate", &error))?;
+            roots.add(certificate).map_err(|error| input("authority", &format!("it can't be used: {error}")))?;
         }
         Ok(Self { authority: Some(pem.to_vec()), config: Arc::default(), ..self })
     }
@@ -68,11 +68,11 @@ impl Tls {
     /// A text that can't be read, or a key of another certificate. The message shows nothing of the key.
     pub fn certificate(self, pem: &[u8], key: &[u8]) -> Result<Self, Error> {
         let chain = certificates("certificate", pem)?;
-        let expected = "a private key in PEM, not encrypted";
-        let parsed = PrivateKeyDer::from_pem_slice(key).map_err(|error| unread("key", expected, &error))?;
+        let wanted = "unencrypted private key";
+        let parsed = PrivateKeyDer::from_pem_slice(key).map_err(|error| unread("key", wanted, &error))?;
         CertifiedKey::from_der(chain, parsed, &provider()).map_err(|error| match error {
-            rustls::Error::InvalidCertificate(why) => input("certificate", "a certificate that can be read", &why),
-            error => input("key", "the private key of the certificate", &error),
+            rustls::Error::InvalidCertificate(why) => input("certificate", &format!("it can't be used: {why}")),
+            error => input("key", &format!("it can't be used with this certificate: {error}")),
         })?;
         Ok(Self { certificate: Some((pem.to_vec(), key.to_vec())), config: Arc::default(), ..self })
     }
@@ -161,22 +161,22 @@ pub(super) fn have_a_provider() {
 }
 
 fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let expected = "one or more certificates in PEM";
+    let wanted = "certificate";
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match read {
-        Ok(read) if read.is_empty() => Err(unread(what, expected, &pem::Error::NoItemsFound)),
-        read => read.map_err(|error| unread(what, expected, &error)),
+        Ok(read) if read.is_empty() => Err(unread(what, wanted, &pem::Error::NoItemsFound)),
+        read => read.map_err(|error| unread(what, wanted, &error)),
     }
 }
 
 /// The error for text that isn't PEM. Some of the parser's errors quote what they found, which may be part of a key.
-fn unread(what: &str, expected: &str, error: &pem::Error) -> Error {
+fn unread(what: &str, wanted: &str, error: &pem::Error) -> Error {
     match error {
-        pem::Error::NoItemsFound => input(what, expected, &"none"),
-        _ => input(what, expected, &"something else"),
+        pem::Error::NoItemsFound => input(what, &format!("the text contains no {wanted} in PEM")),
+        _ => input(what, "the text can't be read as PEM"),
     }
 }
 
-fn input(what: &str, expected: &str, got: &dyn fmt::Display) -> Error {
-    Error::new(Kind::Input, format!("{what}: expected {expected}, got {got}"))
+fn input(what: &str, why: &str) -> Error {
+    Error::new(Kind::Input, format!("{what}: {why}"))
 }

@@ -108,7 +108,7 @@ async fn connect(endpoint: &Endpoint, traffic: &Arc<Lock<Traffic>>) -> io::Resul
 async fn tcp_stream(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
     let attempts: Vec<_> = tokio::net::lookup_host((host, port)).await?.map(TcpStream::connect).map(Box::pin).collect();
     if attempts.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "no address is known of this host"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "no address is known for this host"));
     }
     let (stream, _) = select_ok(attempts).await?;
     stream.set_nodelay(settings.nodelay())?;

@@ -367,7 +367,7 @@ async fn an_atomic_pipeline_of_a_services_own_is_refused() {
     let refused = limiter.engine().query::<(String, u64)>(b"key", commands.atomic(), PATIENCE).await;
     let refused = refused.expect_err("an atomic pipeline");
     assert!(
-        refused.is_input() && refused.to_string().starts_with("query: expected a pipeline that isn't"),
+        refused.is_input() && refused.to_string().starts_with("query: an atomic pipeline can't be sent"),
         "{refused}"
     );
 }

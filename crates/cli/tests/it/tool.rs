@@ -428,5 +428,5 @@ fn inspect_explains_a_state_and_reports_a_missing_one() {
         .expect("set");
     let output = inspect("table");
     assert_eq!(code(&output), 2);
-    assert!(stderr(&output).contains("reset would restore"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("a reset repairs it"), "{}", stderr(&output));
 }

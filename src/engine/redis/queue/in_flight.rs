@@ -169,7 +169,7 @@ impl InFlight<'_> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         // For those that aren't answered: the task that sent them was dropped.
-        let ended = "the call to redis was given up before its answer";
+        let ended = "the call to redis was given up before it was answered";
         let _ = self.shared.failed.set(Error::new(Kind::Disconnected, ended));
         let mut waiters = std::mem::take(&mut *self.shared.waiters.lock());
         waiters.drain(..).filter_map(|waiter| waiter.waker).for_each(runtime::wake);

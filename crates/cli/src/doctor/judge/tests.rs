@@ -267,7 +267,7 @@ fn a_missing_command_weighs_what_it_is_needed_for() {
 #[test]
 fn scripts_that_are_refused_are_unfit_unless_only_some_may_not_run() {
     let mut facts = sound();
-    facts.trials[2].took = refused("redis doesn't let this user decide", true);
+    facts.trials[2].took = refused("redis doesn't let this user run what a decision needs", true);
     assert_eq!(level(&facts, "scripts"), Level::Warning);
     facts.trials[2].took = refused("redis refused: BUSY Redis is busy running a script", false);
     assert_eq!(level(&facts, "scripts"), Level::Unfit);
