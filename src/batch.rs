@@ -1,5 +1,5 @@
 //! Calls that go to Redis together. Calls of one shape (limits with the same numbers, the same operation and options)
-//! share one call of their script, and identical plain acquires of the same keys form one group of that.
+//! share one call of their script, and identical plain acquires of the same keys form one group in it.
 
 mod records;
 mod script_call;
@@ -18,8 +18,8 @@ use crate::script::Script;
 pub(crate) use records::{AskApart, Records};
 pub(crate) use script_call::ScriptCall;
 
-/// What groups that are sent together weigh, over all calls; bounded so that they don't hold up Redis for long. A plain
-/// acquire weighs 1.
+/// The most that groups sent together may weigh, over all calls; bounded so that they don't hold up Redis for long. A
+/// plain acquire weighs 1.
 pub(crate) const MOST_WEIGHT: usize = 1024;
 
 /// Calls whose memory a batch keeps: more than most batches have.
@@ -37,11 +37,11 @@ pub(crate) struct Batch {
     words: Words,
     /// The hash of each word.
     hashes: Vec<u64>,
-    /// What the groups weigh that somebody asks for.
+    /// The weight of all groups that somebody asks for.
     weight: usize,
     /// The latest group of each key, for each script, numbers, terms and time.
     by_key: HashTable<Found>,
-    /// The call that takes more keys, for each script, numbers, terms, time and, if it is of one, partition.
+    /// The call that takes more keys, for each script, numbers, terms, time and, if it is limited to one, partition.
     by_terms: HashTable<u32>,
     /// Memory of earlier groups, for reuse.
     spare: Vec<Vec<Group>>,
@@ -65,7 +65,7 @@ struct BatchCall {
     /// What each of its groups weighs.
     weight: usize,
     now_us: Option<u64>,
-    /// None if it takes asks of every partition. Then no two of its groups have a key in common.
+    /// None if it takes asks of any partition. Then no two of its groups have a key in common.
     partition: Option<u16>,
     /// Of its terms.
     hash: u64,
@@ -130,13 +130,13 @@ impl Ask<'_> {
         Alone { ask: self, words, group }
     }
 
-    /// How many plain acquires take Redis as long.
+    /// How many plain acquires take Redis the same time.
     fn weight(&self) -> usize {
         let each = if self.terms.id_ttl_ms.is_some() { 3 } else { 2 };
         if self.is_plain() { 1 } else { each * self.keys.len() }
     }
 
-    /// Of all that the asks of a call have in common.
+    /// A hash of all that the asks of a call have in common.
     fn terms_hash(&self, partition: Option<u16>) -> u64 {
         let numbers: &[u8] = &self.numbers;
         HASHER.hash_one((std::ptr::from_ref(self.script), numbers, &self.terms, self.now_us, partition))
@@ -176,7 +176,7 @@ impl Words {
 }
 
 impl Batch {
-    /// Whether this ask, whose hashes these are, joins others or there is room for another group.
+    /// Whether this ask, which has these hashes, joins others, or there is room for another group.
     pub(crate) fn has_room(&self, ask: &Ask<'_>, hashes: &Hashes) -> bool {
         let joins = || self.joined(ask, &self.latest(ask, hashes)).is_some_and(|id| self.group(id).asks > 0);
         self.weight == 0 || self.weight + ask.weight() <= MOST_WEIGHT || joins()
@@ -225,7 +225,7 @@ impl Batch {
         id
     }
 
-    /// Takes out one that was added to this group. What it weighs is free for others once nobody else asks for the group.
+    /// Takes out one ask that was added to this group. Its weight is free for others once nobody asks for the group.
     pub(crate) fn give_up(&mut self, id: GroupId) {
         let group = self.group_mut(id);
         group.asks -= 1;
@@ -302,10 +302,10 @@ impl Batch {
         (are_its && takes).then_some(first.id)
     }
 
-    /// The call that takes another group for this ask, mostly the last one: none before that of its keys' latest
+    /// The call that takes another group for this ask, usually the last one; never one before those of its keys' latest
     /// groups.
     fn call_for(&mut self, ask: &Ask<'_>, latest: Option<u32>) -> u32 {
-        // A call of several partitions takes no key twice.
+        // A call of several partitions never takes a key twice.
         let partition = Some(ask.partition).filter(|_| latest.is_some() || !ask.across_partitions);
         let is_its = |call: &BatchCall| call.partition == partition && call.is_for(ask);
         let most = (ask.most_keys / ask.weight()).max(1);

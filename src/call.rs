@@ -1,4 +1,5 @@
-//! A call, as scripts take it: an operation on one or several limits, each with its key and its cost; and the reply.
+//! A call, in the form that scripts take: an operation on one or several limits, each with its key and its cost; and
+//! the reply.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) numbers: Cow<'a, Arc<[u8]>>,
     /// The key of each limit's state, and the marker of its id, if it has one.
     pub(crate) keys: SmallVec<[Key; 1]>,
-    /// By what permits are held: empty for a call that takes none, though a limit has them. Or the receipt that a cancel
-    /// gives back by.
+    /// The holder of permits; empty for a call that takes none although a limit has them. Or the receipt by which a
+    /// cancel gives units back.
     pub(crate) holder: Option<Box<[u8]>>,
     pub(crate) costs: Costs,
     pub(crate) terms: Terms,
@@ -34,18 +35,18 @@ pub(crate) struct Ask<'a> {
     pub(crate) across_partitions: bool,
 }
 
-/// What a call takes of each of its limits, in units: one cost for all of them, or one for each.
+/// What a call takes from each of its limits, in units: one cost for all of them, or one for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Costs(SmallVec<[u64; 2]>);
 
-/// What is asked of the limits, whichever they are: the end of a shape.
+/// What is asked, whatever the limits are: the end of a shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Terms {
     pub(crate) mode: Mode,
     pub(crate) options: Options,
     /// How long a reservation may wait, in microseconds.
     pub(crate) within_us: Option<u64>,
-    /// How long the call's id is remembered. 0: the caller keeps the call's receipt in its place.
+    /// How long the call's id is remembered. 0: not at all, and the caller keeps the call's receipt instead.
     pub(crate) id_ttl_ms: Option<u64>,
     /// The call whose units a refund gives back, as far as they are still owed.
     pub(crate) taken: Option<Taken>,
@@ -55,23 +56,23 @@ pub(crate) struct Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     Call(Operation),
-    /// To say what the state consists of.
+    /// To report what the state consists of.
     Inspect,
 }
 
-/// What a rule says of all its calls.
+/// What a rule sets for all its calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Options {
-    /// Whether what was left stays left when the numbers have changed.
+    /// Whether the units left stay as they were when the numbers have changed.
     pub(crate) keeps_left: bool,
-    /// Whether nothing is used when they have.
+    /// Whether the key starts afresh when they have.
     pub(crate) starts_anew: bool,
     pub(crate) counts_denials: bool,
     /// How long a denial blocks its key.
     pub(crate) block_us: Option<u64>,
 }
 
-/// When a call took units, and the reset that each limit answered to it, in microseconds.
+/// When a call took units, and the reset that each limit reported to it, in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Taken {
     pub(crate) ago_us: u64,
@@ -85,17 +86,17 @@ pub(crate) struct Reply {
     pub(crate) limits: SmallVec<[LimitReply; 1]>,
     /// What inspect adds: the TTL in milliseconds, and the state's numbers.
     pub(crate) state: Vec<i64>,
-    /// Of an acquire that asks for it.
+    /// For an acquire that asks for one.
     pub(crate) receipt: Option<Receipt>,
     /// This machine's time when it arrived.
     pub(crate) at: SystemTime,
 }
 
-/// What a call took, as a cancel of it needs it: what the marker of an id would hold. To be used once.
+/// What a call took, in the form that a cancel needs: what the marker of an id would hold. To be used once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Receipt(pub(crate) Box<[u8]>);
 
-/// What a reply says of one limit. Times are in microseconds.
+/// The part of a reply for one limit. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitReply {
     pub(crate) allowed: bool,
@@ -121,19 +122,19 @@ impl Ask<'_> {
         self.keys.len() == 1 && self.joins()
     }
 
-    /// Whether calls like it on the same keys are one group: as many of them are allowed as fit one after the other.
+    /// Whether identical calls on the same keys form one group: as many of them are allowed as fit one after the other.
     pub(crate) fn joins(&self) -> bool {
         self.terms == Terms::of(Mode::Call(Operation::Acquire)) && self.holder.is_none()
     }
 }
 
 impl Costs {
-    /// The same of all limits.
+    /// One cost for all limits.
     pub(crate) fn all(cost: u64) -> Self {
         Self(SmallVec::from_slice(&[cost]))
     }
 
-    /// One of each, in order. Those that are alike are one cost of all.
+    /// One cost for each limit, in order. If all are equal, they become one cost for all.
     pub(crate) fn each_of(costs: impl Iterator<Item = u64>) -> Self {
         let mut costs: SmallVec<[u64; 2]> = costs.collect();
         if costs.iter().all(|cost| *cost == costs[0]) {
@@ -142,13 +143,13 @@ impl Costs {
         Self(costs)
     }
 
-    /// The cost of the limit of this number.
+    /// The cost for the limit at this index.
     pub(crate) fn of(&self, limit: usize) -> u64 {
         let at = if self.0.len() > 1 { limit } else { 0 };
         self.0.get(at).copied().unwrap_or_default()
     }
 
-    /// The costs of so many limits.
+    /// The costs of this many limits.
     pub(crate) fn each(&self, limits: usize) -> impl Iterator<Item = u64> {
         (0..limits).map(|limit| self.of(limit))
     }
@@ -165,7 +166,7 @@ impl Costs {
         }
     }
 
-    /// Whether none of them is less than the other's for the same limit.
+    /// Whether each is at least the other's for the same limit.
     pub(crate) fn reach(&self, others: &Self) -> bool {
         let limits = self.0.len().max(others.0.len());
         self.each(limits).zip(others.each(limits)).all(|(cost, other)| cost >= other)
@@ -173,7 +174,7 @@ impl Costs {
 }
 
 impl Options {
-    /// Appends them to the numbers of a limit that has other options than its call.
+    /// Appends them to the numbers of a limit whose options differ from its call's.
     pub(crate) fn pack(&self, numbers: &mut Vec<u8>) {
         numbers.extend([64, self.bits()]);
         numbers.extend(seven(self.block_us.unwrap_or_default()));
@@ -202,7 +203,7 @@ impl Terms {
         grants || self.id_ttl_ms.is_some() || self.options.counts_denials
     }
 
-    /// The bytes of a receipt of so many limits, if a call answers one.
+    /// The size in bytes of a receipt for this many limits; 0 if the call answers none.
     pub(crate) fn receipt_width(&self, limits: usize) -> usize {
         let answers_one = self.id_ttl_ms == Some(0) && self.mode == Mode::Call(Operation::Acquire);
         if answers_one { 9 + 66 * limits } else { 0 }
@@ -249,7 +250,7 @@ impl Mode {
         matches!(self, Self::Call(Acquire | Reserve | AtMost | Penalty | Settle))
     }
 
-    /// Whether what it takes is there at once, without a wait.
+    /// Whether what it takes can be used at once, without a wait.
     pub(crate) fn is_at_once(self) -> bool {
         matches!(self, Self::Call(Operation::Acquire | Operation::AtMost))
     }
@@ -265,7 +266,7 @@ impl Mode {
     }
 }
 
-/// Struct's I7 of a cost.
+/// A cost as an `I7` of `struct.pack`.
 pub(crate) fn packed_cost(cost: u64) -> [u8; 7] {
     seven(cost_sent(cost))
 }

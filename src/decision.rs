@@ -25,7 +25,7 @@ use crate::wall_clock;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
-    /// Whether the request may proceed. Of calls that don't ask, such as a refund, a penalty or a block, true.
+    /// Whether the request may proceed. Always true for calls that don't ask, such as a refund, a penalty or a block.
     pub allowed: bool,
     /// The capacity, in units: the most that can be taken at one instant.
     pub limit: u64,
@@ -35,7 +35,7 @@ pub struct Decision {
     pub retry_after: RetryAfter,
     /// How long until the key is as if it had never been used.
     pub reset_after: Duration,
-    /// Units that this call took; of limits with [costs of their own](crate::Rule::cost_of), the most of any.
+    /// Units that this call took; if limits have [costs of their own](crate::Rule::cost_of), the most of any.
     pub granted: u64,
     /// Whether the key is blocked, whatever it has left: by [`block`](crate::Limiter::block), or by a denial, this one
     /// included, under a rule with [`block_for`](crate::Rule::block_for).
@@ -45,7 +45,7 @@ pub struct Decision {
     pub overage: Option<u64>,
     /// The first limit that denied: its name or, if unnamed, its text.
     pub denied_by: Option<Arc<str>>,
-    /// Each limit's own decision, in the rule's order. None if the policy answered, which doesn't know the state.
+    /// Each limit's own decision, in the rule's order. Empty if the policy answered, which doesn't know the state.
     pub limits: LimitDecisions,
     /// What answered.
     pub by: By,
@@ -53,7 +53,7 @@ pub struct Decision {
     pub error: Option<Arc<Error>>,
     /// The caller's `now`, otherwise this machine's time when the answer arrived.
     decided_at: SystemTime,
-    /// The id of the try that took, if it wasn't the first.
+    /// The id of the try that took the units, if it wasn't the first.
     taken_by: Option<Arc<[u8]>>,
 }
 
@@ -73,7 +73,7 @@ pub struct LimitDecision {
     pub retry_after: RetryAfter,
     /// How long until its key is as if never used.
     pub reset_after: Duration,
-    /// Units that this call took of it.
+    /// Units that this call took from it.
     pub granted: u64,
     /// Whether its key is blocked.
     pub blocked: bool,
@@ -81,8 +81,8 @@ pub struct LimitDecision {
     pub overage: Option<u64>,
 }
 
-/// The decisions of a rule's limits: a slice of [`LimitDecision`]. A single one, as most rules have, needs no memory of its
-/// own.
+/// The decisions of a rule's limits: a slice of [`LimitDecision`]. A single one, as most rules have, needs no
+/// allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitDecisions(SmallVec<[LimitDecision; 1]>);
 
@@ -111,7 +111,7 @@ pub enum By {
     Lease,
     /// The engine in this process, while Redis is unreachable: [`OnError::Local`](crate::OnError::Local).
     Local,
-    /// The rule's policy, for Redis, which is unreachable: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
+    /// The rule's policy, since Redis is unreachable: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
     /// unless [`Decision::error`] says otherwise; see [`Request::after`](crate::Request::after).
     Policy,
 }
@@ -124,7 +124,7 @@ pub struct Denied {
 }
 
 impl Decision {
-    /// The decision of these limits; none without any.
+    /// The decision of these limits; none if there are no limits.
     pub(crate) fn of(limits: LimitDecisions, by: By, decided_at: SystemTime) -> Option<Self> {
         let scarcest = limits.iter().min_by_key(|limit| limit.remaining)?;
         let denied_by = limits.first_denial();
@@ -247,7 +247,7 @@ impl Decision {
         }
     }
 
-    /// Denied, since no rule it belongs to could ever admit it.
+    /// Denied, since the rule could never admit it.
     pub(crate) fn never(self) -> Self {
         Self { allowed: false, granted: 0, retry_after: RetryAfter::Never, ..self }
     }
@@ -286,7 +286,7 @@ impl Decision {
         self
     }
 
-    /// The same once what these rules took is given back, but permits, as far as that is known without asking: for header
+    /// The same after what these rules took, except permits, is given back, as far as known without asking; for header
     /// fields.
     pub(crate) fn given_back(mut self, has: impl Fn(Option<&str>) -> bool) -> Self {
         let units = |limit: &&mut LimitDecision| !limit.quota.algorithm().holds() && has(limit.quota.rule());
@@ -338,7 +338,8 @@ impl Decision {
 }
 
 impl LimitDecision {
-    /// From what a reply says of a limit of so many units, which took so many. None if no script can have said it.
+    /// From the reply for a limit with this capacity, which granted this many units. None if no script can give that
+    /// reply.
     pub(crate) fn new(
         quota: &Arc<Quota>,
         limit: u64,

@@ -19,8 +19,8 @@ use crate::runtime::LONGEST_WAIT;
 /// changed its rule (or Redis lost the key, or its clock was stepped), and then for at most [a second](Self::longest).
 /// What this process does to a key with [`refund`](crate::Limiter::refund), [`settle`](crate::Limiter::settle),
 /// [`reset`](crate::Limiter::reset) and the like takes effect at once, in all clones of the limiter and all limiters
-/// that share the cache: these must have the same Redis and prefix. After such a call that was dropped or got no
-/// answer, no denial of its keys is remembered for as long as one may be, at most a minute, since Redis may yet run it.
+/// that share the cache: these must have the same Redis and prefix. After such a call is dropped or gets no answer, no
+/// denial of its keys is remembered for [that time](Self::longest), at most a minute, since Redis may still run it.
 /// Permits, remembered ids, counted denials and requests with a time of their own always go to Redis. A denial repeated
 /// here doesn't reach Redis, so it doesn't [block](crate::Rule::block_for) the key anew.
 ///
@@ -41,9 +41,9 @@ pub struct DenialCache {
 #[derive(Debug)]
 struct Shared {
     denials: Cache<Vec<u8>, Denial>,
-    /// By the end of a key's hash: how often this process gave something back to such keys.
+    /// For each stripe of keys, by their hash: how often this process gave something back to them.
     changes: [AtomicU64; STRIPES],
-    /// By the same: until when a change may yet take effect whose outcome isn't known, in microseconds since `began`.
+    /// For each stripe: until when a change of unknown outcome may still take effect, in microseconds since `began`.
     unknown_until: [AtomicU64; STRIPES],
     began: Instant,
 }
@@ -51,7 +51,7 @@ struct Shared {
 /// Keys that share a counter of changes may cause each other's denials to be forgotten needlessly.
 const STRIPES: usize = 1024;
 
-/// A call that was given up runs within this, if at all.
+/// A call that was given up runs within this time, if at all.
 const LATEST: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ struct Seen {
     changes: u64,
 }
 
-/// A change in progress. Dropped before it is [done](Self::done), it may yet take effect.
+/// A change in progress. If dropped before it is [done](Self::done), it may still take effect.
 #[derive(Debug)]
 pub(crate) struct Changing<'a> {
     cache: &'a DenialCache,
@@ -183,7 +183,7 @@ impl Changing<'_> {
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
         let Shared { changes, unknown_until, .. } = &*self.cache.shared;
-        // Until then no denial is remembered, which would hide what the call may do meanwhile.
+        // Until then no denial is remembered: it would hide what the call may do meanwhile.
         let until = self.cache.since_began(Instant::now() + self.cache.longest.min(LATEST));
         let changed = |stripe: usize| {
             if !self.is_done {

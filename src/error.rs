@@ -4,11 +4,10 @@
 //! RuleError            a rule that can't be built: its text or its numbers
 //! Denied               a denial, for callers who want it as an error (Decision::into_result)
 //! Error                a decision that could not be made
-//!   not charged        key, now, url, version, authentication, permission, connecting, state that can't be read,
-//!                      an id that nothing is remembered of, a server that refused, or not now, windows of another time
-//!   charged            units were taken and could not be given back, or too few replicas have it
-//!   unknown            no answer in time, the connection broke while waiting for it, or the answer is none that a
-//!                      script gives
+//!   not charged        input, connecting, version, authentication, permission, unreadable state, an unknown id, a
+//!                      server that refused, a server that runs no script now, windows of another time
+//!   charged            units were taken and could not be given back, or too few replicas have them
+//!   unknown            no answer in time, the connection broke while waiting for it, or the answer isn't a script's
 //! ```
 
 use std::any::Any;
@@ -34,7 +33,7 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// A decision that could not be made: something broke. A denial is no error, see [`Decision`](crate::Decision).
+/// A decision that could not be made: something broke. A denial isn't an error, see [`Decision`](crate::Decision).
 ///
 /// The message is one line and never shows a password. It contains no number that changes from call to call, so that
 /// logs can be grouped by it: [`missed_deadline`](Error::missed_deadline) and [`retry_in`](Error::retry_in) have those.
@@ -107,7 +106,7 @@ pub enum Charged {
     No,
     /// The units were taken.
     Yes,
-    /// Unknown: the call was sent, but no answer came, or none that makes sense; or one of several steps failed.
+    /// Unknown: the call was sent, but no answer came, or a meaningless one; or one of several steps failed.
     Unknown,
 }
 
@@ -115,7 +114,7 @@ pub enum Charged {
 pub(crate) enum Kind {
     /// A key, a time, a prefix or an address that can't be used.
     Input,
-    /// Nothing to count by. That is input too: in a service, its client's.
+    /// An empty key. In a service, this input comes from its client.
     EmptyKey,
     /// No connection could be made.
     Unreachable,
@@ -147,7 +146,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Whether it is Redis, or the way to it, that fails for now.
+    /// Whether Redis, or the way to it, fails for now.
     fn is_away(self) -> bool {
         matches!(self, Self::Unreachable | Self::Deadline { .. } | Self::Disconnected | Self::NotNow | Self::Garbled)
     }
@@ -169,7 +168,7 @@ impl Error {
         Self { kind, message, charged, is_outage, is_unsent, time: None, attached: None }
     }
 
-    /// The same of a server that has answered, and knows another that would decide, with a note of where.
+    /// The same from a server that has answered and named another that would decide, which the note says.
     pub(crate) fn redirected(mut self, note: impl Any + Send + Sync) -> Self {
         self.is_outage = false;
         self.attached.get_or_insert_default().note = Some(Note(Arc::new(note)));
@@ -221,7 +220,7 @@ impl Error {
     }
 
     pub(crate) fn deadline(after: Duration, sent: bool) -> Self {
-        // Made once each: a crowd's deadlines pass together.
+        // Made once each: thousands of deadlines may pass together.
         static MISSED: LazyLock<[Error; 2]> = LazyLock::new(|| {
             let missed = |sent, what| Error::new(Kind::Deadline { sent }, format!("{what} within the deadline"));
             [missed(false, "redis could not be asked"), missed(true, "no answer from redis")]
@@ -229,7 +228,7 @@ impl Error {
         Self { time: Some(after), ..MISSED[usize::from(sent)].clone() }
     }
 
-    /// The same, before there was a connection: whoever connects meets it too.
+    /// The same from connecting: every other attempt would meet it too.
     pub(crate) fn at_connecting(mut self) -> Self {
         self.is_outage |= matches!(self.kind, Kind::Permission | Kind::Unsupported) && !self.is_unsent;
         self
@@ -413,7 +412,7 @@ impl Error {
     }
 
     /// The units were taken, but fewer replicas than [asked for](crate::Redis::confirmed_by) have the write: a failover
-    /// could lose it. Of a call on several nodes they are given back; [`charged`](Self::charged) says whether all are.
+    /// could lose it. For a call on several nodes they are given back; [`charged`](Self::charged) says whether all are.
     #[must_use]
     pub fn is_unconfirmed(&self) -> bool {
         self.kind == Kind::Unconfirmed

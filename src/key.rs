@@ -1,9 +1,9 @@
 //! The encoding of keys in Redis: `<prefix>:{<tag>}:<key>:<rule>/<limit>`, without `<key>` if it equals the tag.
 //!
 //! A key is data: any bytes. Letters, digits and `-_.@:/+=,~|` stand for themselves. Everything else, including braces
-//! and `%`, is written `%XX`. What grows longer than 128 bytes is replaced by `#` and its SHA-256. Names of rules and
-//! limits contain neither `:` nor `/`, so the encoding is injective: the tag ends at the first `}`, the rule begins
-//! after the last `:`, and no key can open a tag of its own. `<limit>` is an algorithm and its period,
+//! and `%`, is written `%XX`. An encoding longer than 128 bytes is replaced by `#` and the SHA-256 of the key. Names of
+//! rules and limits contain neither `:` nor `/`, so the encoding is injective: the tag ends at the first `}`, the rule
+//! begins after the last `:`, and no key can open a tag of its own. `<limit>` is an algorithm and its period,
 //! `token-bucket-1m`, or the limit's name and its algorithm, `per-user/token-bucket`: states of other algorithms can't
 //! be read.
 //!
@@ -149,8 +149,8 @@ pub(crate) fn state_key(
     spelled
 }
 
-/// The same for a key that is its own tag, if all of it stands for itself and the whole is short, as it mostly is. Takes
-/// a third of the time.
+/// The same for a key that is its own tag, if all of it stands for itself and the whole is short, as is usual. Takes a
+/// third of the time.
 fn short_key(prefix: &str, key: &[u8], rule_and_limit: &str) -> Option<Key> {
     let pieces = [prefix.as_bytes(), b":{", key, b"}:", rule_and_limit.as_bytes()];
     let length = pieces.iter().map(|piece| piece.len()).sum();

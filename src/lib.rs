@@ -47,9 +47,9 @@
 //! [`Engine::open`] takes any address: `redis://`, `unix://`, `redis-sentinel://host:26379,.../primary`,
 //! `redis-cluster://host:7000,...`. Keys are any bytes.
 //!
-//! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use what
-//! everybody may use of this one, which knows neither. How the source is laid out, and which way a decision takes through
-//! it, is in the repository's `ARCHITECTURE.md`.
+//! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use
+//! only this crate's public API. The layout of the source, and the path of a decision through it, are in the
+//! repository's `ARCHITECTURE.md`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -83,8 +83,8 @@ mod single_flight;
 mod telemetry;
 mod wall_clock;
 
-// The pages on operations are read in the repository too. Their links to other files are named, and their last lines say
-// which files; here the names come first, and so lead to this documentation.
+// The pages on operations are read in the repository too, where their last lines define the targets of their links.
+// Here the definitions below come first, so that the links lead to this documentation.
 /// [runbook]: crate::operations::runbook
 /// [backup]: crate::operations::backup
 /// [conf]: #a-redisconf-to-start-from

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 const ARGUMENTS: &str = include_str!("../lua/arguments.lua");
 const KEYS: &str = include_str!("../lua/keys.lua");
 const DECIDE: &str = include_str!("../lua/decide.lua");
-/// What comes before a script that decides on keys of several slots of a cluster's node.
+/// What precedes a script that decides on keys in several slots of a cluster's node.
 const ACROSS_SLOTS: &str = include_str!("../lua/across_slots.lua");
 
 /// The script that decides limits of some algorithms, as it is sent and hashed: a concatenation of the files in `lua/`.
@@ -22,8 +22,8 @@ pub struct Script {
 }
 
 impl Script {
-    /// The number of the contract with callers in other languages, which `lua/README.md` has: while it stays the same,
-    /// so do the meaning of the scripts' arguments and of their replies.
+    /// The number of the contract with callers in other languages, which is in `lua/README.md`: while it stays the
+    /// same, so does the meaning of the scripts' arguments and replies.
     pub const CONTRACT: u32 = 2;
 
     /// The script of these algorithms' files.
@@ -32,7 +32,7 @@ impl Script {
         Self { name, files, is_across_slots: false, text, digest, across_slots }
     }
 
-    /// The same for keys of several slots of a cluster's node: of the same name, with a text and a digest of its own.
+    /// The same for keys in several slots of a cluster's node: its name is the same, its text and digest differ.
     pub(crate) fn across_slots(&'static self) -> &'static Self {
         let across = || Self { is_across_slots: true, ..Self::new(self.name.clone(), self.files.clone()) };
         self.across_slots.get_or_init(|| Box::new(across()))

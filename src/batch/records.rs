@@ -1,4 +1,4 @@
-//! What a call answers: a record of each limit of each group, and of those the reply to each ask.
+//! A call's answer: a record for each limit of each group, from which the reply to each ask is made.
 
 use std::time::SystemTime;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Kind};
 /// can be asked again by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AskApart {
-    /// The node can't read or write one of its keys now, or its user may not: asked alone, it says why.
+    /// The node can't read or write one of its keys now, or its user may not: asked alone, the node says why.
     Key,
     /// The node refused the whole call, whose keys are of several slots of a cluster.
     Call,
@@ -30,14 +30,14 @@ pub(crate) struct Records {
     pub(super) is_done_anyway: bool,
     /// What inspect adds.
     pub(super) state: Vec<i64>,
-    /// Of each group that asks for one, in order; none of the others.
+    /// One for each group, in order, if the call asks for them; empty for a group without asks.
     pub(super) receipts: Vec<Receipt>,
     pub(super) at: SystemTime,
     /// The error if too few replicas confirmed what was taken.
     pub(super) lacking: Option<Error>,
 }
 
-/// What was asked by a group.
+/// What a group asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answered {
     pub(super) asks: u32,
@@ -47,7 +47,7 @@ pub(super) struct Answered {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Record {
-    /// How many of the asks are allowed; [`BLOCKED`], and from [`UNREADABLE`] on why nothing was decided.
+    /// How many of the asks are allowed, or [`BLOCKED`]; from [`UNREADABLE`] down, why nothing was decided.
     pub(super) allowed: i64,
     pub(super) remaining: i64,
     /// The wait of the first ask that this limit doesn't allow.
@@ -64,11 +64,11 @@ pub(super) const MOST_COUNT: i64 = 1 << 53;
 pub(super) const BLOCKED: i64 = -1;
 /// A key holds something else.
 pub(super) const UNREADABLE: i64 = -2;
-/// The script got windows that don't contain the time in place of the wait.
+/// The script got windows that don't contain the server's time, which is in the place of the wait.
 pub(super) const STALE: i64 = -3;
 /// A command failed on the key.
 pub(super) const FAILED: i64 = -4;
-/// Nothing is remembered of the id.
+/// Nothing is remembered for the id.
 pub(super) const UNKNOWN_ID: i64 = -5;
 /// The id is of another operation.
 pub(super) const OTHER_ID: i64 = -6;
@@ -87,7 +87,7 @@ impl Records {
         if let Some(refused) = records.iter().find(|record| record.allowed < -1) {
             return Err(self.refusal(refused));
         }
-        // Of a blocked key, none is allowed but what is done all the same.
+        // A blocked key allows only what is done anyway.
         let blocked = if self.is_done_anyway { asks.into() } else { 0 };
         let fits = records.iter().map(|record| if record.allowed < 0 { blocked } else { record.allowed });
         let fits = fits.min().unwrap_or(0);
@@ -100,7 +100,7 @@ impl Records {
         let of_limit = |record: &Record| LimitReply {
             allowed: allowed || record.retry_after_us == 0,
             remaining: if record.allowed < 0 { 0 } else { record.remaining },
-            // Of several asks, that of the first that isn't allowed.
+            // Of several asks, the wait of the first that isn't allowed.
             retry_after_us: if allowed && fits < asks.into() { 0 } else { record.retry_after_us },
             reset_after_us: record.reset_after_us,
             blocked: record.allowed < 0,
@@ -144,13 +144,13 @@ impl Record {
     /// The bytes of a record, and of a long one.
     pub(super) const WIDTHS: [usize; 2] = [24, 35];
 
-    /// Whether a script can have said this of a limit.
+    /// Whether a script can give this record.
     pub(super) fn is_in_range(&self) -> bool {
         let counts = [self.remaining, self.reset_after_us, self.retry_after_us.max(0)];
         self.retry_after_us >= -1 && counts.into_iter().all(|count| (0..=MOST_COUNT).contains(&count))
     }
 
-    /// Whether these are of one call: as many are allowed by each limit, or its key is blocked.
+    /// Whether these can be of one group: each limit allows as many asks, or its key is blocked.
     pub(super) fn agree(records: &[Self]) -> bool {
         let mut counts = records.iter().map(|record| record.allowed).filter(|allowed| *allowed != BLOCKED);
         counts.next().is_none_or(|first| counts.all(|other| other == first))

@@ -30,7 +30,7 @@ impl<'a> ScriptCall<'a> {
         if self.across_partitions { self.script.across_slots() } else { self.script }
     }
 
-    /// Whether its keys are of several slots of a cluster, and so passed as arguments, after their count.
+    /// Whether its keys are in several slots of a cluster, and so passed as arguments, after their count.
     pub(crate) fn is_across_slots(self) -> bool {
         self.across_partitions
     }
@@ -143,7 +143,8 @@ impl<'a> ScriptCall<'a> {
         Ok(self.answered(vec![record], integers[5..].to_vec(), None))
     }
 
-    /// Whether the script answers so for a call of this group. Why it decides nothing is an error if it has only that.
+    /// Whether the script can answer this for the group. For a group that is alone, it returns an error instead of a
+    /// record that says why nothing was decided.
     fn may_answer(self, group: &Group, is_only: bool, record: &Record) -> bool {
         let allowed = record.allowed;
         let waits = allowed == i64::from(group.asks) && record.retry_after_us != 0;

@@ -1,17 +1,17 @@
-//! Decisions of which one call took several steps: parts in several slots, or several tries.
+//! Decisions of calls that take several steps: parts in several slots, or several tries.
 
 use std::time::SystemTime;
 
 use super::Decision;
 
 impl Decision {
-    /// The same of a try with this id, if it has another than the first.
+    /// The same, made by a try with this id, if it isn't the first's.
     pub(crate) fn of_try(mut self, id: Option<Vec<u8>>) -> Self {
         self.taken_by = id.map(Into::into);
         self
     }
 
-    /// The id of the try that took, if it wasn't the first.
+    /// The id of the try that took the units, if it wasn't the first.
     #[allow(dead_code, reason = "asked by the middleware, which is a feature")]
     pub(crate) fn taken_by(&self) -> Option<&[u8]> {
         self.taken_by.as_deref()
@@ -22,7 +22,7 @@ impl Decision {
         Self { decided_at: at, ..self }
     }
 
-    /// The same of limits that would have allowed, and of which nothing was taken after all. What a reservation owed isn't
+    /// The same for limits that would have allowed, but from which nothing was taken. What a reservation owed isn't
     /// known here, so `remaining` stays as it was then.
     pub(crate) fn not_taken(self, was_reserved: bool) -> Self {
         let mut decision = self.given_back(|_| !was_reserved);
@@ -31,7 +31,7 @@ impl Decision {
         decision
     }
 
-    /// The same once so many units stay taken of each limit.
+    /// The same once this many units stay taken from each limit.
     pub(crate) fn granting(mut self, units: u64) -> Self {
         self.granted = units;
         self.limits.0.iter_mut().for_each(|limit| limit.granted = units);
