@@ -35,10 +35,10 @@ pub enum Engine {
 
 /// A call in progress.
 pub(crate) enum Acquiring<'a> {
-    /// With others.
+    /// Queued, to be sent with others.
     Queued {
         waiting: redis::Waiting,
-        /// By the breaker, until it ends.
+        /// From the breaker, held until the call ends.
         _admission: redis::Admission,
     },
     /// Boxed to keep queued calls small: there may be thousands.
@@ -147,7 +147,7 @@ impl Engine {
     pub(crate) async fn ask_by_itself(&self, ask: &Ask<'_>, until: Deadline) -> Result<Reply, Error> {
         match self {
             Self::Redis(redis) => redis.ask_by_itself(Asking::No, ask, until).await,
-            // Which sees to that itself.
+            // The cluster itself chooses which calls are sent alone.
             Self::Cluster(cluster) => cluster.ask(ask.clone(), until).await,
             #[cfg(feature = "embedded")]
             Self::Embedded(embedded) => embedded.ask(ask),
@@ -168,7 +168,7 @@ impl Engine {
 
     /// Sends commands that decide nothing to the node with this key, for what a service keeps beside its limits, and
     /// returns their answers: one round trip, within the deadline. All keys that they name must share a slot with this
-    /// one. `None` for the embedded engine, which answers scripts alone.
+    /// one. `None` for the embedded engine, which only runs scripts.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ impl Engine {
 }
 
 impl Acquiring<'_> {
-    /// By when it ends.
+    /// The deadline by which it ends.
     pub(crate) fn until(&self) -> Deadline {
         match self {
             Self::Queued { waiting, .. } => waiting.until(),

@@ -1,11 +1,11 @@
 //! Metrics and traces, with the features of these names. Labels and fields are bounded: rules, algorithms, outcomes and
 //! what answered, never a key. Messages contain no varying numbers, so that logs can be grouped by them.
 //!
-//! All values are plain ones: what is measured knows this module, and this module knows nothing.
+//! All values are plain: measured code depends on this module, which depends on none of it.
 
 #![cfg_attr(
     not(all(feature = "metrics", feature = "tracing", feature = "http")),
-    allow(unused_variables, unused_imports, dead_code, reason = "nobody looks, or nothing is there to be seen")
+    allow(unused_variables, unused_imports, dead_code, reason = "unused without these features")
 )]
 
 use std::fmt::Display;
@@ -153,7 +153,7 @@ fn outcome(allowed: bool) -> &'static str {
     if allowed { "allowed" } else { "denied" }
 }
 
-/// A rule's name, which isn't copied for it.
+/// A rule's name as a label, without a copy.
 #[cfg(feature = "metrics")]
 fn label(rule: Option<&Arc<str>>) -> metrics::SharedString {
     use metrics::SharedString;
@@ -206,7 +206,7 @@ pub(crate) fn permit_lost(rule: Option<&str>) {
     }
 }
 
-/// A permit in use was given back because its rule's longest hold is over.
+/// A permit in use has reached its rule's longest hold, and is given back.
 pub(crate) fn permit_overdue(rule: Option<&str>) {
     traced! {
         tracing::warn!(target: "tollgate", rule, "a permit in use has reached its rule's longest hold: it is given back");
@@ -224,8 +224,8 @@ pub(crate) fn unsourced(attribute: &str) {
     traced! { tracing::warn!(target: "tollgate", attribute, "rules ask for an attribute that no request has"); }
 }
 
-/// Rules use the client's address, and the server doesn't provide it. This is a mistake in the service's own code, so it
-/// is said even if nobody traces, once.
+/// Rules use the client's address, and the server doesn't provide it. This is a mistake in the service's own code, so
+/// it is reported once even without tracing.
 pub(crate) fn no_peer(why: &str) {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| {
@@ -239,7 +239,7 @@ pub(crate) fn no_peer(why: &str) {
 pub(crate) enum Unanswered {
     /// Its rule can't be decided.
     Input,
-    /// The breaker has reported it already: this would be a line for each request.
+    /// The breaker has reported it already, and this would be a line for each request.
     Outage,
     Other,
 }

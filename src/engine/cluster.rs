@@ -39,7 +39,7 @@ use topology::{Node, Topology};
 
 /// The most redirects that one call follows.
 const MOST_REDIRECTS: u32 = 8;
-/// From the second redirect on the nodes don't agree yet: the pause before it, longer by as much for each further one.
+/// The pause before the second redirect, since the nodes don't agree yet; longer by as much for each further one.
 const DISAGREEMENT: Duration = Duration::from_millis(5);
 
 /// A Redis Cluster (7.0 or newer) or Valkey cluster (7.2 or newer), given the addresses of some of its nodes.
@@ -63,7 +63,7 @@ pub struct Cluster {
     topology: Arc<Topology>,
 }
 
-/// How it is sent elsewhere, or once more.
+/// How a call is sent to another node, or resent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routing {
     /// With others of its slot, if possible.
@@ -166,8 +166,8 @@ impl Cluster {
         until: Deadline,
     ) -> impl Future<Output = Result<Reply, Error>> + use<'a> {
         let partition = slot_of_keys(&ask.keys);
-        // There may be thousands of these: what few of them need is boxed, and a block has no second copy of the ask, as
-        // an async function would.
+        // There may be thousands of these, so what is rare is boxed. A block, since an async function would hold a
+        // second copy of the ask.
         async move {
             ask.partition = partition;
             let node = match self.topology.owner(ask.partition) {
@@ -213,7 +213,7 @@ impl Cluster {
                 let mut answered = Vec::with_capacity(most);
                 for at in of_node {
                     match many.next().await {
-                        // Whoever receives it ends after this.
+                        // The receiver lives until this future has ended.
                         Some(Err(error)) if !self.is_over(&error, asks[at].1) => _ = tell.send((at, error)),
                         Some(answer) => answered.push((at, answer)),
                         None => break,
@@ -278,8 +278,8 @@ impl Cluster {
             }
             AskApart::Key => {
                 let answer = put_again(node, ask, Routing::Alone, until).await;
-                // The node has the key after all. Rarely has that just changed; more likely calls without declared keys
-                // don't reach the node, as through some proxies.
+                // The node has the key after all. That has rarely just changed; more likely, calls without declared
+                // keys don't reach the node, as through some proxies.
                 if answer.is_ok() {
                     node.across_slots.refused();
                 }
@@ -314,14 +314,14 @@ impl Cluster {
             }
         }
         let (slot, mut redirects, mut was_moving) = (ask.partition, 0, false);
-        // Who named the node that is asked now.
+        // The node that named the one asked now.
         let mut named_by: Option<Arc<Node>> = None;
         loop {
             let (next, routing) = match Redirect::of(&error) {
                 Some(Redirect::Moved { to }) => (self.topology.learn(to, &node, Some(slot))?, Routing::WithSlot),
                 Some(Redirect::Ask { to }) => (self.topology.learn(to, &node, None)?, Routing::Asking),
-                // An ask continues as a call of its one key, which never gets this error; a call of several keys by
-                // itself, which is retried after waits.
+                // An ask of one key is sent declaring it, and then never gets this error; one of several keys is sent
+                // by itself, and retried after waits.
                 Some(Redirect::Again) => (self.owner(slot, until).await?, Routing::Alone),
                 Some(Redirect::Nobody) => {
                     self.topology.refresh_soon();
@@ -331,7 +331,8 @@ impl Cluster {
                     if error.is_outage() {
                         self.topology.refresh_soon();
                     }
-                    // Another call may have learned the new owner meanwhile. Who named this node would name it again.
+                    // Another call may have learned the new owner meanwhile. A node that named this one would name it
+                    // again.
                     let asked = [Some(&node), named_by.as_ref()];
                     let was_asked = |owner: &Arc<Node>| asked.iter().flatten().any(|asked| Arc::ptr_eq(asked, owner));
                     match self.topology.owner(slot).filter(|owner| !was_asked(owner)) {
@@ -343,7 +344,7 @@ impl Cluster {
             // While keys are moving, both nodes are asked in turn until the keys have arrived: that isn't disagreement.
             let moving = matches!(Redirect::of(&error), Some(Redirect::Again));
             if until.at <= Instant::now() {
-                // What kept it waiting says more than the deadline.
+                // What kept it waiting is more informative than the deadline.
                 return Err(if moving { error } else { until.missed(false) });
             }
             if !moving && !was_moving {
@@ -379,7 +380,7 @@ async fn put_again(node: &Node, ask: &Ask<'_>, routing: Routing, until: Deadline
     }
 }
 
-/// The slot of a script call's keys, which are all in one: the limiter asks by several calls otherwise.
+/// The slot of a script call's keys. All are in one: otherwise the limiter makes several calls.
 fn slot_of_keys(keys: &[impl Deref<Target = [u8]>]) -> u16 {
     let slot = keys.first().map_or(0, |key| slot_of(key));
     debug_assert!(keys.iter().all(|key| slot_of(key) == slot), "keys of several slots");

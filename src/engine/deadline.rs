@@ -1,4 +1,4 @@
-//! By when a call must be answered.
+//! The time by which a call must be answered.
 
 use std::time::Duration;
 

@@ -49,7 +49,7 @@ pub struct Clock {
 }
 
 /// Scripts may neither make global variables nor read unknown ones, as on Redis: a name that one script leaves behind
-/// would be another one's.
+/// would be visible to others.
 const LOCK_GLOBALS: &str = r#"setmetatable(_G, {
     __newindex = function(_, name) error("Script attempted to create global variable '" .. tostring(name) .. "'", 2) end,
     __index = function(_, name) error("Script attempted to access nonexistent global variable '" .. tostring(name) .. "'", 2) end,
@@ -78,7 +78,7 @@ impl Embedded {
         Self { shared: Arc::new(Lock::new(interpreter)), clock }
     }
 
-    /// The same on the system's time, forgetting keys beyond this many.
+    /// The same on the system's time, keeping at most this many keys.
     pub(crate) fn of_at_most(keys: usize) -> Self {
         let engine = Self::new();
         engine.keyspace(|keyspace| keyspace.keep_at_most(keys));
@@ -145,7 +145,7 @@ impl Embedded {
         self.keyspace(|keyspace| keyspace.len())
     }
 
-    /// All in one step: a map in memory holds up nobody.
+    /// In one step, since scanning a map in memory takes little time.
     pub(crate) fn sweep(&self, which: &Which<'_>) -> Swept {
         self.keyspace(|keyspace| {
             let before = keyspace.len();
@@ -288,8 +288,7 @@ fn run(lua: &Lua, keyspace: &Lock<Keyspace>, words: &MultiValue) -> mlua::Result
     Ok(Ok(value))
 }
 
-/// What an engine says of an error: a command's answer, raised in Lua as Redis does, or where a script failed, one line per
-/// function.
+/// The text of an error: a command's answer, raised in Lua as Redis does, or the traceback of a script that failed.
 #[derive(Debug)]
 struct ServerError(String);
 
@@ -301,7 +300,7 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// A word of a command: a string of Lua's own memory, or a number written down.
+/// A word of a command: a string in Lua's memory, or a number as text.
 enum Word {
     Text(BorrowedBytes),
     Number(String),

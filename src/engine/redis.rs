@@ -88,9 +88,10 @@ impl fmt::Debug for Shared {
 impl Redis {
     /// The Redis at `redis://[user:password@]host[:port][/db]`, optionally with `?protocol=resp3`, or at
     /// `unix:///path/of.sock`, optionally with `?user=...&pass=...&db=...&protocol=resp3`. In a user or password, `@`,
-    /// `:`, `/`, `?`, `#`, `%` and space are percent-encoded. `valkey://` is the same as `redis://`, and `redis+unix://`
-    /// and `valkey+unix://` as `unix://`. At `redis-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]`, the primary
-    /// of this name, found through its Sentinels; one of them suffices, if it is up. Connects later.
+    /// `:`, `/`, `?`, `#`, `%` and space are percent-encoded. `valkey://` is the same as `redis://`, and
+    /// `redis+unix://` and `valkey+unix://` the same as `unix://`. At
+    /// `redis-sentinel://[user:password@]host[:port][,host[:port]...]/primary[/db]` it is the primary of this name,
+    /// found through its Sentinels; one of them suffices, if it is up. Connects later.
     ///
     /// User and password are the primary's; the Sentinels' own are `?sentinel-user=...&sentinel-password=...`. The
     /// primary is looked up again whenever a connection has broken, was given up or turned out to lead to a replica. It
@@ -178,9 +179,9 @@ impl Redis {
     /// Costs the round trip from the primary to its replicas. Redis waits on the shared connection, so while replicas
     /// are missing each batch of calls holds up the next, denials too, and most calls end at their deadline or through
     /// the [breaker](Self::breaker), with the charge unknown. Redis may notice up to 100 ms late that the time is over,
-    /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more: of calls sent
-    /// together, of the one with the latest deadline. Calls that only look or give back, and
-    /// [blocks](crate::Limiter::block), wait only where they are sent with others that take.
+    /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more: of calls
+    /// sent together, of the one with the latest deadline. Calls that only look or give back, and
+    /// [blocks](crate::Limiter::block), wait only if they are sent with others that take.
     #[must_use]
     pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
         self.confirm(Confirm::by(replicas, within));

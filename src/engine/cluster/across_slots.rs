@@ -2,7 +2,7 @@
 //!
 //! Such a call declares no keys, and its script has the flag `allow-cross-slot-keys`. A server that is out of memory
 //! refuses a script with flags before it runs, a proxy may route calls by the keys that they declare, and another
-//! program may know no flags. Then calls are made slot by slot, and declare their keys.
+//! server program may know no flags. Then calls are made slot by slot, and declare their keys.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -31,8 +31,8 @@ const PAUSES: Backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, 50);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// The longest refresh.
 const LONGEST_REFRESH: Duration = Duration::from_secs(2);
-/// After this long, it may be on a runtime that is no longer driven, so another begins. Later than it ends by itself also
-/// on a busy machine: what it has found isn't noted once it is replaced.
+/// After this long, a refresh may be on a runtime that is no longer driven, so another begins. Longer than a refresh
+/// takes even on a busy machine, since the result of a replaced one isn't noted.
 const STUCK_REFRESH: Duration = Duration::from_millis(2_500);
 /// Stands for the owner of a slot that no node has.
 const NOBODY: u16 = u16::MAX;
@@ -144,7 +144,7 @@ impl Topology {
         }
     }
 
-    /// Notes a redirect, permanently if it names a slot, and returns the node it leads to.
+    /// Notes a redirect, permanently if a slot is given, and returns the node it leads to.
     pub(super) fn learn(self: &Arc<Self>, named: &str, by: &Node, slot: Option<u16>) -> Result<Arc<Node>, Error> {
         let bad = || Error::new(Kind::Garbled, format!("expected another node's host:port from redis, got {named:?}"));
         let (host, port) = host_and_port(named).ok_or_else(bad)?;
@@ -196,7 +196,7 @@ impl Topology {
         }
         let found = tokio::time::timeout(LONGEST_REFRESH, self.ask_nodes()).await;
         let found = found.unwrap_or_else(|_| Err(Error::deadline(LONGEST_REFRESH, false)));
-        // If it was stuck, what it has found may be old.
+        // If it was stuck, what it found may be out of date.
         if flight.is_current() {
             self.note(found);
         }
@@ -231,8 +231,8 @@ impl Topology {
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let (mut doubtful, mut why) = (None, None);
-        // Nobody waits behind a node that is asked beside all others, and connecting to a distant one takes its time. But
-        // a silent one is given up before the refresh is, so that what the others say counts.
+        // When all nodes are asked at once, none delays another, and connecting to a distant one may take long. But a
+        // silent one is given up before the refresh is, so that the others' answers count.
         let (at_once, patience) =
             if self.known().said { (1, PATIENCE) } else { (nodes.len(), LONGEST_REFRESH * 3 / 4) };
         let nodes = nodes.into_iter().chain(seeds).map(|node| {
@@ -244,7 +244,7 @@ impl Topology {
             match answer {
                 Ok((runs, true)) => return Ok(runs),
                 Ok((runs, false)) => doubtful = doubtful.or(Some(runs)),
-                // A refused password says more than a node that can't be reached.
+                // A refused password is more informative than a node that can't be reached.
                 Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
                 Err(error) => why = Some(error),
             }
@@ -291,7 +291,7 @@ impl Topology {
 }
 
 impl Node {
-    /// The runs of slots that this node reports, and whether it finds the cluster well.
+    /// The runs of slots that this node reports, and whether it reports the cluster as working.
     async fn says(&self, patience: Duration) -> Result<(Vec<Run>, bool), Error> {
         let mut questions = pipe();
         questions.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");

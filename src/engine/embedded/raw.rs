@@ -21,7 +21,8 @@ pub(crate) struct Runner {
     keyspace: Arc<Lock<Keyspace>>,
     /// The error that refuses every command that writes.
     refusal: Arc<Lock<Option<String>>>,
-    /// Whether the server has these keys, of which so many are missing. Asked of what a script doesn't declare.
+    /// Whether the server serves these keys, this many of which are missing. Checked for keys that a script doesn't
+    /// declare.
     serves: Arc<Lock<Option<Serves>>>,
     /// Whether the last script wrote anything, even what was there before.
     wrote: Arc<AtomicBool>,
@@ -120,7 +121,7 @@ impl Runner {
         Self { lua, redis, keyspace, refusal, serves, wrote, compiled: BTreeMap::new() }
     }
 
-    /// The digest by which this text is called from here on, or what is wrong with it.
+    /// The digest by which this text is called from now on, or what is wrong with it.
     pub(crate) fn load(&mut self, text: &[u8]) -> Result<String, String> {
         let digest = sha1_smol::Sha1::from(text).digest().to_string();
         if !self.compiled.contains_key(&digest) {

@@ -251,7 +251,7 @@ fn unusable(url: &str, expected: &str) -> Error {
     Error::new(Kind::Input, format!("url: {expected}, got {:?}{why}", without_password(url)))
 }
 
-/// What an address needs that this program may not have.
+/// What an address needs that this build may lack.
 fn lacking(url: &str, has_tls: bool) -> &'static str {
     let for_tls = ["rediss", "valkeys"]
         .iter()

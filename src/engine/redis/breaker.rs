@@ -15,8 +15,8 @@ use crate::telemetry;
 const FAILURES: u32 = 5;
 /// How long it is open at first.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// With an attempt to connect that was just begun in vain about a second: so soon after its return a server is used
-/// again.
+/// The longest pause. With the time of a connection attempt begun just before the server came back, it is used again
+/// about a second later.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// A probe that takes longer than this keeps no other call from probing: its future may no longer be polled.
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
@@ -36,7 +36,7 @@ pub enum Breaker {
     Probing,
 }
 
-/// A call that was let in.
+/// An admitted call.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Admission {
@@ -46,7 +46,7 @@ pub(crate) struct Admission {
 
 #[derive(Debug, Default)]
 pub(super) struct CircuitBreaker {
-    /// Whether the state needs a look: almost never.
+    /// Whether the state must be checked: almost never.
     troubled: AtomicBool,
     state: Lock<State>,
 }
@@ -143,14 +143,14 @@ impl CircuitBreaker {
         self.open_if(error, |state| {
             state.failures = state.failures.saturating_add(1);
             match &state.open {
-                // Failures of calls in flight when the breaker opened say nothing new.
+                // Failures of calls that were in flight when the breaker opened say nothing new.
                 Some(open) => state.probing.is_some() || open.until <= Instant::now(),
                 None => state.failures >= FAILURES,
             }
         })
     }
 
-    /// Nothing is answered at all.
+    /// Nothing is answered on any connection.
     pub(super) fn away(&self, error: &Error) -> Option<Error> {
         self.open_if(error, |state| state.open.as_ref().is_none_or(|open| open.until <= Instant::now()))
     }
@@ -270,7 +270,7 @@ mod tests {
         assert!(breaker.enter().is_ok() && breaker.current() == Breaker::Closed);
     }
 
-    /// A subscriber may be code that looks at the limiter.
+    /// A subscriber may run code that looks at the limiter.
     #[cfg(feature = "tracing")]
     #[test]
     fn whoever_hears_that_it_opens_or_closes_may_look_at_it() {

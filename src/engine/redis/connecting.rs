@@ -37,7 +37,7 @@ impl Redis {
         }
         let attempt = loop {
             let ended = per_runtime.connecting.ended();
-            // If the runtime of an attempt is stuck, so would be that of another: it is the same.
+            // If the attempt's runtime is stuck, another attempt would be stuck too: its runtime is the same.
             let attempt = per_runtime.connecting.begin(None);
             if let Some(held) = per_runtime.current_connection() {
                 return Ok(held);
@@ -70,8 +70,8 @@ impl Redis {
         connect.await.unwrap_or_else(|ended| Err(interrupted(ended)))
     }
 
-    /// The first of several attempts to succeed. Another starts for each half a second that the others take: one attempt
-    /// may never be answered, and the next at once.
+    /// The first of several attempts to succeed. Another starts every half a second meanwhile: one attempt may never be
+    /// answered, and the next immediately.
     async fn make_at_last(&self, per_runtime: &PerRuntime) -> Result<Connection, Error> {
         let late = |after| Error::deadline(after, false).at_connecting();
         let (began, mut failed) = (Instant::now(), None);
@@ -142,7 +142,7 @@ impl Redis {
     }
 
     async fn notice_restart(&self, connection: &mut MultiplexedConnection) {
-        // A user without that permission doesn't learn of restarts.
+        // Without that permission, restarts aren't counted.
         let Ok(info) = redis::cmd("INFO").arg("server").query_async::<String>(connection).await else { return };
         let Some(process) = info.lines().find_map(|line| line.strip_prefix("run_id:")) else { return };
         let mut last = self.shared.process.lock();

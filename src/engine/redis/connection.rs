@@ -66,9 +66,10 @@ struct Health {
     losing: Notify,
 }
 
-/// Who holds connections: asked when one of them falls silent, and told when one has ended.
+/// The owner of connections, which is asked when one of them falls silent, and notified when one has ended.
 pub(super) trait Owner: fmt::Debug + Send + Sync {
-    /// What it means that nothing is answered on the connection since this request; none if nobody uses it any more.
+    /// What it means that nothing has been answered on the connection since this request; none if nobody uses it any
+    /// more.
     fn diagnose<'a>(self: Arc<Self>, connection: &'a Connection, answered: u64) -> BoxFuture<'a, Option<Diagnosis>>;
 
     /// The connection is given up. `broke`: that was noticed by its watch.
@@ -82,7 +83,7 @@ pub(super) enum Diagnosis {
     Unresolved,
     /// Another connection answers.
     Dead,
-    /// No connection is answered, or none runs scripts for now.
+    /// Nothing is answered on any connection, or no scripts run for now.
     Waits,
 }
 

@@ -66,7 +66,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         (_, "NOPERM") => Kind::Permission,
         (_, "BADID") => Kind::UnknownId,
         (_, "STALE") => return Error::stale_from_message(&described(error)),
-        // Misuse, such as an id of another operation, which must not open a gate.
+        // Misuse, such as an id of another operation, which no policy may allow.
         (_, "BADARG") => Kind::Input,
         (_, "CLUSTERDOWN") if Redirect::in_answer(error) == Some(Redirect::Nobody) => Kind::Refused,
         (_, "LOADING" | "BUSY" | "MASTERDOWN" | "READONLY" | "CLUSTERDOWN" | "TRYAGAIN") => Kind::NotNow,
@@ -133,7 +133,8 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     if begun && writing && !is_first_write && called.is_some_and(charged) { told.half_way() } else { told }
 }
 
-/// How Redis 7.0, and newer versions and Valkey, begin the error that a user may not run a command that a script calls.
+/// How the error begins that a user may not run a command that a script calls: of Redis 7.0, and of newer versions and
+/// Valkey.
 const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["The user executing the script can't", "ACL failure in script"];
 
 /// Whether no script may run this command, whoever calls it: `This Redis command is not allowed from script`, with the
@@ -152,8 +153,8 @@ fn is_unknown_command(error: &RedisError) -> bool {
 }
 
 /// For an unknown command, a server repeats what it was sent, and redis-rs can't read such a line if it isn't text, as
-/// a script's packed numbers may not be. Before these stands the script's digest. A line that isn't text from earlier on
-/// is no answer of Redis.
+/// a script's packed numbers may not be. Before these comes the script's digest. A line that stops being text earlier
+/// isn't an answer of Redis.
 fn repeats_what_was_sent(error: &RedisError) -> bool {
     const DIGEST: usize = 40;
     let said = error.to_string();

@@ -27,13 +27,14 @@ use crate::runtime;
 /// The waits before calls that certainly didn't run are retried, each up to half as long again.
 const WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
 
-/// How often calls are sent whose script the server doesn't have: the last time by its text, whoever else has sent that.
+/// How often calls are sent whose script the server doesn't have; the last time by its text, even if another call has
+/// sent it.
 const SENDINGS: usize = 4;
 
 /// The outcome of a call.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// None of it was written, nor will be.
+    /// No part of it was written, or will be.
     Unsent,
     /// It was refused with this error and didn't run; it may be retried shortly.
     Refused(Error),
@@ -44,7 +45,7 @@ pub(super) enum Outcome {
 #[derive(Clone, Copy)]
 pub(super) struct CallOptions {
     pub(super) asking: Asking,
-    /// By when replicas must have confirmed what was taken; none if they needn't.
+    /// The time by which replicas must confirm what was taken; none if they needn't.
     pub(super) confirm_by: Option<Instant>,
 }
 
@@ -92,7 +93,7 @@ impl Redis {
             let mut retries = Retries::new();
             let mut connection = self.connection(per_runtime).await?;
             loop {
-                // Also where the caller comes back late to a future that it had left alone.
+                // The caller may poll this late.
                 until.check()?;
                 stage = Stage::Sent;
                 let calls = std::slice::from_ref(&call);
@@ -188,16 +189,16 @@ impl Redis {
 }
 
 /// Whether to retry this call here shortly, after this error, with which it certainly didn't run. One that a cluster's
-/// node redirects is sent on alone, so that no other waits for it; and alone, it is retried while of its keys some have
-/// moved and some not.
+/// node redirects is sent on alone, so that no other waits for it; sent alone, it is retried while some of its keys
+/// have moved and some have not.
 fn is_asked_again_after(call: ScriptCall<'_>, error: &Error) -> bool {
     let is_apart = error.note::<AskApart>().is_some();
     error.is_not_now() && !is_apart && (Redirect::of(error).is_none() || call.is_alone() && call.key_count() > 1)
 }
 
-/// The error of a call that the server refused with this. A node may refuse a call across slots where it takes one that
-/// declares its keys; or, being a replica, redirect that. But one that runs no script for now refuses both. And one key
-/// that the user may not use must not fail those of others.
+/// The error of a call that the server refused with this. A node may refuse a call across slots but take one that
+/// declares its keys, or, as a replica, redirect that one. But a node that runs no script for now refuses both. And one
+/// key that the user may not use must not fail the calls of others.
 fn of_call(call: ScriptCall<'_>, error: Error, said: &RedisError) -> Error {
     let for_now = error.is_not_now() && said.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly);
     let refused = error.is_permission() || error.is_unsupported() || error.is_refused() && error.stale_at().is_none();

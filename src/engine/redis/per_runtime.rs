@@ -92,7 +92,7 @@ impl PerRuntime {
         Self { runtime: runtime.clone(), current, connecting, queue, breaker, lifetime, dropped }
     }
 
-    /// Sleeps wherever the caller is polled; outside a runtime, no longer than this one lives.
+    /// Sleeps on whichever runtime polls the caller; outside a runtime, no longer than this one lives.
     pub(super) async fn sleep(&self, time: Duration) {
         let _ = runtime::sleep_by(&self.runtime, Instant::now() + time).await;
     }
@@ -141,9 +141,9 @@ impl PerRuntime {
         }
     }
 
-    /// Sends this over the connection in a task of its own, while earlier calls have failed: the answer counts even if its
-    /// caller has given up by then. Else callers with deadlines below a round trip would keep the breaker open for all,
-    /// since they are most of those that probe.
+    /// Sends this over the connection in a task of its own, while earlier calls have failed: the answer counts even if
+    /// its caller has given up by then. Otherwise callers with deadlines below a round trip would keep the breaker open
+    /// for all, since most probes are theirs.
     pub(super) async fn send_in_task<F>(
         self: &Arc<Self>,
         connection: &Connection,

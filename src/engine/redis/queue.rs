@@ -54,7 +54,7 @@ struct State {
     begun: u64,
     /// Batches awaiting answers, including those given up.
     in_flight: Vec<Arc<BatchState>>,
-    /// Who sends them.
+    /// Decides which task sends them.
     machine: Machine,
     /// Memory of earlier batches, for reuse.
     spare: Vec<(Batch, Vec<Waiter>)>,
@@ -67,19 +67,19 @@ struct Filling {
     waiters: Vec<Waiter>,
     /// Callers that haven't given up.
     waiting: usize,
-    /// No caller with an earlier deadline is to be woken.
+    /// No caller in it has an earlier deadline.
     earliest: Option<Instant>,
     shared: Arc<BatchState>,
 }
 
-/// Lanes take turns, so that nobody waits for more of another kind than one batch.
+/// Lanes take turns, so that nobody waits for more than one batch of each other kind.
 #[derive(Clone, Copy, Debug)]
 enum Lane {
-    /// Plain acquires of one limit, of single callers.
+    /// Plain acquires of one limit, each with a caller of its own.
     Plain,
-    /// Other calls of theirs, which take Redis longer.
+    /// Other calls with a caller of their own, which take Redis longer.
     Other,
-    /// Acquires of callers with many.
+    /// Acquires of callers that make many at once.
     Many,
 }
 
@@ -289,9 +289,9 @@ impl State {
         self.lanes.iter().any(|lane| !lane.is_empty())
     }
 
-    /// The batch to send next: that of the lane whose turn it is, or of the next one in which something waits. And those
-    /// behind it, as far as they would fit into it: most callers in them have given up, and who waits patiently must not
-    /// wait for as many batches as the others have filled.
+    /// The batch to send next: that of the lane whose turn it is, or of the next one in which something waits. Also
+    /// those behind it, as far as they fit into it: if most of their callers have given up, those still waiting must
+    /// not wait for each of these batches.
     fn take_next(&mut self) -> Vec<Filling> {
         let mut turns = (0..self.lanes.len()).map(|step| (self.turn + step) % self.lanes.len());
         let Some(lane) = turns.find(|lane| !self.lanes[*lane].is_empty()) else { return Vec::new() };
@@ -316,7 +316,7 @@ impl State {
 
     /// The lane of this batch and its index there, if it isn't sent yet.
     fn filling_of(&self, shared: &Arc<BatchState>) -> Option<(usize, usize)> {
-        // In the order of their numbers: of a crowd, thousands of batches wait.
+        // In the order of their numbers, since thousands of batches may wait.
         let at = |lane: &VecDeque<Filling>| lane.binary_search_by_key(&shared.number, |filling| filling.shared.number);
         self.lanes.iter().enumerate().find_map(|(lane, batches)| Some((lane, at(batches).ok()?)))
     }

@@ -1,4 +1,4 @@
-//! Where a cluster's node says to ask instead.
+//! The node that a cluster's node redirects a call to.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -36,7 +36,7 @@ impl Redirect {
     }
 }
 
-/// Whether a node of an otherwise well cluster says that a slot has no owner: `CLUSTERDOWN Hash slot not served`.
+/// Whether a node of an otherwise working cluster says that a slot has no owner: `CLUSTERDOWN Hash slot not served`.
 fn of_a_slot(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.starts_with("Hash slot"))
 }

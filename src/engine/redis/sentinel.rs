@@ -11,12 +11,12 @@ use super::transport::{self, Opened};
 use super::unusable;
 use crate::error::{Error, Kind};
 
-/// How long a Sentinel may take to answer, connecting by TLS over a long way included. By then the others' answers are
-/// used.
+/// How long a Sentinel may take to answer, connecting by TLS over a long distance included. After that, the others'
+/// answers are used.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Sentinels {
-    /// Whether all of these addresses are such as can be connected to.
+    /// Whether all of these addresses can be connected to.
     pub(super) fn check(&self) -> Result<(), Error> {
         for endpoint in self.nodes.iter().chain([&self.primary]) {
             Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;

@@ -15,7 +15,7 @@ impl Redis {
         Ok(size)
     }
 
-    /// Takes two round trips, and one step's keys at most, so that no other client is held up.
+    /// Takes two round trips, and scans one step's keys, so that no other client is held up.
     pub(crate) async fn sweep(&self, from: u64, which: &Which<'_>, deadline: Duration) -> Result<Swept, Error> {
         const STEP: u64 = 500;
         let mut scan = redis::pipe();

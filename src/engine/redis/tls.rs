@@ -15,8 +15,8 @@ use super::shown_address::without_password;
 use crate::error::{Error, Kind};
 
 /// The authorities to trust for a `rediss://` address, and the certificate to present: see
-/// [`Redis::open_with_tls`](crate::Redis::open_with_tls). The same for PostgreSQL, with the crate
-/// `tollgate-record`: `Postgres::open_with_tls`.
+/// [`Redis::open_with_tls`](crate::Redis::open_with_tls). Also for PostgreSQL, with the crate `tollgate-record`:
+/// `Postgres::open_with_tls`.
 ///
 /// By default the platform's authorities are trusted (or those in the file that the environment variable
 /// `SSL_CERT_FILE` names), and no certificate is presented. TLS 1.2 and 1.3. The server's certificate is always
@@ -169,7 +169,7 @@ fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-/// The error for text that isn't PEM. Some of the parser's errors quote what they found, which may be part of a key.
+/// The error for text that isn't PEM. Some of the parser's errors quote the text, which may be part of a key.
 fn unread(what: &str, wanted: &str, error: &pem::Error) -> Error {
     match error {
         pem::Error::NoItemsFound => input(what, &format!("the text contains no {wanted} in PEM")),

@@ -72,8 +72,8 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }) })
 }
 
-/// What a server says before it is asked anything: it has too many clients, and closes the connection. redis-rs has only
-/// the end of the connection, unless the refusal comes late enough to be read as an answer.
+/// What a server says before it is asked anything: it has too many clients, and closes the connection. redis-rs reports
+/// only that the connection ended, unless the refusal comes late enough to be read as an answer.
 fn refusal(traffic: &Lock<Traffic>) -> Option<RedisError> {
     let traffic = traffic.lock();
     let refuses = traffic.said.starts_with(b"-ERR max number of clients") && traffic.said.ends_with(b"\r\n");
@@ -163,8 +163,8 @@ impl Counted {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes unless closed, and counts. Where that fails, nobody reads on, and a server that refuses a connection has said
-    /// why before it closed it: so the first line is read before the error is returned.
+    /// Writes unless closed, and counts. After an error nobody reads any more, but a server that refuses a connection
+    /// says why before it closes it: so the first line is read before the error is returned.
     fn write(
         &mut self,
         cx: &mut Context<'_>,

@@ -89,7 +89,7 @@ impl BatchState {
         Arc::new(Self { queue: Arc::clone(queue), number, waiters, sent, failed })
     }
 
-    /// Each time it was sent, the latest last.
+    /// Each sending of it, the latest last.
     fn sent(&self) -> impl Iterator<Item = &Sent> {
         std::iter::successors(self.sent.get(), |sent| sent.again.get().map(Box::as_ref))
     }

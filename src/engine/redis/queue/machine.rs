@@ -2,8 +2,8 @@
 //! callers and their locks. Each event changes it, and returns what is to be done once the lock is released.
 //!
 //! A *dispatch* is a task that sends batches, or a lone caller that sends its own ask. Of those that run, one is
-//! *responsible* for the batches that wait: it connects, and then takes the next batch. (Two that have sent at once may
-//! both be, which costs one of them a look in vain.)
+//! *responsible* for the batches that wait: it connects, and then takes the next batch. (Two that finish sending at the
+//! same time may both be responsible, which costs one of them a needless check.)
 //!
 //! ```text
 //!                        Enter                          Enter
@@ -24,8 +24,8 @@
 //!                from then on, and their events change nothing.
 //! ```
 //!
-//! The watch is one timer for all callers: it sleeps until the earliest deadline, wakes whose deadline has passed, and
-//! ends once nobody waits.
+//! The watch is one timer for all callers: it sleeps until the earliest deadline, wakes those whose deadline has
+//! passed, and ends once nobody waits.
 
 use tokio::time::Instant;
 
@@ -52,13 +52,13 @@ pub(super) enum Event {
     Entered,
     /// Callers were added to a batch that waits.
     Queued,
-    /// A dispatch looks whether it is still needed.
+    /// A dispatch checks whether it is still needed.
     Looked { generation: u64, waits: bool },
     /// The responsible dispatch has a connection.
     Connected { generation: u64, waits: bool },
     /// It has taken its batch, and another one may wait.
     Taken { waits: bool },
-    /// It has sent its batch, and it is answered or failed.
+    /// Its batch was sent, and was answered or failed.
     Sent { generation: u64 },
     /// It couldn't connect.
     Unconnected { generation: u64 },
@@ -295,8 +295,8 @@ mod tests {
         Ends,
     }
 
-    /// Every order of the events of one generation, with up to three batches that wait: what waits is somebody's at any
-    /// time.
+    /// Every order of the events of one generation, with up to three batches that wait: at any time, somebody is
+    /// responsible for them.
     #[test]
     fn what_waits_is_always_sent_by_somebody() {
         let mut seen = HashSet::new();

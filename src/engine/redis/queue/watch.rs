@@ -30,7 +30,7 @@ impl WatchEnds {
         Self { queue: Arc::downgrade(queue), over: false }
     }
 
-    /// Until nobody waits. `earlier` tells it of an earlier deadline, or that the queue is being dropped.
+    /// Runs until nobody waits. `earlier` notifies it of an earlier deadline, or that the queue is being dropped.
     pub(super) async fn watch(&mut self, earlier: &Notify) {
         loop {
             let at = self.queue.upgrade().and_then(|queue| queue.state.lock().machine.next_check());
@@ -50,7 +50,7 @@ impl WatchEnds {
                     );
                     waiters.iter().filter(|waiter| waiter.waker.is_some()).map(|waiter| waiter.until).min()
                 };
-                // Of a crowd, thousands of batches wait, in most of which nobody's time is over.
+                // Thousands of batches may wait, in most of which no deadline has passed.
                 for filling in state.lanes.iter_mut().flatten() {
                     if filling.earliest.is_some_and(|earliest| earliest <= now) {
                         filling.earliest = look(&mut filling.waiters);
