@@ -111,7 +111,7 @@ impl Limiter {
         &self.prefix
     }
 
-    /// How long a decision may take whose request doesn't say: see [`deadline`](Self::deadline).
+    /// The deadline of a decision whose request sets none: see [`deadline`](Self::deadline).
     #[must_use]
     pub fn default_deadline(&self) -> Duration {
         self.deadline
@@ -163,7 +163,7 @@ impl Limiter {
         self
     }
 
-    /// Does what is asked for. The methods below say what each operation means, and are the same in one word.
+    /// Makes a call of this operation. The methods below describe the operations, and are shorter to write.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -219,7 +219,7 @@ impl Limiter {
     /// # Errors
     ///
     /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`]. A rule without a
-    /// name. Permits of a `concurrency` limit without an [id](Request::id) to release them by: [`hold`](Self::hold)
+    /// name. Permits of a `concurrency` limit without an [id](Request::id) to release them by; [`hold`](Self::hold)
     /// makes one.
     pub fn acquire<'a>(&'a self, rule: &'a Rule, request: impl Into<Request<'a>>) -> Deciding<'a> {
         self.decide(rule, request.into(), Operation::Acquire)
@@ -235,13 +235,13 @@ impl Limiter {
         self.decide(rule, request.into(), Operation::Peek).await
     }
 
-    /// Takes the cost now for later: the call is allowed with a wait, after which the work may run. Up to the rule's
+    /// Takes the cost now, for later: the call is allowed with a wait, after which the work may run. Up to the rule's
     /// `max-debt` may be owed beyond its capacity; later callers see that debt. [`acquire_wait`](Self::acquire_wait)
     /// does the waiting too.
     ///
     /// Where a reservation is [cancelled](Self::cancel) before its turn, those behind it keep their waits, and whoever
-    /// reserves next goes together with the last of them: [the guide](crate::guide::blocks#what-comes-back) says what
-    /// to do.
+    /// reserves next may go at the same time as the last of them: [the guide](crate::guide::blocks#what-comes-back)
+    /// says what to do.
     ///
     /// # Errors
     ///
@@ -330,7 +330,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// A request without an id; [`Error::is_unknown_id`] if none is held: released or expired; no answer, see [`Error`].
+    /// A request without an id; [`Error::is_unknown_id`] if it holds none, since they were released or have expired; no
+    /// answer, see [`Error`].
     pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.change_permits(rule, request.into(), Operation::Renew).await
     }
@@ -374,8 +375,8 @@ impl Limiter {
     }
 
     /// Gives back what the call of this [id](Request::id) took, as far as it is still owed, and forgets the id. If
-    /// others have reserved behind it, two may then go at one moment:
-    /// [the guide](crate::guide::blocks#what-comes-back) says what to do.
+    /// others have reserved behind it, two may then go at the same time: [the
+    /// guide](crate::guide::blocks#what-comes-back) says what to do.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Asks the engine, and once more what has charged nothing: a call whose calendar windows don't contain the server's
-//! time, or one that shared a script call with a key that its user may not use.
+//! Asks the engine, and again after a refusal that charged nothing: of a call whose calendar windows don't contain the
+//! server's time, or that shared a script call with a key that its user may not use.
 
 use super::Limiter;
 use crate::batch::AskApart;
@@ -15,13 +15,13 @@ impl Limiter {
         until: Deadline,
     ) -> Result<Reply, Error> {
         match self.engine.ask(&ask(None)?, until).await {
-            // Boxed, as all that few calls need: there may be thousands of calls.
+            // Boxed, since it is rare, and there may be thousands of calls.
             Err(refused) if Self::is_asked_again_after(&refused) => Box::pin(self.ask_again(ask, refused, until)).await,
             answer => answer,
         }
     }
 
-    /// Asks again for what was refused with this error: each time for another reason.
+    /// Asks again for what was refused with this error, at most once for each reason.
     pub(super) async fn ask_again<'r>(
         &self,
         ask: impl Fn(Option<u64>) -> Result<Ask<'r>, Error>,

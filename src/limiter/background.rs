@@ -1,8 +1,9 @@
 //! Work done after callers have gone: giving back permits, settling costs, cancelling reservations.
 //!
-//! One task on each runtime does it for all that have gone there, so many calls at a time. One that pauses before it tries
-//! again holds up no other: it may be for another server. What isn't done yet is bounded: beyond that, permits expire by
-//! their ttl, reservations and costs stay charged, and it is counted.
+//! One task on each runtime does it for all callers that have gone there, with a bounded number of calls at a time. A
+//! call that pauses before it is tried again holds up no other, which may be for another server. The work in progress
+//! is bounded: what is beyond that is dropped and counted, permits expire by their ttl, and reservations and costs stay
+//! charged.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,7 +37,7 @@ const PAUSES: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_
 /// A failure later than this after the first one isn't retried.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The least deadline of such a call: nobody waits for it, and one that is given up early is only made again.
+/// The least deadline of such a call: nobody waits for it, and one given up early would only be repeated.
 const LEAST: Duration = Duration::from_millis(500);
 
 /// Calls in progress on one runtime.
@@ -56,7 +57,7 @@ pub(super) struct Background {
 struct Running {
     tasks: AtomicUsize,
     none_left: Notify,
-    /// Those that have something to do.
+    /// The workers that have something to do.
     workers: Lock<Vec<Arc<Worker>>>,
 }
 
@@ -67,13 +68,13 @@ struct Worker {
     more: Notify,
 }
 
-/// Does a worker's work; when its runtime ends, that moves on.
+/// Does a worker's work; when its runtime ends, the work moves to another.
 struct AtWork {
     running: Arc<Running>,
     worker: Arc<Worker>,
 }
 
-/// What can be started again on another runtime.
+/// Work that can be restarted on another runtime.
 type Work = Box<dyn Fn(AtOnce) -> BoxFuture<'static, bool> + Send>;
 
 /// One call, until it has ended or no runtime is left to make it.
@@ -161,7 +162,7 @@ impl Limiter {
         let (work, counted) = (Some(work), Some(counted));
         let (at, otherwise) = match Handle::try_current() {
             Ok(current) => (current, Some(runtime.clone())),
-            // One that has a single thread is perhaps not driven.
+            // A runtime with a single thread may not be driven.
             Err(_) if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread => {
                 (runtime::own().unwrap_or_else(|| runtime.clone()), None)
             }
@@ -170,7 +171,7 @@ impl Limiter {
         running.give(&at, Task { work, counted, otherwise, is_last: false });
     }
 
-    /// Makes this call, whoever waits: again while Redis is away, for some seconds, and no later than this.
+    /// Makes this call in the background, repeatedly while Redis is away, for some seconds and no later than this.
     pub(super) fn call_later(&self, runtime: &Handle, call: Call<'_>, due: Option<Instant>) {
         let Call { rule, request, operation } = call;
         let made = Arc::new((self.clone(), rule.clone(), request.into_owned()));
@@ -189,12 +190,13 @@ impl Limiter {
         });
     }
 
-    /// Waits until this limiter and its clones have finished their background work: giving back dropped permits, and what
-    /// dropped calls took on several nodes, settling costs, cancelling reservations, returning leased units. When its
-    /// runtime ends, a thread of the library's own goes on with it, over a connection of its own; the end of the process
-    /// drops what is left, so call this before `main` returns. While Redis is unreachable, that work is retried for some
-    /// seconds; put a timeout around this call to bound the wait. At most 8,192 calls wait or run at a time for a limiter
-    /// and its clones: beyond that none is made, permits expire by their ttl, and what was charged stays charged.
+    /// Waits until this limiter and its clones have finished their background work: giving back dropped permits, and
+    /// what dropped calls took on several nodes, settling costs, cancelling reservations, returning leased units. When
+    /// its runtime ends, a thread of the library's own goes on with it, over a connection of its own; the end of the
+    /// process drops what is left, so call this before `main` returns. While Redis is unreachable, that work is retried
+    /// for some seconds; put a timeout around this call to bound the wait. At most 8,192 calls wait or run at a time
+    /// for a limiter and its clones; further ones are dropped: permits expire by their ttl, and what was charged stays
+    /// charged.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -277,7 +279,7 @@ impl AtWork {
 impl Drop for AtWork {
     fn drop(&mut self) {
         self.running.workers.lock().retain(|other| !Arc::ptr_eq(other, &self.worker));
-        // Each moves on as it is dropped.
+        // Each task moves on as it is dropped.
         let left = std::mem::take(&mut *self.worker.waiting.lock());
         drop(left);
     }
@@ -316,8 +318,8 @@ impl Drop for Counted {
     }
 }
 
-/// Retries an idempotent call for a while, as long as Redis is unreachable and while there is something to give back:
-/// false if that time was over before an answer came.
+/// Retries an idempotent call for a while, as long as Redis is unreachable and there is something to give back: false
+/// if that time was over before an answer came.
 pub(crate) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
     due: Option<Instant>,
     attempt: impl Fn() -> F,

@@ -1,4 +1,4 @@
-//! Denials remembered in this process, which save asking again.
+//! Denials remembered in this process, which save round trips.
 
 use super::Limiter;
 use super::call::Call;
@@ -13,7 +13,7 @@ use crate::rule::{Rule, ScopedLimit, Target};
 /// What this process remembers about a call.
 pub(super) enum Recalled {
     Denial(Box<Decision>),
-    /// By what to remember the engine's decision if it is a denial.
+    /// Nothing; with the sighting, the engine's decision is remembered if it is a denial.
     Nothing(Option<Box<Sighting>>),
 }
 

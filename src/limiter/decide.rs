@@ -1,4 +1,4 @@
-//! From a request to its decision: which limits are asked, by what call, and what their reply says.
+//! From a request to its decision: which limits are asked, by which call, and what their reply says.
 
 use std::time::SystemTime;
 
@@ -19,8 +19,7 @@ use crate::rule::{Rule, Target};
 use crate::wall_clock;
 
 impl Limiter {
-    /// Decides by whatever the rule and the request need: a denial that this process remembers, script calls, or the
-    /// rule's policy.
+    /// Decides by whatever the rule and the request need: a remembered denial, script calls, or the rule's policy.
     pub(super) fn decide_in_full<'a>(
         &'a self,
         rule: &'a Rule,
@@ -39,7 +38,8 @@ impl Limiter {
             };
             let decided = match recalled {
                 Recalled::Denial(denial) => {
-                    // It is there at once, and the caller may ask again at once: others must have their turn.
+                    // The answer is ready at once, and the caller may ask again at once: other tasks must get their
+                    // turn.
                     tokio::task::consume_budget().await;
                     Ok(*denial)
                 }
@@ -75,7 +75,7 @@ impl Limiter {
         }
     }
 
-    /// The same of limits whose keys are in one slot.
+    /// The same for limits whose keys are in one slot.
     pub(super) async fn decide_in_one_slot(&self, call: Call<'_>, targets: &[Target<'_>]) -> Result<Decision, Error> {
         let Call { rule, request, operation } = call;
         let until = Deadline::after(request.deadline_or(self.deadline));
@@ -132,7 +132,7 @@ impl Limiter {
         Decision::of(limits, self.engine.by(), at).ok_or_else(garbled)
     }
 
-    /// When this reply was made, by the clock that [`Self::now`] goes by.
+    /// When this reply was made, by the clock that [`Self::now`] uses.
     pub(super) fn decided_at(&self, request: &PlainRequest<'_>, reply: &Reply) -> SystemTime {
         request.time().or_else(|| self.engine.given_time()).unwrap_or(reply.at)
     }
@@ -143,8 +143,8 @@ impl Limiter {
     }
 }
 
-/// Units that a call took of a limit: what the reply says, otherwise the whole cost or nothing. None if no call can have
-/// taken that many.
+/// Units that a call took from a limit: what the reply says, otherwise the whole cost or nothing. None if no call can
+/// have taken that many.
 fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) -> Option<u64> {
     match (operation, took) {
         _ if !Mode::Call(operation).takes() => Some(0),

@@ -1,6 +1,6 @@
-//! A call for a decision, from the request to the answer. An acquire is asked for by this future itself. Whatever fewer
-//! calls need is behind one boxed call: another operation, an id with a time of its own, keys in several slots of a
-//! cluster, an answer that must be asked for again or that the rule's policy gives.
+//! A call for a decision, from the request to the answer. This future itself makes an acquire. What is rare shares one
+//! boxed future: another operation, an id with a time of its own, keys in several slots of a cluster, an answer that
+//! must be asked for again or that the rule's policy gives.
 
 use std::fmt;
 use std::pin::{Pin, pin};
@@ -23,9 +23,9 @@ use crate::rule::Rule;
 use crate::telemetry::Observed;
 
 /// A call in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled, and its deadline counts
-/// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. (A call
-/// on [several nodes](crate::guide::load#keys-on-several-nodes) goes on without its caller, by its deadline, and gives
-/// back what it took.) Polled after its decision, it stays pending.
+/// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. (A
+/// call on [several nodes](crate::guide::load#keys-on-several-nodes) continues without its caller until its deadline,
+/// and gives back what it took.) Polled after its decision, it stays pending.
 ///
 /// It is `Send` and `Unpin`, so a `select!` in a loop can poll it by reference, and at most 256 bytes large without the
 /// features `metrics` and `tracing`.
@@ -95,7 +95,7 @@ impl Limiter {
 }
 
 impl<'a> Deciding<'a> {
-    /// Leaves it to the caller to count the decision, which may take several calls.
+    /// Leaves counting the decision to the caller, since it may take several calls.
     pub(crate) fn uncounted(self) -> Self {
         Self { is_counted: false, ..self }
     }
@@ -105,7 +105,8 @@ impl<'a> Deciding<'a> {
             let decided = match &mut self.state {
                 State::New => match self.begin(context.waker()) {
                     Ok(None) => continue,
-                    // It is there at once, and the caller may ask again at once: others must have their turn.
+                    // The answer is ready at once, and the caller may ask again at once: other tasks must get their
+                    // turn.
                     Ok(Some(denial)) => {
                         return pin!(tokio::task::consume_budget()).poll(context).map(|()| Ok(denial));
                     }
@@ -122,7 +123,7 @@ impl<'a> Deciding<'a> {
                     self.limiter.remember(self.sighting.take(), &self.request.units(self.rule), &decision);
                     return Poll::Ready(Ok(decision.jittered(self.request.wait_jitter())));
                 }
-                // It has waited, and there are thousands of these when a crowd's time is over.
+                // Returned without yielding, since it has waited; thousands of deadlines may pass together.
                 Err(error)
                     if matches!(self.state, State::Asked(_))
                         && !Limiter::is_asked_again_after(&error)
@@ -148,7 +149,7 @@ impl<'a> Deciding<'a> {
         Ok(None)
     }
 
-    /// What comes after this error: the same is asked again, or the rule's policy answers.
+    /// What follows this error: the call is repeated, or the rule's policy answers.
     fn after(&mut self, error: Error) -> State<'a> {
         let (limiter, rule, request, shard) = (self.limiter, self.rule, self.request, self.shard);
         match &self.state {

@@ -26,7 +26,7 @@ impl Limiter {
     /// What the rule's policy answers in place of this error, or the error.
     pub(super) async fn answer_instead(&self, error: Error, call: Call<'_>) -> Result<Decision, Error> {
         let Call { rule, request, operation } = call;
-        // An open breaker refuses at once, and the caller may ask again at once: others must have their turn.
+        // An open breaker refuses at once, and the caller may ask again at once: other tasks must get their turn.
         tokio::task::consume_budget().await;
         let asks = matches!(operation, Operation::Acquire | Operation::Peek | Operation::Reserve | Operation::AtMost);
         let gives_back = matches!(
@@ -58,7 +58,7 @@ impl Limiter {
                 let raised = self.raised_if_never_admitted(call);
                 let raised = Call { request: &Request::from(&raised), ..call };
                 match self.decide_locally(raised, processes).await {
-                    // The share could never admit what the rule may.
+                    // The share can never admit this, but the whole rule may.
                     Ok(decision) if decision.retry_after == RetryAfter::Never && self.may_fit(call) => Err(error),
                     Ok(decision) => Ok(decision.instead_of(error)),
                     Err(_) => Err(error),
@@ -69,7 +69,7 @@ impl Limiter {
     }
 
     /// The request, at a cost above every share if the whole rule could never admit it: its local share must not admit
-    /// it either, whatever the rounding. Of rules that apply together, those that could take what they do by themselves.
+    /// it either, whatever the rounding. Of rules that apply together, only those that could never admit it are raised.
     #[cfg(feature = "embedded")]
     fn raised_if_never_admitted(&self, call: Call<'_>) -> OwnedRequest {
         let Call { rule, request, operation } = call;
@@ -94,7 +94,7 @@ impl Limiter {
         self.may_fit_of(call, |_| true)
     }
 
-    /// Whether these limits of it could.
+    /// Whether these of its limits could.
     fn may_fit_of(&self, call: Call<'_>, is_meant: impl Fn(&ScopedLimit) -> bool) -> bool {
         let Call { rule, request, operation } = call;
         let costs = request.units(rule);

@@ -20,7 +20,7 @@ impl Limiter {
                         answer => return answer,
                     }
                 }
-                // It is there at once, and the caller may ask again at once: others must have their turn.
+                // The answer is ready at once, and the caller may ask again at once: other tasks must get their turn.
                 tokio::task::consume_budget().await;
                 Ok(Decision::by_policy(rule.capacity(), 0))
             }

@@ -63,12 +63,12 @@ struct Renewing {
     own_id: bool,
     /// Whether a renewal has begun before, on a runtime that has ended.
     begun: AtomicBool,
-    /// Set by whoever gives the permit back.
+    /// Set by the first to give the permit back.
     over: AtomicBool,
     ended: Notify,
     /// When the rule's longest hold is over.
     until: Option<Instant>,
-    /// Whether it was over first, so that the task gives the permit back.
+    /// Whether the longest hold was over first, so that the task gives the permit back.
     overdue: AtomicBool,
 }
 
@@ -291,7 +291,7 @@ impl Permit {
             // Another holder may have it.
             return self.limiter.peek(&self.rule, &self.request).await;
         }
-        // By an id that others know it isn't made again: if this future is dropped, it may have been made.
+        // By an id that others know it isn't repeated: if this future is dropped, it may have been made.
         self.held = self.own_id;
         let answer = self.limiter.release(&self.rule, &self.request).await;
         // Unless Redis answered, the drop tries once more.
@@ -310,7 +310,7 @@ impl Permit {
 }
 
 impl Renewing {
-    /// Renews until the permit is given up or lost, or has been held for longest.
+    /// Renews until the permit is given up or lost, or has been held for the longest time allowed.
     async fn renew(self: Arc<Self>, limiter: Limiter, rule: Rule, request: OwnedRequest) {
         let permits = rule.limits().filter(|limit| limit.algorithm().holds());
         let ttl = permits.map(|limit| limit.period()).min().unwrap_or_default();
@@ -335,7 +335,7 @@ impl Renewing {
                 None => pending().await,
             }
         };
-        // By an id that others know, only for as long as the permit surely lasts.
+        // By an id that others know, only while the permit certainly lasts.
         let due = || (!self.own_id).then(|| Instant::now() + ttl / 3);
         let release =
             || persist_while(|error| may_retry(self.own_id, error), due(), || limiter.release(&rule, request));
@@ -362,7 +362,7 @@ impl Renewing {
     }
 }
 
-/// Whether a release that failed like this may be made again. By an id that others know it may not if Redis may have made
+/// Whether a release that failed like this may be repeated. By an id that others know it may not if Redis may have run
 /// it: another holder may have the permit by now.
 fn may_retry(own_id: bool, error: &Error) -> bool {
     error.goes_to_policy() && (own_id || error.charged() == Charged::No)

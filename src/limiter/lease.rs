@@ -184,7 +184,7 @@ impl Lease {
     ///
     /// The same as [`Limiter::acquire`].
     pub async fn acquire(&self, cost: u64) -> Result<Decision, Error> {
-        // Whoever takes what is held here again and again lets others have their turn.
+        // A caller that keeps taking what is held here must let other tasks have their turn.
         tokio::task::consume_budget().await;
         let shared = &self.shared;
         let begun = Instant::now();
@@ -321,7 +321,7 @@ impl Shared {
         Ok(())
     }
 
-    /// While this lives, as many units count as out that aren't held here.
+    /// While this lives, this many units count as out although they aren't held here.
     fn out(&self, units: u64) -> Out<'_> {
         self.stock.lock().on_the_way += units;
         Out { shared: self, units }

@@ -23,7 +23,8 @@ impl Limiter {
         let Call { rule, request, operation } = call;
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
         let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
-        // The engine in this process has a clock of its own. Nothing stands in for it, and the caller jitters the wait.
+        // The engine in this process has a clock of its own. Nothing answers in its place, and the caller jitters the
+        // wait.
         let here = Self { engine, server_clock: ServerClock::default(), denials: None, ..self.clone() };
         let mut decision = here.decide_in_full(&share, request.jitter(0), operation).await?;
         decision.by = By::Local;
@@ -59,7 +60,7 @@ impl Limiter {
         let there = self.decide(call.rule, *call.request, call.operation);
         let (here, there) = join(self.decide_locally(call, processes), there).await;
         let mut decision = match here {
-            // An earlier try has cancelled or released it here, and Redis may not have been there.
+            // An earlier try has cancelled or released it here, and may not have reached Redis.
             Err(unknown) if unknown.is_unknown_id() => return there,
             here => here?,
         };

@@ -1,4 +1,4 @@
-//! Many decisions at hand.
+//! Many decisions in one call.
 
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, StreamExt};
@@ -20,7 +20,7 @@ use crate::rule::Rule;
 
 /// How many requests are prepared before the first of them are sent.
 const STEP: usize = 4096;
-/// How many of them this process decides at once, before others have their turn.
+/// How many of them this process decides at once, before other tasks get their turn.
 const STEP_HERE: usize = 128;
 
 /// How one of many requests is decided.
@@ -30,7 +30,7 @@ enum Plan {
     Asked(Option<u32>, Option<Box<Sighting>>),
     /// With an error, such as that its deadline had passed before it was prepared.
     Refused(Error),
-    /// By the slots of its keys, which are several.
+    /// By parts, since its keys are in several slots.
     InParts,
 }
 
@@ -38,10 +38,10 @@ impl Limiter {
     /// Acquires for each of these requests independently, but sends them together: in as few script calls as possible,
     /// at one round trip for each 1,024 keys, with two such batches in flight at a time. Those that cost Redis more,
     /// with an id or by a rule of several limits, take one for each 170 to 512 keys. The decisions are in the requests'
-    /// order. Of several requests of one key and cost, the first ones are allowed, as many as there is room for, and all
-    /// see the levels after the last of them that was sent with them: `remaining` is what all of these left.
+    /// order. Of several requests with the same key and cost, the first ones are allowed, as many as there is room for,
+    /// and all see the levels after the last of them in their batch: `remaining` is what all of these left.
     ///
-    /// On a cluster, requests whose limits have keys in several slots go by themselves, at the same time.
+    /// On a cluster, requests whose limits have keys in several slots are sent by themselves, all at the same time.
     ///
     /// Calendar windows that the server's clock has left take one more round trip for each 1,024 keys.
     ///
@@ -127,7 +127,7 @@ impl Limiter {
                     }
                 }
                 Plan::Recalled(denial) => {
-                    // As a call by itself, which the caller may also make again and again.
+                    // As for a single call, which the caller may also repeat at once.
                     tokio::task::consume_budget().await;
                     Ok(*denial)
                 }
@@ -181,7 +181,7 @@ impl Limiter {
         Box::pin(stream::iter(decided).buffer_unordered(STEP).collect()).await
     }
 
-    /// By when a request is answered whose call began then.
+    /// The deadline of a request whose call began at this time.
     fn until(&self, request: &Request<'_>, began: Instant) -> Deadline {
         Deadline::counted_from(began, request.deadline_or(self.deadline))
     }

@@ -1,4 +1,4 @@
-//! A request as scripts take it: which limits it asks, their keys and numbers, and what is asked of them.
+//! A request in the form that scripts take: its limits, their keys and numbers, and what is asked of them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -114,8 +114,8 @@ impl Limiter {
         }
     }
 
-    /// The marker that remembers this call, if it has an id, in the slot of these keys. Permits alone remember it
-    /// themselves.
+    /// The marker that remembers this call, if it has an id, in the slot of these keys. A rule of permits alone needs
+    /// none: they remember it.
     fn marker(
         &self,
         rule: &Rule,
@@ -141,7 +141,7 @@ impl Limiter {
         };
         let marker = beside(rule, request.key())?;
         match (targets, keys) {
-            // What the first limit counts has a slot of its own.
+            // The first limit counts something else, in a slot of its own.
             ([first, ..], [key, ..]) if self.engine.is_cluster() && slot_of(key) != slot_of(&marker) => {
                 let own = rule.rule_of(first.scoped);
                 beside(own, request.plain().counted(own, first.scoped.by.as_deref())?).map(Some)

@@ -1,6 +1,6 @@
-//! Reservations that wait in this process. When others leave, the debt is paid sooner than those behind them were told.
-//! Those of this process move up at once; of others they learn by a look at what is owed, shared by all that wait for the
-//! same limits.
+//! Reservations that wait in this process. When some leave, the debt is paid sooner than those behind them were told.
+//! For leavers of this process they move up at once; of others they learn by looking at what is owed, in one call for
+//! all that wait for the same limits.
 //!
 //! A look finds when nothing is owed any more. The last of those that had reserved before it was sent may proceed then,
 //! and each of the others before it, by as long as the limit takes for what those behind it have reserved. So they
@@ -51,7 +51,7 @@ struct Places {
     count: usize,
 }
 
-/// Those that wait for the same limits.
+/// The callers that wait for the same limits.
 #[derive(Debug)]
 struct Queue {
     rule: Rule,
@@ -69,7 +69,8 @@ struct Waiting {
     /// When the last look was sent.
     looked_at: Option<Instant>,
     members: HashMap<u64, Member>,
-    /// Those that have given up since the turns were last read, which are put in order only then: many may leave at once.
+    /// Callers that have given up since the turns were last read; they are put in order only then, since many may leave
+    /// at once.
     left: Vec<Left>,
 }
 
@@ -143,7 +144,8 @@ impl Limiter {
         }
     }
 
-    /// Looks what is still owed, for those in this process that wait for the same as a reservation just cancelled.
+    /// Looks at what is still owed, for those in this process that wait for the same limits as a reservation just
+    /// cancelled.
     pub(super) async fn move_up(&self, rule: &Rule, request: &Request<'_>) {
         let Some(name) = self.queue_name(rule, request) else { return };
         let waits = self.background.reservations.queues.lock().contains_key(&name);
@@ -222,7 +224,7 @@ impl Queue {
         }
     }
 
-    /// Asks when nothing is owed any more, once for all who want to know meanwhile.
+    /// Asks when nothing is owed any more, once for all that want to know meanwhile.
     async fn look(&self, limiter: &Limiter, request: &Request<'_>) {
         self.again.store(true, Ordering::SeqCst);
         while self.again.load(Ordering::SeqCst) && !self.looking.swap(true, Ordering::SeqCst) {
@@ -230,7 +232,7 @@ impl Queue {
             self.again.store(false, Ordering::SeqCst);
             let asked_at = Instant::now();
             let owed = request.cost_of_all(0).jitter(0).within(Duration::ZERO);
-            // What something else answers for Redis says nothing of its state, nor does a block.
+            // An answer in Redis's place says nothing about its state, nor does a block.
             if let Ok(now) = limiter.decide(&self.rule, owed, Operation::Peek).uncounted().await
                 && now.allowed
                 && now.error.is_none()
@@ -249,14 +251,15 @@ impl Member {
 }
 
 impl Waiting {
-    /// Takes this one out. If it has given up, those behind it move up, whenever Redis learns of it; says whether any may.
+    /// Takes this one out. If it has given up, those behind it move up, without waiting for Redis; says whether any
+    /// may.
     fn leave(&mut self, number: u64, rule: &Rule) -> bool {
         let Some(member) = self.members.remove(&number) else { return false };
         let now = Instant::now();
         let units = member.units.each(member.turns.len());
         let sooner = rule.limits().zip(&member.turns).zip(units).map(|((limit, turn), units)| match *turn > now {
             true => refills(limit, units, 0),
-            // What its turn had come for is refilled, or will be found by a look.
+            // Once its turn has come, its units are refilled, or a look finds the rest.
             false => Duration::ZERO,
         });
         let sooner: SmallVec<_> = sooner.collect();
@@ -313,8 +316,8 @@ impl Waiting {
     }
 }
 
-/// In which order members are served. In a fixed window the turns of many are one time, which each has heard of at
-/// another moment, so that only the order in which they came tells them apart.
+/// The order in which members are served. In a fixed window many have the same turn, reported to each at a different
+/// moment, so that only the order of arrival distinguishes them.
 fn order(rule: &Rule, number: u64, member: &Member) -> (Option<Instant>, u64) {
     let of_buckets = rule.limits().zip(&member.turns).filter(|(limit, _)| limit.algorithm() != Algorithm::FixedWindow);
     (of_buckets.map(|(_, turn)| *turn).max(), number)
@@ -347,7 +350,7 @@ impl Drop for Looking<'_> {
 mod tests {
     use super::*;
 
-    /// That many would take minutes if each that leaves went over all that stay.
+    /// That many would take minutes if each that leaves were compared with all that stay.
     #[tokio::test(start_paused = true)]
     async fn of_a_hundred_thousand_that_leave_at_once_each_is_counted() {
         const MANY: u64 = 100_000;

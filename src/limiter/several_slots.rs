@@ -1,7 +1,7 @@
-//! A call whose limits' keys are in several slots of a cluster, perhaps on several nodes. Each slot decides its part by a
-//! script call of its own, all of them at the same time. Where one denies, or gives no answer, what the others took is
-//! given back: of a plain acquire by the receipts that they answered, otherwise by an id that this process made for the
-//! call. However often that is tried, nothing is given back twice.
+//! A call whose limits' keys are in several slots of a cluster, perhaps on several nodes. Each slot decides its part by
+//! a script call of its own, all of them at the same time. If one denies, or gives no answer, what the others took is
+//! given back: for a plain acquire by the receipts that they answered, otherwise by an id that this process made for
+//! the call. However often that is tried, nothing is given back twice.
 
 mod receipts;
 
@@ -27,7 +27,7 @@ use crate::request::Request;
 use crate::rule::{Rule, Target};
 use crate::runtime::{self, LONGEST_WAIT};
 
-/// How long a caller waits for what its call gives back. It goes on without the caller then.
+/// How long a caller waits for what its call gives back. After that it continues without the caller.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// For how long after three deadlines, at least, the nodes know what a call took: longer than giving it back is tried,
@@ -60,7 +60,7 @@ type Answers = Vec<Result<Decision, Error>>;
 enum Took {
     Nothing,
     Units,
-    /// There is no answer, or none that makes sense.
+    /// There is no answer, or a meaningless one.
     Perhaps,
 }
 
@@ -118,7 +118,7 @@ impl Limiter {
     pub(super) async fn decide_by_parts(&self, call: Call<'_>, parts: &[Part<'_>]) -> Result<Decision, Error> {
         let Call { request, operation, .. } = call;
         for part in parts {
-            // Without an id that permits need, no part does anything.
+            // Without the id that permits need, no part is asked.
             holder(&part.targets, request, operation)?;
         }
         let until = Deadline::after(request.deadline_or(self.deadline));
@@ -144,7 +144,7 @@ impl Limiter {
             let missing = format!("on a cluster, a call with an id needs a tag, since {why}");
             return Err(Error::new(Kind::Input, format!("rule {}: {missing}", names.join(" + "))));
         }
-        // What could never be admitted takes nothing on the way.
+        // A cost that could never be admitted takes nothing from any part.
         if operation != Operation::AtMost && !self.may_fit(call) {
             return self.peek_at_parts(call, parts).await;
         }
@@ -155,7 +155,7 @@ impl Limiter {
         let remembered = remembered_for(request.deadline_or(self.deadline));
         let asked = if request.has_id() { *request } else { request.own_id(&own).id_ttl(remembered) };
         let asked = if asked.id_ttl_ms()? < millis(remembered) { asked.id_ttl(remembered) } else { asked };
-        // No limit has more, which a call with an id can't say.
+        // No limit has more than this, the largest cost of a call with an id.
         let asked = if asked.units(rule).most() > EXACT { asked.cost_of_all(EXACT) } else { asked };
         let runtime = runtime::with_timers()?;
         let mut taking = Taking { limiter: self, rule, request: asked, runtime, is_over: false };
@@ -207,7 +207,7 @@ impl Limiter {
         })
     }
 
-    /// After a cancel that only some parts knew the id of, peeks at the others.
+    /// After a cancel whose id only some parts knew, peeks at the others.
     async fn look_at_unknown(&self, call: Call<'_>, parts: &[Part<'_>], answers: &mut Answers, until: Deadline) {
         if !answers.iter().any(Result::is_ok) {
             return;
@@ -223,7 +223,7 @@ impl Limiter {
         join_all(looked).await;
     }
 
-    /// What each limit has, of which nothing is taken.
+    /// What each limit has; takes nothing.
     async fn peek_at_parts(&self, call: Call<'_>, parts: &[Part<'_>]) -> Result<Decision, Error> {
         let answers = self.ask_parts(Call { operation: Operation::Peek, ..call }, parts).await;
         match gravest(&answers) {
@@ -232,7 +232,7 @@ impl Limiter {
         }
     }
 
-    /// Takes of each limit what the scarcest had, where others had more.
+    /// Takes from each limit what the scarcest had, where others had more.
     async fn evened(
         &self,
         mut taking: Taking<'_>,
@@ -300,7 +300,7 @@ impl Taking<'_> {
         let given = given.unwrap_or_else(|| vec![None; parts.len()]);
         let is_done = |(given, took): (&Option<Result<Decision, Error>>, &Took)| match (given, took) {
             (_, Took::Nothing) => true,
-            // A call that may be late could still take, unless something was found that it took.
+            // A late call could still take, unless what it took was found.
             (Some(Ok(_)), Took::Perhaps) => operation == Operation::Cancel,
             (Some(Ok(_)), Took::Units) => true,
             (Some(Err(error)), Took::Units) => error.is_unknown_id(),
@@ -319,7 +319,7 @@ impl Taking<'_> {
         if permits_alone { Operation::Release } else { Operation::Cancel }
     }
 
-    /// Does this to all parts, whoever waits: each as long as its node is away, for some seconds.
+    /// Does this to all parts in the background, each repeatedly while its node is away, for some seconds.
     fn later(&self, operation: Operation) {
         self.limiter.call_later(&self.runtime, self.call(operation), None);
     }
@@ -333,15 +333,15 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// Why a part gave no answer. What no policy answers, such as a missing right, comes before other errors: nobody is to be
-/// admitted by accident.
+/// Why a part gave no answer. Errors that no policy answers, such as a missing permission, come before others: nobody
+/// may be admitted by accident.
 fn gravest(answers: &Answers) -> Option<Error> {
     let errors = answers.iter().filter_map(|answer| answer.as_ref().err());
     errors.min_by_key(|error| error.goes_to_policy()).cloned()
 }
 
-/// The answers of all parts, or why there is none. Of several errors the first that isn't about the call's id, since that
-/// may mean that it was given back before, and temporary ones first: what may still be done is tried again.
+/// The answers of all parts, or why there is none. Of several errors the first that isn't about the call's id, which
+/// may mean that it was given back before; and temporary ones first, since they are retried.
 pub(super) fn of_all(answers: Answers) -> Result<Vec<Decision>, Error> {
     let may_be_done = |answer: &Result<Decision, Error>| match answer {
         Ok(_) => true,

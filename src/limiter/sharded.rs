@@ -1,5 +1,5 @@
-//! Shards: on a cluster, a limit that has them is decided by its parts, each with a key of its own. Where one server has
-//! all keys, it is decided as if it had none.
+//! Shards: on a cluster, a limit that has them is decided by its parts, each with a key of its own. Where one server
+//! has all keys, it is decided as if it had no shards.
 //!
 //! A call takes from one shard, as if that were the limit, drawn at random. What must be found again is placed in a
 //! shard by its id.

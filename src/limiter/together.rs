@@ -1,5 +1,5 @@
-//! What a batch of calls of any shapes answers and leaves is what its calls do one after the other; and by the scripts'
-//! short ways, which plain calls in the server's time go, what it does without them.
+//! A batch of calls of any shapes answers and leaves what its calls do one after the other; and the scripts' short
+//! cuts, which plain calls in the server's time take, do what the scripts do without them.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -14,7 +14,7 @@ use crate::random::seeded::next;
 use crate::request::Request;
 use crate::rule::Rule;
 
-/// As many calls as a batch has room for go together in some rounds.
+/// In some rounds, as many calls go together as a batch has room for.
 const MOST: u64 = 1000;
 
 const OPERATIONS: [Operation; 14] = [

@@ -24,14 +24,14 @@ impl Limiter {
     /// Takes the cost as soon as it is available, sleeping until then for at most `max_wait`. If that isn't enough, the
     /// call is denied at once, with the wait in `retry_after`.
     ///
-    /// If every limit of the rule supports reservations (a token bucket or fixed window with a `max-debt`),
-    /// callers are served in order of arrival, except those that arrived while the key was blocked. That takes one
-    /// round trip, and one more after each block. Callers whose wait would be too long reserve nothing. When one gives
-    /// up, those behind it in this process move up at once, one by one as the limit refills. That a caller of another
-    /// process gave up is learned by looking what is still owed: 0.1, 0.3, 0.7, 1.5 seconds and so on into the wait. A
-    /// look is a round trip, shared by all who wait in this process for the same limits. Until then its units are lost
-    /// to those behind it; after that they may be used at once, beside what the limit has refilled. After a
-    /// [`reset`](Self::reset), or with an empty Redis, nothing is owed: at their next look, all who wait proceed.
+    /// If every limit of the rule supports reservations (a token bucket or fixed window with a `max-debt`), callers are
+    /// served in order of arrival, except those that arrived while the key was blocked. That takes one round trip, and
+    /// one more after each block. Callers whose wait would be too long reserve nothing. When one gives up, those behind
+    /// it in this process move up at once, one by one as the limit refills. That a caller of another process gave up is
+    /// learned by looking at what is still owed: 0.1, 0.3, 0.7, 1.5 seconds and so on into the wait. A look is a round
+    /// trip, shared by all that wait in this process for the same limits. Until then its units are lost to those behind
+    /// it; after that they may be used at once, beside what the limit has refilled. After a [`reset`](Self::reset), or
+    /// with an empty Redis, nothing is owed: at their next look, all waiting callers proceed.
     ///
     /// Otherwise each caller retries after its `retry_after` and up to a tenth more, and the first to ask is served.
     ///
@@ -88,7 +88,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         // An abandoned reservation must still be known when it is cancelled.
         let longest = rule.limits().map(|limit| limit.longest_reset()).max().unwrap_or_default();
-        // No limit admits this much, nor more, which a call with an id can't say.
+        // No limit admits this much, the largest cost of a call with an id.
         let request = if request.units(rule).most() > EXACT { request.cost_of_all(EXACT) } else { request };
         let asked = request.jitter(0).id_remembered_beyond(max_wait.min(longest));
         runtime::with_timers()?;
@@ -177,7 +177,7 @@ impl Limiter {
         let (started, jitter, mut tries) = (Instant::now(), request.wait_jitter(), Tries::of(&request));
         loop {
             let id = tries.next_id();
-            // The wait without jitter is what must fit.
+            // The wait without jitter must fit.
             let decision = self.acquire(rule, request.jitter(0).tried_by(&id)).uncounted().await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.

@@ -1,4 +1,4 @@
-//! Whose turn it is to take units or to return them: one task's at a time, unless it is stuck.
+//! Turns to take units or return them: one task has the turn at a time, unless it is stuck.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Turns {
         }
     }
 
-    /// Until when to wait for the turn in progress, if it is worth that: it is on this runtime, and hasn't taken this
+    /// Until when to wait for the turn in progress, if that is worthwhile: it is on this runtime, and hasn't taken this
     /// long yet.
     pub(super) fn worth_waiting_until(&self, patience: Duration) -> Option<Instant> {
         let (current, here) = (self.current.lock(), runtime::current().ok()?.id());
@@ -94,7 +94,7 @@ impl Current {
 }
 
 impl Turn {
-    /// Whether the one before it is stuck, and what it does may be too.
+    /// Whether the turn before it is stuck, whose calls may be stuck too.
     pub(super) fn replaces_a_stuck_one(&self) -> bool {
         self.is_first
     }

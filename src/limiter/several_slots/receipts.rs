@@ -1,6 +1,6 @@
 //! Plain acquires in several slots, which take without an id: each part answers a receipt, and by that what it took is
 //! given back where another denies. No marker stays in Redis. But two calls with one receipt would give back twice, so
-//! one that may have been made isn't made again.
+//! one that may have run isn't repeated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,8 +58,8 @@ impl Taken {
 /// back in time.
 type GivenBack = Vec<Option<Decision>>;
 
-/// A step of an acquire: its parts are asked, or given back. If the caller leaves meanwhile, that goes on, and all that
-/// they took is given back.
+/// A step of an acquire: its parts are asked, or given back. If the caller leaves meanwhile, the step continues, and
+/// all that they took is given back.
 struct Step<T: Send + 'static> {
     acquire: Arc<Acquire>,
     runtime: Handle,
@@ -181,7 +181,7 @@ impl Acquire {
             match runtime::timeout_at(Instant::now() + left.min(PATIENCE), giving_back.ended()).await {
                 Some(given_back) => break given_back,
                 None if giving_back.place.is_some() || left <= PATIENCE => {
-                    // What is yet to be given back ends no denial that this process remembers: none may be remembered.
+                    // Giving back later wouldn't end a denial that this process remembers, so none may be remembered.
                     drop(self.changing(&Request::from(&self.request)));
                     return None;
                 }
@@ -201,7 +201,7 @@ impl Acquire {
         self.limiter.changing_those(&self.rule, request, changed).ok().flatten()
     }
 
-    /// In the background, whoever waits: once this step has ended, gives back what is left to be given back.
+    /// In the background: once this step has ended, gives back what is left to be given back.
     fn go_on(self: &Arc<Self>, runtime: &Handle, place: Option<Counted>, step: BoxFuture<'static, ()>) {
         let acquire = Arc::clone(self);
         // Shared between attempts: if this runtime ends, another one continues.
@@ -233,7 +233,7 @@ impl Acquire {
         is_able.then(|| given_back.into_iter().map(|answer| answer.ok().flatten()).collect())
     }
 
-    /// Not again if it may have been done.
+    /// Isn't repeated if it may have run.
     async fn give_back_part(
         &self,
         call: Call<'_>,
