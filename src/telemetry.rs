@@ -70,8 +70,8 @@ pub fn describe_metrics() {
     describe_gauge!(names::BREAKERS, "Open breakers, at most one for each Redis and tokio runtime");
     describe_counter!(names::UNSENT, "Releases, cancellations and the like never sent: too many were waiting");
     if cfg!(feature = "rules") {
-        describe_counter!(names::RELOADS, "Changed rules, of files or a database, by outcome");
-        describe_counter!(names::VERDICTS, "Requests by a set of rules, by rule, outcome and reason");
+        describe_counter!(names::RELOADS, "Reloads of changed rules, from files or a database, by outcome");
+        describe_counter!(names::VERDICTS, "Requests decided by a set of rules, by rule, outcome and reason");
         describe_counter!(names::SHADOWS, "What shadow rules would have done, by rule and outcome");
     }
 }

@@ -112,7 +112,7 @@ impl Records {
         if !allowed && reply.limits.iter().all(|limit| limit.allowed) {
             return Err(Error::new(
                 Kind::Garbled,
-                "the script's reply can't be used: it denies the call, and no limit does",
+                "the script's reply can't be used: it denies the call, but no limit denies",
             ));
         }
         Ok(reply)

@@ -146,7 +146,7 @@ impl Limiter {
             return Err(bad("a fixed window that doesn't start at the first hit (a batch would be that hit)"));
         }
         if limit.shards() > 1 {
-            return Err(bad("a limit without shards, since what one of them has says nothing of the others"));
+            return Err(bad("a limit without shards, since what one of them has says nothing about the others"));
         }
         if rule.counts_denials() {
             return Err(bad("a rule that doesn't count denials (those of batches would count)"));

@@ -69,7 +69,7 @@ impl Limiter {
         blocks: Blocks,
     ) -> Result<Decision, Error> {
         if rule.limits().any(|limit| limit.algorithm().holds()) {
-            let why = "expected a rule without permits, which Limiter::hold_wait waits for";
+            let why = "expected a rule without permits (Limiter::hold_wait waits for those)";
             return Err(Error::new(Kind::Input, format!("acquire_wait: {why}, got {rule}")));
         }
         if rule.limits().all(|limit| limit.max_debt() > 0) {
