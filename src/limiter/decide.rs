@@ -148,7 +148,7 @@ impl Limiter {
 fn granted(cost: u64, operation: Operation, allowed: bool, took: Option<i64>) -> Option<u64> {
     match (operation, took) {
         _ if !Mode::Call(operation).takes() => Some(0),
-        // Above what can be counted, as scripts get it.
+        // Scripts get ABOVE_ALL in place of a cost above EXACT.
         (Operation::Penalty, Some(_)) if allowed && cost > EXACT => Some(cost),
         (_, Some(took)) => count(took),
         (Operation::Acquire | Operation::Reserve | Operation::Penalty, None) if allowed => Some(cost),

@@ -343,7 +343,8 @@ impl Shared {
             let (lease, background) = (Weak::clone(&lease), background.clone());
             async move {
                 loop {
-                    // Before the lease: whoever drops the last clone meanwhile then finds that something is left to do.
+                    // Counted before the lease is held: if the last clone is dropped meanwhile, `finish` still waits
+                    // for this task.
                     let counted = background.count();
                     let Some(shared) = lease.upgrade() else { return };
                     let at_work = AtWork { shared, _counted: counted };

@@ -293,8 +293,8 @@ impl Waiting {
         }
     }
 
-    /// Moves up those that had reserved when this was asked: what was owed then to each limit is paid after the wait that
-    /// it answers, counted from this time, when so many units remain of a window.
+    /// Moves up those that had reserved when this was asked: what was owed then to each limit is paid after the wait
+    /// that it answers, counted from this time, when this many units remain of a window.
     fn pay(&mut self, rule: &Rule, asked_at: Instant, answered_at: Instant, limits: &[LimitDecision]) {
         self.move_up(rule);
         self.looked_at = Some(asked_at);
@@ -323,7 +323,7 @@ fn order(rule: &Rule, number: u64, member: &Member) -> (Option<Instant>, u64) {
     (of_buckets.map(|(_, turn)| *turn).max(), number)
 }
 
-/// How long this limit took at least to refill so many units that were owed, if so many remain.
+/// The least time in which this limit refilled this many owed units, if this many remain.
 fn refills(limit: &Limit, units: u64, remaining: u64) -> Duration {
     let (period, units, rate) = (limit.period().as_nanos(), u128::from(units), u128::from(limit.rate()));
     let nanos = match limit.algorithm() {

@@ -135,7 +135,7 @@ impl Queue {
         Entered::Queued(Waiting::new(shared, index, until, true), begin)
     }
 
-    /// Enters with many asks, whose caller waits for one after another.
+    /// Enters with the many asks of one caller, which waits for one after another.
     pub(super) fn enter_all<'r>(
         self: &Arc<Self>,
         asks: impl Iterator<Item = (Ask<'r>, Deadline)>,

@@ -171,7 +171,7 @@ impl Acquire {
         part.places.iter().filter_map(|place| Some(limits.get(*place)?.whole())).collect()
     }
 
-    /// While the caller waits: as long as it is patient, or, while the background has no place for the rest, until its
+    /// While the caller waits: for a bounded time, or, while the background has no place for the rest, until its
     /// deadline. The background does the rest.
     async fn give_back_to_caller(self: &Arc<Self>, runtime: &Handle, until: Deadline) -> Option<GivenBack> {
         let mut giving_back = Step::of(self, runtime, |acquire| async move { acquire.give_back(None).await });
