@@ -172,7 +172,7 @@ pub(crate) fn sent_together(keys: impl FnOnce() -> usize) {
 pub(crate) fn breaker_opened(class: &'static str) {
     measured! { metrics::gauge!(names::BREAKERS).increment(1); }
     traced! {
-        tracing::warn!(target: "tollgate", error = class, "redis is not asked for a while: it did not answer");
+        tracing::warn!(target: "tollgate", error = class, "redis is not asked for a while: calls to it failed");
     }
 }
 

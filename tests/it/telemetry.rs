@@ -401,7 +401,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
         "DEBUG",
         "the rule's policy answers for redis rule=\"open\" policy=\"open\" error=",
         "WARN",
-        "redis is not asked for a while: it did not answer error=",
+        "redis is not asked for a while: calls to it failed error=",
         "INFO",
         "redis answers again",
         "rules ask for an attribute that no request has attribute=\"apikey\"",
