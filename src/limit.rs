@@ -223,8 +223,8 @@ impl Limit {
         self.name.as_deref()
     }
 
-    /// Identifies this limit in a key, so that its state is found even after its numbers change: its name and algorithm,
-    /// whose states others can't read; without a name, algorithm and period.
+    /// Identifies this limit in a key, so that its state is found even after its numbers change: its name and algorithm
+    /// (algorithms can't read each other's states) or, without a name, its algorithm and period.
     pub(crate) fn end_of_key(&self) -> String {
         match &self.name {
             Some(name) => format!("{name}/{}", self.algorithm),
@@ -332,9 +332,9 @@ impl LimitBuilder {
     ///
     /// # Errors
     ///
-    /// Zero; more than 2^53, or 2^53 - 1 in a calendar window; an option that the algorithm doesn't have; an unknown time zone; numbers that fit at no
-    /// useful tick; shards that would not each have a unit; shards of windows that start at the first hit, since each
-    /// shard would have its own.
+    /// Zero; more than 2^53, or 2^53 - 1 in a calendar window; an option that the algorithm doesn't have; an unknown
+    /// time zone; numbers that fit at no useful tick; shards that would not each have a unit; shards of windows that
+    /// start at the first hit, since each shard would have its own.
     pub fn build(self) -> Result<Limit, RuleError> {
         // All fields are named, so that a new option can't be forgotten.
         let Self { algorithm, rate, period: every, capacity, max_debt, start, max, shards, calendar, zone } = self;
@@ -398,9 +398,8 @@ impl LimitBuilder {
         if algorithm == Algorithm::SlidingLog {
             within("max", max, 1, LOG_LIMIT)?;
             if rate > max {
-                return Err(RuleError::new(format!(
-                    "rate: expected at most {max} for a log, which remembers every request (raise it by max), got {rate}"
-                )));
+                let why = "which remembers every request (raise that with the option max)";
+                return Err(RuleError::new(format!("rate: expected at most {max} for a log, {why}, got {rate}")));
             }
         }
 
@@ -428,19 +427,19 @@ impl LimitBuilder {
         limit.exact = (row.fit)(&numbers).map_err(|why| RuleError::new(format!("{limit}: {why}")))?;
         if capacity == 0 && limit.exact.max_debt == 0 {
             return Err(RuleError::new(format!(
-                "{limit}: expected burst or max-debt to leave at least one unit, got none"
+                "{limit}: expected a burst of at least 1, since its max-debt comes to 0 units, got 0"
             )));
         }
         if limit.exact.longest_reset > LONGEST_RESET_US {
             let days = limit.exact.longest_reset / 86_400_000_000;
-            let why = format!("expected a key to be as if never used within 71 years, got {days} days");
+            let why = format!("expected a key to reset within 71 years, got {days} days");
             return Err(RuleError::new(format!("{limit}: {why}; raise the rate or lower burst and max-debt")));
         }
         let arguments = (row.arguments)(&numbers, &limit.exact);
         limit.packed = row.packed(&arguments).into();
         if shards > 1 {
             if start == Start::FirstHit {
-                let why = "expected windows that all shards have in common, at an offset or spread";
+                let why = "expected windows that all shards share (start at an offset, or spread)";
                 return Err(RuleError::new(format!("shards: {why}, got start first-hit")));
             }
             limit.shards = Some(limit.in_shards(shards)?);

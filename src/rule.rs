@@ -206,7 +206,7 @@ impl Rule {
     pub fn max_hold(mut self, time: Duration) -> Result<Self, RuleError> {
         self.max_hold = Some(whole(time).map_err(|why| RuleError::new(format!("max_hold: {why}")))?);
         let holds = self.limits().any(|limit| limit.algorithm().holds());
-        if holds { Ok(self) } else { Err(self.error("max_hold: expected a concurrency limit, got none")) }
+        if holds { Ok(self) } else { Err(self.error("max_hold: only a rule with a concurrency limit can have it")) }
     }
 
     /// Cost of a request that [doesn't set one](crate::Request::cost), in units. Default: 1; 0 takes nothing.
@@ -395,7 +395,7 @@ impl Rule {
     /// Refuses what can't be said of several rules.
     fn expect_one(&self) -> Result<(), RuleError> {
         if self.is_joined() {
-            return Err(self.error("expected one rule, got several that apply together"));
+            return Err(self.error("several rules that apply together can't be changed as one"));
         }
         Ok(())
     }
@@ -439,7 +439,7 @@ impl Rule {
             }
             if limit.shards() > 1 && scoped.cost.is_some() {
                 return Err(
-                    self.error(&format!("cost: expected the rule's, of a limit with shards, got one of {limit}"))
+                    self.error(&format!("cost: a limit with shards can't have a cost of its own, got one for {limit}"))
                 );
             }
             // Valid on a cluster too, whatever engine decides.

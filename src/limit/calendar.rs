@@ -118,7 +118,7 @@ impl Windows {
     pub(super) fn of(limit: u64, unit: Calendar, zone: &str) -> Result<Self, RuleError> {
         let known = ZONES.get(zone).ok().filter(|zone| !zone.is_unknown());
         let Some((zone, name)) = known.and_then(|zone| Some((zone.clone(), zone.iana_name()?.into()))) else {
-            let expected = "expected a name of the time-zone database, such as Europe/Zurich";
+            let expected = "expected a name in the time zone database, such as Europe/Zurich";
             return Err(RuleError::new(format!("tz: {expected}, got {zone:?}")));
         };
         let pair = Pair::around(limit, unit, &zone, system_us());

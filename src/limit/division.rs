@@ -47,7 +47,7 @@ impl Limit {
         if let Some((what, units)) = spread.too_few_for(of) {
             let (least, units) = (of + kept_back, units + kept_back);
             return Err(RuleError::new(format!(
-                "{self}: expected a {what} of at least {least}, one for each process, got {units}"
+                "{self}: expected a {what} of at least {least} for {of} processes, got {units}"
             )));
         }
         if of == 1 {
@@ -65,12 +65,12 @@ impl Limit {
     pub(super) fn in_shards(&self, of: u64) -> Result<Shards, RuleError> {
         let (spread, kept_back) = self.but_for_estimates(of);
         if let Some((what, units)) = spread.too_few_for(of) {
-            let (most, beside) = match kept_back {
-                0 => (units, ""),
-                _ => (self.rate.div_ceil(2), ", beside one for each but one that their estimates keep back"),
+            let (most, why) = match kept_back {
+                0 => (units, format!("each needs a unit of the {what}")),
+                _ => (self.rate.div_ceil(2), "n shards of a sliding window need a rate of 2n - 1".to_owned()),
             };
             return Err(RuleError::new(format!(
-                "shards: expected a whole number from 1 to {most}, a unit of the {what} for each{beside}, got {of}"
+                "shards: expected a whole number from 1 to {most}, since {why}, got {of}"
             )));
         }
         spread.divided(of)
@@ -104,7 +104,7 @@ impl Limit {
         starts.dedup();
         let part = |first: u32| {
             let part = self.part(first.into(), of);
-            let why = |error| RuleError::new(format!("shards: expected numbers that {of} can share, got {error}"));
+            let why = |error| RuleError::new(format!("shards: the limit can't be split into {of}: {error}"));
             part.map(|part| (first, part)).map_err(why)
         };
         Ok(Shards { count: number(of), runs: starts.into_iter().map(part).collect::<Result<_, _>>()? })
@@ -203,17 +203,17 @@ mod tests {
     #[test]
     fn a_share_without_a_unit_is_refused() {
         for (text, of, expected) in [
-            ("token-bucket 5/1s", 6, "token-bucket 5/1s: expected a burst of at least 6, one for each process, got 5"),
+            ("token-bucket 5/1s", 6, "token-bucket 5/1s: expected a burst of at least 6 for 6 processes, got 5"),
             (
                 "token-bucket 10/1s burst 3 max-debt 50",
                 10,
-                "token-bucket 10/1s burst 3 max-debt 50: expected a burst of at least 10, one for each process, got 3",
+                "token-bucket 10/1s burst 3 max-debt 50: expected a burst of at least 10 for 10 processes, got 3",
             ),
-            ("sliding-log 5/1s", 6, "sliding-log 5/1s: expected a rate of at least 6, one for each process, got 5"),
+            ("sliding-log 5/1s", 6, "sliding-log 5/1s: expected a rate of at least 6 for 6 processes, got 5"),
             (
                 "fixed-window 9/1s burst 90",
                 10,
-                "fixed-window 9/1s burst 90: expected a rate of at least 10, one for each process, got 9",
+                "fixed-window 9/1s burst 90: expected a rate of at least 10 for 10 processes, got 9",
             ),
         ] {
             assert_eq!(share(text, of), Err(expected.into()));
@@ -320,35 +320,35 @@ mod tests {
         for (text, expected) in [
             (
                 "token-bucket 100/1s burst 5 shards 6",
-                "shards: expected a whole number from 1 to 5, a unit of the burst for each, got 6",
+                "shards: expected a whole number from 1 to 5, since each needs a unit of the burst, got 6",
             ),
             (
                 "sliding-log 5/1s shards 6",
-                "shards: expected a whole number from 1 to 5, a unit of the rate for each, got 6",
+                "shards: expected a whole number from 1 to 5, since each needs a unit of the rate, got 6",
             ),
             (
                 "sliding-window 5/1s shards 4",
-                "shards: expected a whole number from 1 to 3, a unit of the rate for each, beside one for each but one \
-                 that their estimates keep back, got 4",
+                "shards: expected a whole number from 1 to 3, since n shards of a sliding window need a rate of \
+                 2n - 1, got 4",
             ),
             (
                 "fixed-window 5/1s burst 60 shards 6",
-                "shards: expected a whole number from 1 to 5, a unit of the rate for each, got 6",
+                "shards: expected a whole number from 1 to 5, since each needs a unit of the rate, got 6",
             ),
             (
                 "token-bucket 9/1s burst 0 max-debt 5 shards 6",
-                "shards: expected a whole number from 1 to 5, a unit of the max-debt for each, got 6",
+                "shards: expected a whole number from 1 to 5, since each needs a unit of the max-debt, got 6",
             ),
             ("token-bucket 5000/1s shards 0", "shards: expected a whole number from 1 to 1024, got 0"),
             ("token-bucket 5000/1s shards 1025", "shards: expected a whole number from 1 to 1024, got 1025"),
-            ("token-bucket 5000/1s shards 8 shards 8", "shards: expected it once, got it again with \"8\""),
+            ("token-bucket 5000/1s shards 8 shards 8", "shards: given twice, the second time as \"8\""),
             (
                 "fixed-window 10/1s start first-hit shards 2",
-                "shards: expected windows that all shards have in common, at an offset or spread, got start first-hit",
+                "shards: expected windows that all shards share (start at an offset, or spread), got start first-hit",
             ),
             (
                 "token-bucket 1021/300d shards 1019",
-                "shards: expected numbers that 1019 can share, got period: expected whole microseconds, from 1us to 71 years, got 305700d",
+                "shards: the limit can't be split into 1019: period: expected whole microseconds, from 1us to 71 years, got 305700d",
             ),
         ] {
             assert_eq!(shards(text), Err(expected.into()));

@@ -33,7 +33,7 @@ impl FromStr for Limit {
         let words: Vec<_> = text.split_whitespace().collect();
         let Some((name, words)) = words.split_first() else {
             return Err(RuleError::new(
-                "rule: expected an algorithm and a rate, such as token-bucket 10/1s, got nothing",
+                "rule: the limit is missing: write an algorithm and a rate, such as token-bucket 10/1s",
             ));
         };
         if name.starts_with(|first: char| first.is_ascii_digit()) {
@@ -45,8 +45,8 @@ impl FromStr for Limit {
         let algorithm = Algorithm::named(name)?;
         if algorithm.holds() {
             let Some((count, options)) = words.split_first() else {
-                let why = "how many may be held at once, and a ttl, such as 8 ttl 30s";
-                return Err(RuleError::new(format!("{algorithm}: expected {why}, got nothing after it")));
+                let what = "how many may be held at once, and a ttl, such as 8 ttl 30s";
+                return Err(RuleError::new(format!("{algorithm}: the permits are missing: write {what}")));
             };
             return permits(algorithm, count, options)?.build();
         }
@@ -75,8 +75,10 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
         RuleError::new(format!("rate: expected units per period, such as {example}, got {got}"))
     };
     let usual = if algorithm == Algorithm::CalendarWindow { "250/day" } else { "10/1s" };
+    let missing =
+        |what: &str, example: &str| RuleError::new(format!("rate: {what}: write units per period, such as {example}"));
     let Some((rate, options)) = words.split_first() else {
-        return Err(expected(usual, &format!("nothing after {algorithm}")));
+        return Err(missing(&format!("it is missing after {algorithm}"), usual));
     };
     let calendar = matches!(algorithm, Algorithm::FixedWindow | Algorithm::CalendarWindow);
     let window = suggested_window(words);
@@ -93,8 +95,8 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
         return Err(expected(example, &format!("{got:?}")));
     };
     if count.is_empty() || period.is_empty() {
-        let what = if count.is_empty() { "no units before the /" } else { "no period after the /" };
-        return Err(expected(example, &format!("{what} in {rate:?}")));
+        let (part, side) = if count.is_empty() { ("units are", "before") } else { ("period is", "after") };
+        return Err(missing(&format!("the {part} missing {side} the / in {rate:?}"), example));
     }
     let count = whole("rate", count)?;
     if let Some(window) = Calendar::named(period).filter(|_| calendar) {
@@ -188,10 +190,11 @@ fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitB
             with_option(permits(algorithm, count, others)?, "shards", Some(shards))
         }
         _ => {
-            let got =
-                if options.is_empty() { format!("none after {count}") } else { format!("{:?}", options.join(" ")) };
-            let why = "a ttl, after which the permits of a holder that crashed expire, such as ttl 30s";
-            Err(RuleError::new(format!("{algorithm}: expected {why}, got {got}")))
+            let ttl = "a ttl, after which the permits of a holder that crashed expire, such as ttl 30s";
+            Err(RuleError::new(match options {
+                [] => format!("{algorithm}: the ttl is missing: write after {count} {ttl}"),
+                _ => format!("{algorithm}: expected {ttl}, got {:?}", options.join(" ")),
+            }))
         }
     }
 }
@@ -204,7 +207,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
             None => algorithm.to_string(),
         };
         let hint = match (option, algorithm) {
-            ("tz", Algorithm::FixedWindow) => " (tz is of windows of the calendar, such as 10/day)",
+            ("tz", Algorithm::FixedWindow) => " (tz is for calendar windows, such as 10/day)",
             _ => "",
         };
         RuleError::new(format!("option: expected {options} after {after}, got {option:?}{hint}"))
@@ -213,7 +216,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
     let Some(setting) = limit.algorithm.row().options.iter().find(|setting| setting.name() == name) else {
         return Err(unknown());
     };
-    let value = value.ok_or_else(|| RuleError::new(format!("{option}: expected a value after it, got nothing")))?;
+    let value = value.ok_or_else(|| RuleError::new(format!("{option}: its value is missing")))?;
     let again = match setting {
         Setting::Burst => limit.capacity.replace(whole(option, value)?).is_some(),
         Setting::MaxDebt => {
@@ -239,7 +242,7 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
         Setting::Ttl => return Err(unknown()),
     };
     if again {
-        return Err(RuleError::new(format!("{option}: expected it once, got it again with {value:?}")));
+        return Err(RuleError::new(format!("{option}: given twice, the second time as {value:?}")));
     }
     Ok(limit)
 }
@@ -382,21 +385,24 @@ mod tests {
     #[test]
     fn what_is_missing_is_named() {
         for (text, told) in [
-            ("", "rule: expected an algorithm and a rate, such as token-bucket 10/1s, got nothing"),
-            ("gcra", "rate: expected units per period, such as 10/1s, got nothing after token-bucket"),
+            ("", "rule: the limit is missing: write an algorithm and a rate, such as token-bucket 10/1s"),
+            ("gcra", "rate: it is missing after token-bucket: write units per period, such as 10/1s"),
             ("gcra 5", "rate: expected units per period, such as 10/1s, got \"5\""),
             (
                 "gcra 100/1min",
                 "rate: expected units per period, such as 100/1m, got \"100/1min\"; the units are us ms s m h d",
             ),
-            ("gcra 5/", "rate: expected units per period, such as 10/1s, got no period after the / in \"5/\""),
-            ("gcra /1s", "rate: expected units per period, such as 10/1s, got no units before the / in \"/1s\""),
-            ("gcra 5/1s burst", "burst: expected a value after it, got nothing"),
+            ("gcra 5/", "rate: the period is missing after the / in \"5/\": write units per period, such as 10/1s"),
+            ("gcra /1s", "rate: the units are missing before the / in \"/1s\": write units per period, such as 10/1s"),
+            ("gcra 5/1s burst", "burst: its value is missing"),
         ] {
             assert_eq!(refused(text), told);
         }
-        assert!(refused("concurrency").ends_with("such as 8 ttl 30s, got nothing after it"));
-        assert!(refused("concurrency 8").ends_with("such as ttl 30s, got none after 8"));
+        assert!(
+            refused("concurrency")
+                .ends_with("are missing: write how many may be held at once, and a ttl, such as 8 ttl 30s")
+        );
+        assert!(refused("concurrency 8").starts_with("concurrency: the ttl is missing: write after 8 a ttl, "));
     }
 
     #[test]

@@ -143,14 +143,11 @@ impl<'a> PlainRequest<'a> {
             Parts::Owned(parts) => parts.iter().find(|(part, _)| **part == *name).map(|(_, value)| &**value),
         };
         if found.is_some_and(<[u8]>::is_empty) {
-            return Err(Error::new(
-                Kind::EmptyKey,
-                format!("part {name}: expected at least one byte, got an empty one"),
-            ));
+            return Err(Error::new(Kind::EmptyKey, format!("part {name}: it is empty")));
         }
         found.ok_or_else(|| {
             let rule = rule.name().unwrap_or_default();
-            Error::new(Kind::Input, format!("request: expected the part {name:?} that rule {rule} counts, got none"))
+            Error::new(Kind::Input, format!("request: the part {name:?}, which rule {rule} counts by, is missing"))
         })
     }
 }

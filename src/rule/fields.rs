@@ -90,7 +90,7 @@ pub(crate) struct Refusal {
 #[allow(dead_code, reason = "sets of rules, which are a feature, also say what was written")]
 pub(crate) enum Why {
     NoLimits,
-    /// What was expected of `on_error` and `processes`, which don't go together.
+    /// What is wrong with `on_error` and `processes` together.
     Policy(String),
     /// The text of a time that is zero.
     NoTime(String),
@@ -120,14 +120,14 @@ impl RuleFields {
     pub(super) fn rule(mut self) -> Result<Rule, RuleError> {
         let limits = std::mem::take(&mut self.limits);
         if limits.iter().any(|limit| limit.missing.is_some()) {
-            return Err(RuleError::new("missing: expected none of a limit outside a set of rules, got one"));
+            return Err(RuleError::new("missing: only a limit in a set of rules can have it"));
         }
         self.build(limits.into_iter().map(Ok), |text| text.parse().map(Arc::new)).map_err(
             |Refusal { field, why, .. }| {
                 let subject = self.name.map_or_else(|| "rule".to_owned(), |name| format!("rule {name}"));
                 RuleError::new(match why {
-                    Why::NoLimits => format!("{subject}: expected at least one limit, got none"),
-                    Why::Policy(expected) => format!("{subject}: expected {expected}"),
+                    Why::NoLimits => format!("{subject}: limits: they are missing: write at least one"),
+                    Why::Policy(why) => format!("{subject}: {why}"),
                     Why::NoTime(_) => format!("{field}: {}", whole(Duration::ZERO).err().unwrap_or_default()),
                     Why::Error(error) => error,
                 })
@@ -210,18 +210,20 @@ impl Policy {
     }
 
     fn of(policy: Option<Self>, processes: Option<NonZeroU32>) -> Result<Option<OnError>, Refusal> {
-        let (field, expected) = match (policy, processes) {
+        let (field, why) = match (policy, processes) {
             (None, None) => return Ok(None),
             (Some(Self::Closed), None) => return Ok(Some(OnError::Closed)),
             (Some(Self::Open), None) => return Ok(Some(OnError::Open)),
             (Some(Self::Local), Some(processes)) => return Ok(Some(OnError::Local { processes })),
             (Some(Self::Local), None) => {
-                let why = "which shares the rule among so many, got none";
-                ("on_error", format!("processes beside on_error = \"local\", {why}"))
+                let why = "processes is missing: on_error = \"local\" shares the rule among that many processes";
+                ("on_error", why.to_owned())
             }
-            (_, Some(processes)) => ("processes", format!("on_error = \"local\" beside processes = {processes}")),
+            (_, Some(processes)) => {
+                ("processes", format!("expected on_error = \"local\" beside processes = {processes}"))
+            }
         };
-        Err(Refusal { field, item: None, why: Why::Policy(expected) })
+        Err(Refusal { field, item: None, why: Why::Policy(why) })
     }
 }
 
@@ -305,7 +307,7 @@ impl<'de> Deserialize<'de> for OwnCost {
 }
 
 impl<'de> Form<'de> for OwnCost {
-    const EXPECTED: &'static str = "units, or the name of an attribute that says them";
+    const EXPECTED: &'static str = "units, or the name of an attribute that gives them";
 
     fn text(name: &str) -> Result<Self, RuleError> {
         Ok(Self::Named(name.into()))

@@ -51,7 +51,7 @@ enum LineOrTable {
 impl Serialize for Rule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.is_joined() {
-            return Err(serde::ser::Error::custom("expected one rule, got several that apply together"));
+            return Err(serde::ser::Error::custom("several rules that apply together can't be written as one"));
         }
         RuleFields::of(self).serialize(serializer)
     }

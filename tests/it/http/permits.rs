@@ -432,7 +432,7 @@ async fn a_permit_whose_longest_hold_is_over_is_given_back_once() {
     limiter.finish().await;
     second.renew().await.expect("it is still held");
     let bad = "gcra 1/1s".parse::<Rule>().expect("a rule").max_hold(Duration::from_secs(1)).expect_err("no permits");
-    assert_eq!(bad.to_string(), "rule: max_hold: expected a concurrency limit, got none");
+    assert_eq!(bad.to_string(), "rule: max_hold: only a rule with a concurrency limit can have it");
 }
 
 /// Layers of others, such as one for CORS, answer by themselves with an empty body.

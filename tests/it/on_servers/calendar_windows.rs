@@ -377,26 +377,26 @@ async fn operations_that_calendar_windows_do_not_support_are_refused_in_one_line
         ("fixed-window 9/day burst 20", "option: expected tz, shards after fixed-window 9/day, got \"burst\""),
         ("fixed-window 9/day max-debt 2", "option: expected tz, shards after fixed-window 9/day, got \"max-debt\""),
         ("fixed-window 9/week start 8h", "option: expected tz, shards after fixed-window 9/week, got \"start\""),
-        ("fixed-window 9/day tz", "tz: expected a value after it, got nothing"),
-        ("fixed-window 9/day tz UTC tz UTC", "tz: expected it once, got it again with \"UTC\""),
+        ("fixed-window 9/day tz", "tz: its value is missing"),
+        ("fixed-window 9/day tz UTC tz UTC", "tz: given twice, the second time as \"UTC\""),
         (
             "fixed-window 9/day tz Zurich",
-            "tz: expected a name of the time-zone database, such as Europe/Zurich, got \"Zurich\"",
+            "tz: expected a name in the time zone database, such as Europe/Zurich, got \"Zurich\"",
         ),
         (
             "fixed-window 9/day tz Etc/Unknown",
-            "tz: expected a name of the time-zone database, such as Europe/Zurich, got \"Etc/Unknown\"",
+            "tz: expected a name in the time zone database, such as Europe/Zurich, got \"Etc/Unknown\"",
         ),
         (
             "fixed-window 9/1h tz Europe/Zurich",
-            "option: expected burst, max-debt, start, shards after fixed-window, got \"tz\" (tz is of windows of the \
-             calendar, such as 10/day)",
+            "option: expected burst, max-debt, start, shards after fixed-window, got \"tz\" (tz is for calendar \
+             windows, such as 10/day)",
         ),
         ("gcra 9/1h tz Europe/Zurich", "option: expected burst, max-debt, shards after token-bucket, got \"tz\""),
         ("fixed-window 0/day", "rate: expected a whole number from 1 to 2^53 - 1, got 0"),
         (
             "fixed-window 2/day shards 3",
-            "shards: expected a whole number from 1 to 2, a unit of the rate for each, got 3",
+            "shards: expected a whole number from 1 to 2, since each needs a unit of the rate, got 3",
         ),
         ("fixed-window 2/2months", "rate: expected units per period, such as 2/month, got \"2/2months\""),
         ("fixed-window 2/1month", "rate: expected units per period, such as 2/month, got \"2/1month\""),

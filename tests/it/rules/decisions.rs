@@ -325,7 +325,7 @@ async fn a_cost_from_a_request_is_at_least_one_unless_the_rule_says_otherwise() 
             rules("min_cost = 1", "gcra 10/1s").replace("\"units\"", "2"),
             "min_cost: only for a cost that is an attribute, and here it is a number",
         ),
-        (rules("max_hold = \"1m\"", "gcra 10/1s"), "max_hold: expected a concurrency limit, got none"),
+        (rules("max_hold = \"1m\"", "gcra 10/1s"), "max_hold: only a rule with a concurrency limit can have it"),
         (rules("max_hold = \"0s\"", "gcra 10/1s"), "max_hold: expected at least 1us, got \"0s\""),
     ] {
         let error = text.parse::<tollgate::rules::RuleSet>().expect_err(&text).to_string();
@@ -466,6 +466,6 @@ fn a_set_in_code_in_a_file_and_in_json_is_the_same() {
     let error = RuleSet::new([rule]).expect_err("no key");
     assert_eq!(
         error.to_string(),
-        "rule users: key: expected what it counts by, such as \"user\", \"ip\" or \"global\", got none"
+        "rule users: key: it is missing: write what the rule counts by, such as \"user\", \"ip\" or \"global\""
     );
 }

@@ -238,7 +238,7 @@ fn a_missing_or_wrong_part_is_one_line_that_says_what_to_give() {
         (&["token-bucket 5/1s", API], "expected a rule in JSON alone"),
         (&["token-bucket 5/1s", "--name", "a b"], "got \"a b\""),
         (&["token-bucket 5/1s", "--prefix", "a{b"], "got \"a{b\""),
-        (&["token-bucket 5/1s,"], "got nothing"),
+        (&["token-bucket 5/1s,"], "rule: the limit is missing: "),
         (&["{\"name\": \"a\", \"li\\nmits\": []}"], "unknown field `li mits`"),
         (&[r#"{"name": "a", "name": "b", "limits": ["token-bucket 5/1s"]}"#], "duplicate field `name`"),
     ] {

@@ -43,6 +43,6 @@ fn a_probe_of_a_frozen_server_ends_by_its_deadline_and_names_the_policy_that_ans
 #[test]
 fn a_local_share_of_less_than_one_unit_is_reported() {
     let output = tollgate(&["probe", "token-bucket 5/1s", "k", "--on-error", "local", "--processes", "6"]);
-    let expected = "error: token-bucket 5/1s: expected a burst of at least 6, one for each process, got 5\n";
+    let expected = "error: token-bucket 5/1s: expected a burst of at least 6 for 6 processes, got 5\n";
     assert_eq!((code(&output), stderr(&output).as_str()), (2, expected));
 }
