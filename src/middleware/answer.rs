@@ -99,7 +99,7 @@ impl Failure<'_> {
     /// For a decision that couldn't be made.
     pub(super) fn of(error: &Error) -> Self {
         if error.is_empty_key() {
-            Self::Request("what this request is counted by is empty")
+            Self::Request("the value that this request is counted by is empty")
         } else if error.is_input() {
             Self::Configuration
         } else {

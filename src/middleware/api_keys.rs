@@ -47,7 +47,7 @@ use crate::rules::{Account, ApiKeyError, ApiKeyLookup};
 /// | the key | status | gRPC | fields |
 /// | --- | --- | --- | --- |
 /// | valid | the service's | the service's | |
-/// | none, not spelled as a key, unknown, revoked, ended | 401 | 16 | `WWW-Authenticate` |
+/// | missing, malformed, unknown, revoked, expired | 401 | 16 | `WWW-Authenticate` |
 /// | sent twice | 400 | 3 | |
 /// | can't be looked up now | 503 | 14 | `Retry-After` |
 ///
@@ -165,7 +165,7 @@ impl Settings {
         };
         let mut answer = match error {
             ApiKeyError::Unavailable { retry_after } => protocol.unavailable(retry_after.max(Duration::from_secs(1))),
-            ApiKeyError::Expired => protocol.unauthenticated(&self.challenge, "this API key has ended"),
+            ApiKeyError::Expired => protocol.unauthenticated(&self.challenge, "this API key has expired"),
             ApiKeyError::Revoked => protocol.unauthenticated(&self.challenge, "this API key was revoked"),
             _ => protocol.unauthenticated(&self.challenge, "there is no such API key"),
         };

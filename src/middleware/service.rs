@@ -36,7 +36,7 @@ use crate::rules::{
 use crate::runtime;
 use crate::telemetry;
 
-const NO_PEER: &str = "ip: expected the connection's other end, which the server doesn't note (in axum, serve \
+const NO_PEER: &str = "ip: the server doesn't provide the connection's peer address (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
 
 /// Without an account in so many requests, none comes from an earlier layer: it puts none into those of strangers, such
@@ -161,11 +161,11 @@ impl Settings {
             None => attributes,
         };
         if rules.reads_two_ways(&attributes) {
-            let error = Error::new(Kind::Input, "path: expected one that reads alike before and after it is decoded");
+            let error = Error::new(Kind::Input, "path: servers may read it in different ways");
             return Err(refused("this path can be read in two ways", uncounted(error)));
         }
         let found = Limiter::found(rules, &attributes);
-        let cost = "what this request says it costs must be a whole number";
+        let cost = "the cost that this request gives must be a whole number";
         let (applies, shadows) = found.map_err(|error| refused(cost, error))?;
         let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
         let by_response = |applies: &Applies<'_>| counted_by(applies).is_some();
@@ -190,7 +190,7 @@ impl Settings {
                 return Err(failed(uncounted(no_peer())));
             }
         }
-        let began = self.hands_on().then(Instant::now);
+        let began = self.has_sinks().then(Instant::now);
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
         let HeldVerdict { verdict, permits } = held;
         if lacks_a_peer && matches!(&verdict.reason, Reason::Missing(name) if name == "ip") {
@@ -262,8 +262,8 @@ impl Settings {
 }
 
 impl Settings {
-    /// Whether a decision goes anywhere else than to the service.
-    fn hands_on(&self) -> bool {
+    /// Whether a sink, of the layer or of the rules, takes each decision.
+    fn has_sinks(&self) -> bool {
         self.sink.is_some() || self.rules.sink().is_some()
     }
 

@@ -155,7 +155,7 @@ async fn a_denied_request_gets_problem_json() {
         400,
         None,
         json!({"type": "about:blank", "title": "Bad Request", "status": 400,
-               "detail": "what this request says it costs must be a whole number"}),
+               "detail": "the cost that this request gives must be a whole number"}),
     );
 }
 
@@ -331,7 +331,8 @@ async fn a_server_that_provides_no_address_is_told_in_debug_builds_and_on_stderr
     let mut alone = std::process::Command::new(std::env::current_exe().expect("this program"));
     alone.args(["--exact", "http::responses::a_server_that_provides_no_address_is_told_in_debug_builds_and_on_stderr"]);
     let output = alone.args(["--nocapture"]).env(RUN_ALONE, "1").output().expect("its end");
-    let said = String::from_utf8_lossy(&output.stderr).matches("tollgate: ip: expected the connection's").count();
+    let told = "tollgate: ip: the server doesn't provide the connection's";
+    let said = String::from_utf8_lossy(&output.stderr).matches(told).count();
     assert!(output.status.success() && said == 1, "{output:?}");
 }
 
