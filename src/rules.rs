@@ -367,7 +367,7 @@ impl RuleSet {
         rules
             .filter(|(at, _)| !places.iter().any(|place| *place as usize == *at))
             .map(|(_, rule)| {
-                let shadow = || "a shadow rule: it is decided and reported, and lets through".to_owned();
+                let shadow = || "a shadow rule: it is decided and reported, and denies nothing".to_owned();
                 PassedOver { rule: Arc::clone(&rule.name), why: rule.passes_over(&request).unwrap_or_else(shadow) }
             })
             .collect()
@@ -402,7 +402,7 @@ impl RuleSet {
         let mut limits = Limits::default();
         for (at, definition) in definitions.iter().enumerate() {
             if names.insert(definition.name.as_str(), at).is_some() {
-                let why = format!("name: expected a name of its own, got {:?} again", definition.name);
+                let why = format!("name: expected one that no other rule has, got {:?}", definition.name);
                 wrong.push((at, (Field::named("name"), why)));
                 continue;
             }
@@ -432,8 +432,8 @@ impl RuleSet {
                 && let Some(before) = shared.hidden_by(place)
             {
                 let why = format!(
-                    "never applies: expected some request that rule {before:?}, before it, doesn't take, or continue = true \
-                     there"
+                    "never applies: rule {before:?}, before it, takes all of its requests: narrow that one, or write \
+                     continue = true there"
                 );
                 wrong.push((*at, (Field::named("name"), why)));
             }

@@ -220,7 +220,7 @@ fn own(limits: Rule, name: &str) -> Result<Rule, RuleError> {
         return Err(RuleError::new(format!("limits: expected limits without shards, got {limits}")));
     }
     if limits.tag().is_some() || limits.counted_parts().any(|part| part.is_some()) {
-        return Err(RuleError::new(format!("limits: expected limits that count one key, got {limits} with parts")));
+        return Err(RuleError::new(format!("limits: expected limits without tag and parts, got {limits}")));
     }
     limits.named(name)
 }

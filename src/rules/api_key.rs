@@ -70,10 +70,10 @@ impl ApiKeyError {
 impl fmt::Display for ApiKeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Malformed => "api key: expected a key as it was made, got another text",
-            Self::Unknown => "api key: expected one that exists",
-            Self::Revoked => "api key: expected one that is valid, got one that was revoked",
-            Self::Expired => "api key: expected one that is valid, got one that has ended",
+            Self::Malformed => "api key: it isn't spelled as a key",
+            Self::Unknown => "api key: there is no such key",
+            Self::Revoked => "api key: it was revoked",
+            Self::Expired => "api key: it has expired",
             Self::Unavailable { .. } => "api key: it can't be looked up now",
         })
     }

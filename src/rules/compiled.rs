@@ -115,13 +115,13 @@ impl Compiled {
     pub(super) fn passes_over(&self, request: &Attributes<'_>) -> Option<String> {
         if let Some(condition) = self.conditions.iter().find(|condition| !condition.holds(request)) {
             let got = request.compared(condition.attribute());
-            let got = got.map_or("none".to_owned(), |got| String::from_utf8_lossy(&got).into_owned());
-            return Some(format!("expected {condition}, got {got}"));
+            let got = got.map(|got| format!("got {}", String::from_utf8_lossy(&got)));
+            return Some(format!("expected {condition}, {}", got.as_deref().unwrap_or("and the request has none")));
         }
         match &self.action {
             CompiledAction::Throttle(throttle) if throttle.skips => throttle
                 .skipped(request)
-                .map(|attribute| format!("counts by {attribute}, got none, and skips such requests")),
+                .map(|attribute| format!("counts by {attribute}, and skips requests without it")),
             _ => None,
         }
     }
@@ -190,7 +190,7 @@ fn counted(definition: &Definition, action: &CompiledAction) -> Result<Option<St
         return Err((Field::named("count"), format!("{why} {}", throttle.rule())));
     }
     if patterns.is_empty() {
-        return Err((Field::named("count"), "count: expected at least one status, such as 401, got none".into()));
+        return Err((Field::named("count"), "count: the list is empty: write at least one status, such as 401".into()));
     }
     Statuses::read(patterns).map(Some).map_err(|(index, why)| (Field::named("count").item(index), why))
 }

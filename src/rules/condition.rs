@@ -39,10 +39,10 @@ impl Condition {
     /// From an attribute and a rule's values for it; or which value is wrong, and what was expected.
     pub(super) fn new(attribute: &str, values: &[String], reading: Reading) -> Result<Self, (usize, String)> {
         if values.is_empty() {
-            return Err((0, "expected at least one value, got none".into()));
+            return Err((0, "the list is empty: write at least one value".into()));
         }
         if let Some(empty) = values.iter().position(String::is_empty) {
-            return Err((empty, "expected a value, or \"*\" for any, got an empty one".into()));
+            return Err((empty, "a value is empty: write \"*\" for any value".into()));
         }
         if let Some(any) = values.iter().position(|value| value == "*").filter(|_| values.len() > 1) {
             return Err((any, format!("expected \"*\" alone, or values, got {values:?}")));

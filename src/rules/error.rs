@@ -127,7 +127,7 @@ impl fmt::Display for Fault {
 impl fmt::Display for RuleSetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.faults.as_slice() {
-            [] => f.write_str("rules: expected rules that can be used"),
+            [] => f.write_str("rules: they can't be used"),
             [one] => one.fmt(f),
             [first, others @ ..] => write!(f, "{first} (and {} more)", others.len()),
         }

@@ -59,7 +59,7 @@ pub(super) fn compiled(snapshot: &Snapshot) -> Result<RuleSet, RuleSetError> {
     let rules = of_sources(sources)?;
     match sources.first() {
         Some(main) if rules.is_empty() => {
-            Err(Fault::new("expected at least one [[rule]], got none").in_file(&main.path, None).into())
+            Err(Fault::new("the rules are missing: write at least one [[rule]]").in_file(&main.path, None).into())
         }
         _ => Ok(rules),
     }
@@ -73,7 +73,7 @@ pub(super) fn parse(text: &str) -> Result<RuleSet, RuleSetError> {
 /// A set that doesn't come from a file, so it can't include any.
 pub(super) fn of_document(mut document: Document) -> Result<RuleSet, RuleSetError> {
     if !document.include.is_empty() {
-        return Err(Fault::new("include: expected none of rules that aren't read from a file, got some").into());
+        return Err(Fault::new("include: only rules that are read from a file can have it").into());
     }
     let rules = std::mem::take(&mut document.rules);
     let rules = rules.into_iter().enumerate().map(|(rule, definition)| (Origin { source: 0, rule }, definition));
@@ -95,7 +95,8 @@ fn of_sources(sources: &[Source]) -> Result<RuleSet, RuleSetError> {
         if source == 0 {
             settings = read;
         } else if let Some(setting) = read.setting() {
-            let why = format!("expected [[rule]] alone in an included file, got {setting}: it belongs in the main one");
+            let why =
+                format!("expected only [[rule]] in an included file (settings belong in the main one), got {setting}");
             faults.push(Fault::new(why).in_file(&file.path, None));
         }
     }

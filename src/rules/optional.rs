@@ -42,7 +42,7 @@ impl Adaptable {
                 return fault(at, format!("{why} {}", limit.limit));
             }
             if optional.len() == MOST {
-                return fault(at, format!("missing: expected at most {MOST} limits that may be left out, got more"));
+                return fault(at, format!("missing: at most {MOST} limits of a rule may be left out"));
             }
             optional.push(Optional { at, needs });
         }

@@ -114,7 +114,7 @@ impl WatchedRules {
         thread::Builder::new()
             .name("tollgate-rules".into())
             .spawn(watching)
-            .map_err(|error| fault(format!("starting a thread to watch the file with: {error}")))?;
+            .map_err(|error| fault(format!("the thread that watches the file can't be started: {error}")))?;
         let shared = opened.recv().map_err(|_| fault("reading the rules panicked".into()))??;
         Ok(Self { shared })
     }

@@ -170,8 +170,8 @@ fn canonical(path: &Path) -> PathBuf {
 fn text_of(path: &Path, seen: &mut Seen) -> Result<(File, String), Fault> {
     let fault = |why: String| Fault::new(why).in_file(path, None);
     let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::InvalidData => fault("expected UTF-8, got bytes that aren't".into()),
-        _ => fault(format!("expected a file of rules that can be read, got: {error}")),
+        io::ErrorKind::InvalidData => fault("the file isn't UTF-8".into()),
+        _ => fault(format!("the file can't be read: {error}")),
     };
     // Of the opened file, whatever its name leads to by now.
     let opened = open(path).and_then(|file| Ok((file.metadata()?, file)));
@@ -187,7 +187,7 @@ fn text_of(path: &Path, seen: &mut Seen) -> Result<(File, String), Fault> {
     let mut text = String::new();
     (&file).take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(unreadable)?;
     if text.len() as u64 > LONGEST_FILE {
-        return Err(fault(format!("expected a file of at most {} MiB, got a longer one", LONGEST_FILE >> 20)));
+        return Err(fault(format!("the file is larger than {} MiB", LONGEST_FILE >> 20)));
     }
     Ok((file, text))
 }
@@ -216,8 +216,8 @@ fn included(directory: &Path, pattern: &str, seen: &mut Seen) -> Result<Vec<Path
     }
     let within = path.parent().filter(|within| !within.as_os_str().is_empty()).unwrap_or(Path::new("."));
     seen.note(within, Stamp::of(within));
-    let entries = fs::read_dir(within)
-        .map_err(|error| format!("expected a directory that can be read, got {pattern:?}: {error}"))?;
+    let entries =
+        fs::read_dir(within).map_err(|error| format!("the directory of {pattern:?} can't be read: {error}"))?;
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| entry.ok().map(|entry| within.join(entry.file_name())))
         .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))

@@ -226,7 +226,7 @@ fn in_words(rule: Option<String>, field: Option<String>, message: &str, written:
     if let Some(got) = kinds.iter().find_map(|kind| what.strip_prefix(kind)) {
         let _ = write!(words, "expected {}, got {}", expected_in_words(expected), got_in_words(got, written));
     } else if let Some(name) = what.strip_prefix("missing field ") {
-        let _ = write!(words, "expected a {}, got none", name.trim_matches('`'));
+        let _ = write!(words, "the {} is missing", name.trim_matches('`'));
     } else if let Some(got) = ["unknown field ", "unknown variant "].iter().find_map(|kind| what.strip_prefix(kind)) {
         let got = got.trim_matches('`');
         let known: Vec<_> = expected.split('`').skip(1).step_by(2).collect();

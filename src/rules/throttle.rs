@@ -72,7 +72,7 @@ impl Throttle {
     pub(super) fn new(definition: &Definition, reading: Reading, limits: &mut Limits) -> Result<Self, Refusal> {
         let key = names("key", &definition.key.0)?;
         let Some(key) = key else {
-            let why = "key: expected what it counts by, such as \"user\", \"ip\" or \"global\", got none";
+            let why = "key: it is missing: write what the rule counts by, such as \"user\", \"ip\" or \"global\"";
             return Err((Field::named("limits"), why.into()));
         };
         let ipv6_prefix = definition.ipv6_prefix.unwrap_or(64);

@@ -61,7 +61,7 @@ pub(super) fn of_shards(rules: &[Definition]) -> Vec<(usize, Refusal)> {
         let sharded = rule.limits.iter().enumerate();
         for (index, limit) in sharded.filter(|(_, limit)| limit.limit.contains("shards") && is_sharded(&limit.limit)) {
             if rules.iter().enumerate().any(|(other, rule)| rule.continues && comes_before(other, rule)) {
-                let why = "expected none with shards where rules apply together, which is an error on a cluster";
+                let why = "expected no shards where rules apply together, which is an error on a cluster";
                 let at_limit = Field::named("limits").item(index);
                 found.push((at, (at_limit, format!("limits: {why}, got {:?}", limit.limit))));
             }
@@ -86,8 +86,7 @@ fn of_names(rule: &Definition) -> impl Iterator<Item = Refusal> {
     let named = named.chain(by_cost(&rule.cost).map(|name| (Field::named("cost"), "cost", name)));
     named.filter_map(|(at, field, name)| {
         let expected = if name == "status" {
-            "expected an attribute of the request, whose response isn't known yet (count = \"401\" goes by that)"
-                .to_owned()
+            "expected an attribute of the request, not of its response (count = \"401\" goes by that)".to_owned()
         } else {
             format!("expected an attribute that the service gives (did you mean {}?)", probably_meant(&name)?)
         };

@@ -63,10 +63,10 @@ impl From<fields::Refusal> for Refusal {
         let at = item.map_or(Field::named(field), |index| Field::named(field).item(index));
         match why {
             Why::NoLimits => {
-                let why = "limits: expected at least one limit, such as \"token-bucket 100/1m\", got none";
+                let why = "limits: they are missing: write at least one, such as \"token-bucket 100/1m\"";
                 (Field::named("name"), why.into())
             }
-            Why::Policy(expected) => (at, format!("{field}: expected {expected}")),
+            Why::Policy(why) => (at, format!("{field}: {why}")),
             Why::NoTime(text) => (at, format!("{field}: expected at least 1us, got {text:?}")),
             Why::Error(error) => (at, error),
         }

@@ -99,8 +99,8 @@ impl Overrides {
             && !matches!(instead, Override::Block)
         {
             let why = format!(
-                "expected only block for a key by path under paths = \"segments\" (a rule that matches the path may allow \
-                 it, or have other limits), got more for {key:?}"
+                "a key by path may only be in block under paths = \"segments\" (a rule that matches the path may allow \
+                 it, or have other limits), got {key:?}"
             );
             return Err((at, why));
         }

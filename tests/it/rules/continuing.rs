@@ -161,11 +161,11 @@ fn where_continue_means_nothing_it_is_refused_and_what_it_reaches_is_no_dead_rul
         ),
         (
             rule("a", limits) + &rule("b", limits),
-            "rule b: never applies: expected some request that rule \"a\", before it, doesn't take, or continue = true there",
+            "rule b: never applies: rule \"a\", before it, takes all of its requests: narrow that one, or write continue = true there",
         ),
         (
             rule("a", &format!("{limits}continue = true")) + &rule("b", limits) + &rule("c", limits),
-            "rule c: never applies: expected some request that rule \"b\"",
+            "rule c: never applies: rule \"b\", before it",
         ),
     ] {
         let error = set.parse::<RuleSet>().expect_err(&set).to_string();

@@ -30,7 +30,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
     let with = |more: &str| format!("{GOOD}{more}\n");
     let second = |rule: &str| format!("{GOOD}[[rule]]\nname = \"b\"\n{rule}\n");
     for (text, expected) in [
-        (String::new(), "rules.toml: expected at least one [[rule]], got none"),
+        (String::new(), "rules.toml: the rules are missing: write at least one [[rule]]"),
         ("[[rule]\n".into(), "rules.toml:1:8: "),
         ("rule = 1\n".into(), "rules.toml:1:8: expected rules that begin with [[rule]] each, got rule as 1"),
         (
@@ -95,15 +95,15 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (with("action = 1"), "rules.toml:5:10: rule a: action: expected a string, got 1"),
         (with("name = \"b\""), "rules.toml:5:1: expected each name once, got name again"),
-        ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: rule: expected a name, got none"),
+        ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: rule: the name is missing"),
         (GOOD.replace("\"a\"", "\"a b\""), "rules.toml:2:8: rule a b: name: expected 1 to 64 letters, digits"),
         (
             second("match = { path = \"/x\" }\naction = \"allow\"").replace("\"b\"", "\"a\""),
-            "rules.toml:6:8: rule a: name: expected a name of its own, got \"a\" again",
+            "rules.toml:6:8: rule a: name: expected one that no other rule has, got \"a\"",
         ),
         (
             second("priority = -1\naction = \"allow\""),
-            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
+            "rules.toml:6:8: rule b: never applies: rule \"a\", before it, takes all of its requests: ",
         ),
         (
             with("cost = \"x\"\nmin_cost = 1\noverrides = { \"user:a\" = \"gcra 5/1s\" }")
@@ -115,7 +115,10 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             with("count = [\"401\", \"4x\"]"),
             "rules.toml:5:17: rule a: count: expected an HTTP status, such as 401, or a class of them, such as 4xx, got \"4x\"",
         ),
-        (with("count = []"), "rules.toml:5:9: rule a: count: expected at least one status, such as 401, got none"),
+        (
+            with("count = []"),
+            "rules.toml:5:9: rule a: count: the list is empty: write at least one status, such as 401",
+        ),
         (with("count = 401"), "rules.toml:5:9: rule a: count: expected a string, or a list of strings, got 401"),
         (
             with("cost = \"toknes\"")
@@ -134,19 +137,19 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             "[[rule]]\nname = \"a\"\nmatch = { method = [\"GET\", \"OTHER\"] }\naction = \"block\"\n\
              [[rule]]\nname = \"b\"\nmatch = { method = [\"PROPFIND\", \"HEAD\"] }\naction = \"allow\"\n"
                 .into(),
-            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
+            "rules.toml:6:8: rule b: never applies: rule \"a\", before it, takes all of its requests: ",
         ),
         (
             "[[rule]]\nname = \"a\"\nmatch = { path = [\"/x\", \"/*\"] }\naction = \"block\"\n\
              [[rule]]\nname = \"b\"\nmatch = { path = \"*\", tier = \"x\" }\naction = \"allow\"\n"
                 .into(),
-            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
+            "rules.toml:6:8: rule b: never applies: rule \"a\", before it, takes all of its requests: ",
         ),
         (
             "[[rule]]\nname = \"a\"\nmatch = { ip = [\"0.0.0.0/0\", \"::/0\"] }\naction = \"block\"\n\
              [[rule]]\nname = \"b\"\nmatch = { ip = \"*\", tier = \"x\" }\naction = \"allow\"\n"
                 .into(),
-            "rules.toml:6:8: rule b: never applies: expected some request that rule \"a\", before it, doesn't take",
+            "rules.toml:6:8: rule b: never applies: rule \"a\", before it, takes all of its requests: ",
         ),
         (
             second("match = { tier = \"free\" }\naction = \"deny\""),
@@ -167,11 +170,11 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             GOOD.replace("\"gcra 1/1s\"", ""),
-            "rules.toml:2:8: rule a: limits: expected at least one limit, such as \"token-bucket 100/1m\", got none",
+            "rules.toml:2:8: rule a: limits: they are missing: write at least one, such as \"token-bucket 100/1m\"",
         ),
         (
             GOOD.replace("key = \"user\"\n", ""),
-            "rules.toml:3:10: rule a: key: expected what it counts by, such as \"user\"",
+            "rules.toml:3:10: rule a: key: it is missing: write what the rule counts by, such as \"user\"",
         ),
         (
             GOOD.replace("\"user\"", "[\"user\", \"global\"]"),
@@ -213,18 +216,15 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             with("cost = \"path\""),
             "rules.toml:5:8: rule a: cost: expected a number without quotes, or the name of an attribute, got \"path\"",
         ),
-        (with("match = { tier = [] }"), "rules.toml:5:18: rule a: tier: expected at least one value, got none"),
-        (
-            with("match = { tier = \"\" }"),
-            "rules.toml:5:18: rule a: tier: expected a value, or \"*\" for any, got an empty one",
-        ),
+        (with("match = { tier = [] }"), "rules.toml:5:18: rule a: tier: the list is empty: write at least one value"),
+        (with("match = { tier = \"\" }"), "rules.toml:5:18: rule a: tier: a value is empty: write \"*\" for any value"),
         (
             with("cost = 2"),
             "rules.toml:5:8: rule a: cost: expected at most 1, all that is ever admitted by token-bucket 1/1s, got 2",
         ),
         (
             with("cost = -1"),
-            "rules.toml:5:8: rule a: cost: expected units, or the name of an attribute that says them, got -1",
+            "rules.toml:5:8: rule a: cost: expected units, or the name of an attribute that gives them, got -1",
         ),
         (with("status = 200"), "rules.toml:5:10: rule a: status: expected an HTTP status from 400 to 599, got 200"),
         (
@@ -233,10 +233,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (with("block_for = \"0s\""), "rules.toml:5:13: rule a: block_for: expected at least 1us, got \"0s\""),
         (with("ipv6_prefix = 129"), "rules.toml:5:15: rule a: ipv6_prefix: expected a length from 1 to 128, got 129"),
-        (
-            with("on_error = \"local\""),
-            "rules.toml:5:12: rule a: on_error: expected processes beside on_error = \"local\"",
-        ),
+        (with("on_error = \"local\""), "rules.toml:5:12: rule a: on_error: processes is missing: on_error = \"local\""),
         (
             with("overrides = { \"org:acme\" = \"gcra 2/1s\" }"),
             "rules.toml:5:28: rule a: expected a value of the rule's own key, such as user:..., got \"org:acme\"",
@@ -260,11 +257,11 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             format!("include = [\"more.toml\"]\n{GOOD}"),
-            "rules.toml:1:12: include: more.toml: expected a file of rules that can be read, got: No such file",
+            "rules.toml:1:12: include: more.toml: the file can't be read: No such file",
         ),
         (
             format!("include = [\n  \"rules.toml\",\n  \"none/*.toml\",\n]\n{GOOD}"),
-            "rules.toml:3:3: include: expected a directory that can be read, got \"none/*.toml\": No such file",
+            "rules.toml:3:3: include: the directory of \"none/*.toml\" can't be read: No such file",
         ),
         (with("min_cost = -1"), "rules.toml:5:12: rule a: min_cost: expected a whole number of units, from 0, got -1"),
         (with("message = 1979-05-27"), "rules.toml:5:11: rule a: message: expected a string, got 1979-05-27"),
@@ -286,12 +283,9 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
     }
     let (_directory, path) = written("");
     fs::write(&path, b"# \xff\n").expect("a file");
-    assert!(RuleSet::read(&path).expect_err("no UTF-8").to_string().ends_with("expected UTF-8, got bytes that aren't"));
+    assert!(RuleSet::read(&path).expect_err("no UTF-8").to_string().ends_with("the file isn't UTF-8"));
     let error = RuleSet::read("/nowhere/rules.toml").expect_err("no file").to_string();
-    assert_eq!(
-        error,
-        "/nowhere/rules.toml: expected a file of rules that can be read, got: No such file or directory (os error 2)"
-    );
+    assert_eq!(error, "/nowhere/rules.toml: the file can't be read: No such file or directory (os error 2)");
 }
 
 #[test]
@@ -367,7 +361,7 @@ fn files_include_others_by_name_or_by_directory() {
     assert_eq!(error.faults()[0].line(), Some(5));
     fs::write(directory.path().join("teams/b.toml"), "ignore_case = true\n").expect("a file");
     let error = RuleSet::read(&path).expect_err("a setting").to_string();
-    assert!(error.contains("teams/b.toml: expected [[rule]] alone in an included file"), "{error}");
+    assert!(error.contains("teams/b.toml: expected only [[rule]] in an included file"), "{error}");
 }
 
 #[test]

@@ -284,8 +284,7 @@ fn a_file_that_is_gone_or_empty_for_a_while_changes_nothing() {
         let line = told[at].as_ref().map_or_else(String::clone, String::clone);
         assert!(line.contains(text), "{told:?}");
     };
-    for (at, text) in
-        ["No such file", "100 rules", "expected at least one [[rule]]", "100 rules"].into_iter().enumerate()
+    for (at, text) in ["No such file", "100 rules", "write at least one [[rule]]", "100 rules"].into_iter().enumerate()
     {
         expected(at, text);
     }

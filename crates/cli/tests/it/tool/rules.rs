@@ -62,8 +62,8 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
         (rule("a", "match = { ip = \"10.0.0.1/8\" }\naction = \"block\""), &["3:16: rule a: ip: expected"]),
         (rule("a b", "action = \"block\""), &["2:8: rule a b: name: expected"]),
         ("[[rule]\n".to_owned(), &["1:8: "]),
-        ("".to_owned(), &[" expected at least one [[rule]], got none"]),
-        ("include = [\"gone.toml\"]\n".to_owned(), &["gone.toml: expected a file of rules that can be read"]),
+        ("".to_owned(), &[" the rules are missing: write at least one [[rule]]"]),
+        ("include = [\"gone.toml\"]\n".to_owned(), &["gone.toml: the file can't be read"]),
         (
             // What hides is found by priority, and told by place.
             [
@@ -73,7 +73,7 @@ fn each_fault_is_a_line_with_its_place_in_the_order_of_the_file() {
                 rule("x", "action = \"allow\"\ncost = 3"),
             ]
             .concat(),
-            &["7:10: rule y: key: ", "9:8: rule x: never applies: expected some", "13:8: rule x: name: "],
+            &["7:10: rule y: key: ", "9:8: rule x: never applies: rule ", "13:8: rule x: name: "],
         ),
     ] {
         let path = file(&directory, "rules.toml", &text);
@@ -377,10 +377,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
             vec!["probe", "--rules", EXAMPLE, "free", "user:1", "--name", "x"],
             "'--rules <FILE>' cannot be used with '--name",
         ),
-        (
-            vec!["probe", "--rules", "gone.toml", "free", "user:1"],
-            "gone.toml: expected a file of rules that can be read",
-        ),
+        (vec!["probe", "--rules", "gone.toml", "free", "user:1"], "gone.toml: the file can't be read"),
         (
             vec!["probe", "--rules", &all, "all", "k"],
             "rule all: expected global, since it counts all requests together, got k",

@@ -155,7 +155,7 @@ fn differences_and_suggestions_know_each_rule() {
     let check = tollgate(&["rules", "check", &rules]);
     assert_eq!(code(&check), 0, "{}", stderr(&check));
     let unreachable = tollgate(&["rules", "check", &one]);
-    assert!(stderr(&unreachable).contains("or continue = true there"), "{}", stderr(&unreachable));
+    assert!(stderr(&unreachable).contains("or write continue = true there"), "{}", stderr(&unreachable));
     let fewer = file(&directory, "fewer.toml", &API.replace("fixed-window 6/1h", "fixed-window 3/1h"));
     let output = tollgate(&["rules", "diff", &rules, &fewer, &records, "--summary", "--format", "jsonl"]);
     let totals = &lines(&output)[0];
