@@ -60,7 +60,7 @@ pub(crate) fn network() -> Option<Arc<Network>> {
 /// Seeds that every test run tries, in each of its parts.
 const SEEDS: u64 = 25;
 
-/// A part of the seeds: one of so many, from this one on.
+/// Runs a part of the seeds: one in so many, from this one on.
 fn seeds(part: usize, of: usize, run: fn(u64) -> Run) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
     let from = number("TOLLGATE_SIMULATE_FROM").unwrap_or(1);
@@ -128,7 +128,7 @@ fn callers_with_enough_time_wait_for_none_of_those_without() {
 /// Otherwise a failed seed could not be investigated.
 #[test]
 fn a_seed_repeats_its_run_to_the_byte() {
-    // As the nightly run does, more of them. A hundred callers without patience take the longest.
+    // The nightly run repeats more of them. A hundred callers without patience take the longest.
     let nightly = std::env::var_os("TOLLGATE_SIMULATE_SEEDS").is_some();
     let repeats = |run: fn(u64) -> Run, seeds: u64| {
         for seed in 1..=if nightly { 40 } else { seeds } {

@@ -33,7 +33,7 @@ enum Outage {
     Crash,
     Hangs,
     Freezes,
-    /// Nothing comes through, of what is sent meanwhile not even later.
+    /// Nothing comes through; if it is lost, not even later.
     Hole(Hole),
 }
 
@@ -133,8 +133,8 @@ async fn simulate(
     Run { verdict: Verdict { broken, calls, failed, recovered }, digest, shown: String::new() }
 }
 
-/// More callers with less time than a round trip takes than can be sent, all the time, beside some with enough of it: as
-/// soon as the many have given up, the others' calls are sent.
+/// More callers with less time than a round trip takes than can be sent, all the time, beside some with enough of it:
+/// as soon as the many have given up, the others' calls are sent.
 pub(super) fn crowd(seed: u64) -> Run {
     const ROUND_TRIP: u64 = 30;
     const CALLERS: usize = 1000;

@@ -186,11 +186,15 @@ impl Judge<'_> {
             let ledger = self.callers.network.medium.ledger();
             (ledger.misled, ledger.moved.clone())
         };
-        self.must(misled == 0, || format!("{misled} scripts were sent to who has been a replica all the time"));
+        self.must(misled == 0, || {
+            format!("{misled} scripts were sent to a server that has been a replica all the time")
+        });
         let mut after = moved.into_iter().filter(|at| *at > healed);
         let (first, last) = (after.next().unwrap_or_default(), after.next_back().unwrap_or_default());
         let long = last.saturating_sub(first);
-        self.must(long < 2000, || format!("for {long} ms, calls are sent to who says that the slot has moved"));
+        self.must(long < 2000, || {
+            format!("for {long} ms, calls are sent to a server that says that the slot has moved")
+        });
     }
 
     /// What a replica has confirmed survives any failover.
