@@ -51,8 +51,8 @@ use crate::rules::{Account, ApiKeyError, ApiKeyLookup};
 /// | sent twice | 400 | 3 | |
 /// | can't be looked up now | 503 | 14 | `Retry-After` |
 ///
-/// The reason for a refusal is in the response's extensions, as an [`ApiKeyError`], unless the request had no key. What
-/// a request costs is up to the look-up.
+/// The reason for a refusal is in the response's extensions, as an [`ApiKeyError`], unless the request had no key. The
+/// look-up determines how long each request waits for it.
 #[derive(Clone, Debug)]
 pub struct ApiKeyLayer {
     settings: Settings,

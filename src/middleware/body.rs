@@ -69,7 +69,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// The response has this status: gives back what doesn't count by it.
+    /// Called with the response's status: gives back what doesn't count by it.
     pub(super) fn responded(&mut self, status: u16) {
         self.settlements.retain_mut(|settlement| settlement.responded(status));
     }

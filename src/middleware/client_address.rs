@@ -20,8 +20,8 @@ use crate::rules;
 /// # }
 /// ```
 ///
-/// The proxy must add its client's address to the header, or replace the header by it. One that passes on what the client
-/// sent lets clients choose their address. In nginx:
+/// The proxy must add its client's address to the header, or replace the header by it. One that passes on what the
+/// client sent lets clients choose their address. In nginx:
 ///
 /// ```nginx
 /// proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
@@ -45,10 +45,10 @@ impl ClientAddress {
 
     /// The address behind these proxies, given as addresses or networks. On a connection from one of them,
     /// `X-Forwarded-For` is read from its end, where the nearest proxy has written; the first address that isn't a
-    /// proxy's is the client's. The client may have written anything before that, which isn't read. If all are proxies',
-    /// the first of the list counts; without the header, the connection's peer. A request for which a proxy has written
-    /// something else than an address there, such as `unknown`, is refused with 400 if any rule uses `ip`. On any other
-    /// connection, the peer address counts.
+    /// proxy's is the client's. The client may have written anything before that, which isn't read. If all are
+    /// proxies', the first of the list counts; without the header, the connection's peer. A request for which a proxy
+    /// has written something other than an address there, such as `unknown`, is refused with 400 if any rule uses `ip`.
+    /// On any other connection, the peer address counts.
     ///
     /// # Errors
     ///
@@ -69,8 +69,8 @@ impl ClientAddress {
         self
     }
 
-    /// The address that a request counts by whose connection had this peer and whose header had this value, an empty one
-    /// if it had no such header: for whoever reads them from an access log.
+    /// The address that counts for a request from this peer with this value of the header (empty if it had no such
+    /// header): for programs that read both from an access log.
     ///
     /// ```
     /// use tollgate::middleware::ClientAddress;
@@ -85,7 +85,7 @@ impl ClientAddress {
     ///
     /// # Errors
     ///
-    /// An entry that decides and is no address.
+    /// The entry that counts is no address.
     pub fn of_header(&self, peer: IpAddr, value: &[u8]) -> Result<IpAddr, Error> {
         self.among(peer.to_canonical(), entries_of(value))
     }
@@ -101,8 +101,7 @@ impl ClientAddress {
     ///
     /// # Errors
     ///
-    /// An entry that decides and is no address: to go on as if there were no address would lead around every rule by
-    /// address.
+    /// The entry that counts is no address: going on without one would bypass every rule by address.
     pub(super) fn of(&self, parts: &Parts, peer: Option<IpAddr>) -> Result<Option<IpAddr>, Error> {
         let Some(peer) = peer.map(|peer| peer.to_canonical()) else { return Ok(None) };
         self.among(peer, entries_from_the_end(&parts.headers, &self.name())).map(Some)

@@ -57,7 +57,7 @@ fn shortened(message: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}{CUT}", beginning(message, LONGEST_ENCODED - CUT.len())))
 }
 
-/// So many whole characters that they take at most this many bytes once encoded.
+/// The longest beginning, in whole characters, that takes at most this many bytes once encoded.
 fn beginning(message: &str, most: usize) -> &str {
     let mut left = most;
     let beyond = message.char_indices().find(|(at, letter)| {

@@ -7,8 +7,8 @@ use crate::decision::{By, Decision, LimitDecision, RetryAfter};
 use crate::quota::Quota;
 use crate::rules::{Reason, Verdict};
 
-/// Which header fields a response has: those that its clients read. A service whose clients read different ones sets the
-/// fields of [`Verdict::headers`] in both styles itself (`Retry-After` is in each).
+/// Which header fields a response has: those that its clients read. A service whose clients read different ones sets
+/// the fields of [`Verdict::headers`] in both styles itself (`Retry-After` is in each).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderStyle {
@@ -48,11 +48,11 @@ impl Decision {
     /// engine in this process answered.
     ///
     /// In `RateLimit-Policy`, a limit has its rule's name, or `rule/limit` if the rule has several; `q` is its rate
-    /// (not its burst) and `w` its period in seconds, both multiplied if the period is no whole number of seconds; there is
-    /// no `w` for months and years, nor for days and weeks in a time zone whose clocks change. In `RateLimit`, `r` is what
-    /// remains (for a limit with shards, on a cluster, an estimate: what remains of one, times their number), and `t` the
-    /// seconds until there is more: for a limit that denies, until it would allow the same request; for one that
-    /// allows, until the window ends, if the limit has fixed windows.
+    /// (not its burst) and `w` its period in seconds, both multiplied if the period is no whole number of seconds;
+    /// there is no `w` for months and years, nor for days and weeks in a time zone whose clocks change. In `RateLimit`,
+    /// `r` is what remains (for a limit with shards, on a cluster, an estimate: what remains of one, times their
+    /// number), and `t` the seconds until there is more: for a limit that denies, until it would allow the same
+    /// request; for one that allows, until the window ends, if the limit has fixed windows.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]

@@ -55,11 +55,11 @@ fn read(text: &str) -> Option<String> {
     }
 }
 
-/// The host that a request is for: of its target, which HTTP/2 and requests to a proxy have it in, or of its header.
+/// The host that a request is for: from its target, where HTTP/2 and requests to a proxy have it, or from its header.
 ///
 /// # Errors
 ///
-/// One that is no host; two headers; and, of a request received, two hosts, of which servers may take either.
+/// Text that is no host; two headers; and, in a request received, two hosts, of which servers may take either.
 pub(super) fn of_request(parts: &Parts, side: Side) -> Result<Option<Vec<u8>>, Error> {
     let uri = match side {
         Side::Incoming => original_uri(parts).unwrap_or(&parts.uri),

@@ -24,8 +24,8 @@ pub struct RateLimitLayer {
 
 impl RateLimitLayer {
     /// Puts a service under these rules, decided by this limiter: a [set](crate::rules::RuleSet), [one that follows its
-    /// file](crate::rules::WatchedRules), a database's, or any other [source](RuleSource). The rules know each request's `method`, its `path`
-    /// and, as `ip`, its connection's peer address, if the server provides it: as
+    /// file](crate::rules::WatchedRules), a database's, or any other [source](RuleSource). The rules know each
+    /// request's `method`, its `path` and, as `ip`, its connection's peer address, if the server provides it: as
     /// `axum::extract::ConnectInfo<SocketAddr>` (feature `axum`), or as a [`SocketAddr`](std::net::SocketAddr) in the
     /// request's extensions.
     #[must_use]
@@ -83,9 +83,9 @@ impl RateLimitLayer {
     /// Takes an attribute from this header, in which the client may write anything. A request with two such headers is
     /// refused, and so is an `ip` that is no address, if a rule uses it.
     ///
-    /// `Host` is read as the host that the request is for, on every version of HTTP (`:authority` on HTTP/2), and in its
-    /// [normalised](super::normalised_host) spelling. A request with a host that can't be read, or one received for two
-    /// different ones, is refused.
+    /// `Host` is read as the host that the request is for, on every version of HTTP (`:authority` on HTTP/2), and in
+    /// its [normalised](super::normalised_host) spelling. A request with a host that can't be read, or one received for
+    /// two different ones, is refused.
     #[must_use]
     pub fn header(mut self, attribute: &str, header: HeaderName) -> Self {
         self.settings.readers.attribute(attribute, request_attributes::header(header));
@@ -141,16 +141,16 @@ impl RateLimitLayer {
         self
     }
 
-    /// Counts calls that this process sends, rather than requests that it receives: by the path that each goes to, also
-    /// where a request received is sent on with all that a router has noted of it. Such a call has no `route`.
+    /// Counts calls that this process sends, rather than requests that it receives: by the path that each goes to, even
+    /// for a received request that is sent on with a router's notes on it. Such a call has no `route`.
     #[must_use]
     pub fn for_outgoing(mut self) -> Self {
         self.settings.readers.outgoing();
         self
     }
 
-    /// Waits for at most this long until a request is allowed, instead of denying it: of requests received, and of calls
-    /// to others alike. They proceed in order if every limit of the rule has a `max-debt`, otherwise whichever retries
+    /// Waits for at most this long until a request is allowed, instead of denying it: requests received and calls to
+    /// others alike. They proceed in order if every limit of the rule has a `max-debt`, otherwise whichever retries
     /// first; see [`Limiter::acquire_wait`]. The inner service is kept ready meanwhile. Such calls aren't settled.
     #[must_use]
     pub fn wait(mut self, max_wait: Duration) -> Self {
@@ -173,11 +173,11 @@ impl RateLimitLayer {
     /// [blocked](Limiter::block) for that time, up to `most`, for everyone who shares the key. The signals are
     /// `Retry-After` (with 403, 429, 503 or 529) and, if they say that nothing remains, `RateLimit` of the
     /// [draft][draft] and of its seventh version (`limit=5, remaining=0, reset=120`), and `RateLimit-Remaining` with
-    /// `RateLimit-Reset`, with or without `X-`. Of several, the longest counts. Dates are relative to the response's own
-    /// `Date`, and fractions of a second are rounded up. A longer block is kept; if two responses arrive together, either may win. With [`wait`](Self::wait), calls that
-    /// are waiting wait for the block too, and then proceed together. Takes two round trips after such a response, and
-    /// one for each call that waits in order. If none of the rule's limits counts by the rule's own key, nothing is
-    /// blocked; that is logged, with the feature `tracing`.
+    /// `RateLimit-Reset`, with or without `X-`. Of several, the longest counts. Dates are relative to the response's
+    /// own `Date`, and fractions of a second are rounded up. A longer block is kept; if two responses arrive together,
+    /// either may win. With [`wait`](Self::wait), calls that are waiting wait for the block too, and then proceed
+    /// together. Takes two round trips after such a response, and one for each call that waits in order. If none of the
+    /// rule's limits counts by the rule's own key, nothing is blocked; that is logged, with the feature `tracing`.
     ///
     /// [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/
     #[must_use]
@@ -188,9 +188,9 @@ impl RateLimitLayer {
 
     /// Records each decision in this sink, such as the history of the crate `tollgate-record`, with the response's
     /// status. No request waits for that. If the client left before there was a response, there is no status. Requests
-    /// that are [skipped](Self::skip), and those for which no decision could be made, aren't recorded. A source of rules
-    /// with a [sink](RuleSource::sink) of its own, such as `Configuration`, counts each decision already: given here
-    /// too, it would count each twice.
+    /// that are [skipped](Self::skip), and those for which no decision could be made, aren't recorded. A source of
+    /// rules with a [sink](RuleSource::sink) of its own, such as `Configuration`, counts each decision already: given
+    /// here too, it would count each twice.
     #[must_use]
     pub fn record(mut self, sink: impl DecisionSink) -> Self {
         self.settings.sink = Some(Arc::new(sink));

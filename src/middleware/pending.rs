@@ -1,10 +1,10 @@
-//! A decision that has been handed on, and whose response isn't known yet.
+//! A decision that sinks have taken, and whose response isn't known yet.
 
 use smallvec::SmallVec;
 
 use crate::rules::OnResponse;
 
-/// Those who want to know a response's status. Dropping it tells them that there was none.
+/// What sinks do with the response's status. Dropping it tells them that there was none.
 #[derive(Default)]
 pub(super) struct Pending(SmallVec<[Box<dyn OnResponse>; 2]>);
 

@@ -30,7 +30,7 @@ pub(super) struct AttributeReaders {
 /// What an earlier layer says of the user behind a request.
 const OF_ACCOUNTS: [&str; 3] = ["user", "tier", "api_key"];
 
-/// The text of such a refusal: the error's own may name a proxy.
+/// Sent to the client in place of the error's text, which may name a proxy.
 const UNREADABLE_ADDRESS: &str = "the address that this request comes from can't be read";
 
 /// The attributes of one request, as these read them.
@@ -65,8 +65,8 @@ impl AttributeReaders {
         self.others.push((name.into(), read));
     }
 
-    /// Reports attributes that rules use and no request has, by the first request; but for those of accounts, which it
-    /// may lack although others have them.
+    /// Reports attributes that rules use and no request has, judging by the first request; not those of accounts, which
+    /// other requests may have.
     pub(super) fn check(&self, rules: &RuleSet, first: &Extensions) {
         let known = |name: &str| {
             ["method", "path", "ip"].contains(&name)
@@ -76,7 +76,7 @@ impl AttributeReaders {
         self.unsourced(rules, |name| !known(name));
     }
 
-    /// The same of those of accounts, if none comes with any request.
+    /// The same for attributes of accounts, once no request has come with an account.
     pub(super) fn check_accounts(&self, rules: &RuleSet) {
         self.unsourced(rules, |name| OF_ACCOUNTS.contains(&name));
     }
@@ -158,7 +158,7 @@ impl fmt::Debug for AttributeReaders {
     }
 }
 
-/// A header's value. HTTP/2 has the host elsewhere, and any of them may spell it in many ways.
+/// A header's value. The host is normalised, and HTTP/2 has it outside the headers.
 pub(super) fn header(name: HeaderName) -> Read {
     if name == HOST {
         return Arc::new(host::of_request);
@@ -177,8 +177,8 @@ pub(super) fn bearer() -> Read {
     })
 }
 
-/// The path that the client asked for, or that the request goes to. Of one received, a router's own note counts, since
-/// nested routers and other layers may have cut off its prefix or changed its host since.
+/// The path that the client asked for, or that the request goes to. For a request received, a router's own note counts,
+/// since nested routers and other layers may have cut off its prefix or changed its host since.
 fn path(parts: &Parts, side: Side) -> &str {
     original_uri(parts).filter(|_| side == Side::Incoming).unwrap_or(&parts.uri).path()
 }

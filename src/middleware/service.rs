@@ -39,8 +39,8 @@ use crate::telemetry;
 const NO_PEER: &str = "ip: the server doesn't provide the connection's peer address (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
 
-/// Without an account in so many requests, none comes from an earlier layer: it puts none into those of strangers, such
-/// as a health check.
+/// After so many requests without an account, no earlier layer provides accounts: a few requests, such as health
+/// checks, may have none anyway.
 const STRANGERS: usize = 100;
 
 /// A service under rules, created by a [`RateLimitLayer`](super::RateLimitLayer).
@@ -79,7 +79,7 @@ where
 struct Admitted {
     verdict: Verdict,
     ends: Option<Ends>,
-    /// After which responses what it took isn't given back.
+    /// The responses after which what it took stays charged.
     counted: Option<CountedBy>,
     /// The rule and request that were charged.
     charged: Option<(Rule, OwnedRequest)>,
@@ -114,7 +114,7 @@ impl Settings {
             Ok(admitted) => admitted,
             Err(answer) => return Ok(answer.map(ResponseBody::answer)),
         };
-        // A handler may take long, and meanwhile another set may have taken the place of this one.
+        // A handler may take long, and another set may replace this one meanwhile.
         drop(rules);
         let Admitted { verdict, mut ends, counted, charged, pending } = admitted;
         let fields = verdict.headers(self.style);
@@ -185,7 +185,7 @@ impl Settings {
         let lacks_a_peer = given.lacks_a_peer() && rules.uses("ip");
         if lacks_a_peer {
             telemetry::no_peer(NO_PEER);
-            // Otherwise it would be led around a rule by address.
+            // Otherwise it would bypass a rule by address.
             if applies.user_block.is_none() && rules.misses("ip", &attributes) {
                 return Err(failed(uncounted(no_peer())));
             }

@@ -118,8 +118,8 @@ impl Settlement {
         let used = self.usage.as_ref().and_then(|usage| usage.settles(&self.rule, &self.request));
         match &self.given_back {
             GivenBack::Nothing => used,
-            // A cancellation would end its permits before its body has, and forget the id, by which a try after an
-            // outage finds what was given back.
+            // A cancellation would end the permits before the body has ended, and forget the id by which a retry after
+            // an outage finds what was given back.
             given_back => Some(given_back.taken_off(used.unwrap_or_else(|| self.request.clone()))),
         }
     }

@@ -33,7 +33,7 @@ pub(super) async fn back_off(limiter: &Limiter, rule: &Rule, request: &OwnedRequ
     }
 }
 
-/// How long the other side asks for a pause. Fields from our own layers aren't its word.
+/// How long the other side asks for a pause. Fields from our own layers don't count.
 fn asked_for(response: &Parts) -> Option<Duration> {
     if response.extensions.get::<Verdict>().is_some() || response.extensions.get::<Error>().is_some() {
         return None;
@@ -49,7 +49,7 @@ fn asked_for(response: &Parts) -> Option<Duration> {
     told.into_iter().flatten().chain(older).max()
 }
 
-/// When the response was sent, by the other side's clock, which its dates are of; by ours if it doesn't say.
+/// When the response was sent, by the other side's clock, as its dates are; by ours if it doesn't say.
 fn sent_at(headers: &HeaderMap) -> SystemTime {
     headers.get(DATE).and_then(|date| httpdate::parse_http_date(text(date).trim()).ok()).unwrap_or_else(SystemTime::now)
 }
@@ -89,8 +89,9 @@ fn retry_after(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Opti
     waits.max()
 }
 
-/// For `RateLimit: "a";r=0;t=30, "b";r=7`, the longest `t` among items with nothing remaining; for `limit=5, remaining=0,
-/// reset=30`, as the draft had it before, that time. But for this many lines at the end.
+/// For `RateLimit: "a";r=0;t=30, "b";r=7`, the longest `t` among items with nothing remaining; for `limit=5,
+/// remaining=0, reset=30`, as the draft had it before, that time. Ignores this many lines at the end, which inner
+/// layers added.
 fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
     let lines = headers.get_all("ratelimit").iter().rev().skip(added).map(text);
     let of_line = |line: Cow<'_, str>| {
@@ -106,7 +107,7 @@ fn exhausted(headers: &HeaderMap, added: usize) -> Option<Duration> {
     lines.filter_map(of_line).max().map(Duration::from_secs)
 }
 
-/// The longest time of what is used up, of pairs of what remains and when there is more.
+/// The longest time, of pairs of what remains and when there is more, where nothing remains.
 fn longest(pairs: impl Iterator<Item = (Option<u64>, Option<u64>)>) -> Option<u64> {
     pairs.filter(|(remaining, _)| *remaining == Some(0)).filter_map(|(_, reset)| reset).max()
 }
@@ -115,9 +116,9 @@ fn before_parameters(value: &str) -> &str {
     value.split(';').next().unwrap_or_default()
 }
 
-/// For `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-` as the draft had it at first: seconds
-/// from now or, as with GitHub and others, seconds or milliseconds since the epoch. Of several lines, which may have been
-/// joined on the way, each is of the same limit as the other field's.
+/// For `X-RateLimit-Remaining: 0` and `X-RateLimit-Reset: 30`, or without the `X-` as the draft had it at first:
+/// seconds from now or, as with GitHub and others, seconds or milliseconds since the epoch. Of several lines, which may
+/// have been joined on the way, each is of the same limit as the other field's.
 fn by_own_fields(headers: &HeaderMap, remaining: HeaderName, reset: HeaderName, now: SystemTime) -> Option<Duration> {
     let numbers = |name| -> Vec<_> {
         headers.get_all(name).iter().flat_map(|line| text(line).split(',').map(number).collect::<Vec<_>>()).collect()
