@@ -373,8 +373,8 @@ impl RuleSet {
             .collect()
     }
 
-    /// Whether a rule before the last one that applies might apply if the request had this attribute, which it lacks; or
-    /// more limits of those that do.
+    /// Whether a rule before the last one that applies might apply if the request had this attribute, which it lacks;
+    /// or more limits of those that do.
     #[cfg(feature = "http")]
     pub(crate) fn misses(&self, attribute: &str, request: &Attributes<'_>) -> bool {
         let request = self.as_read(request);

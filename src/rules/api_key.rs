@@ -1,4 +1,4 @@
-//! API keys that come with requests: who looks them up, and why one is rejected.
+//! API keys that come with requests: how they are looked up, and why one is rejected.
 
 use std::fmt;
 use std::future::Future;
@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::Account;
 
-/// Who knows to which account an API key belongs: [`ApiKeyLayer`](crate::middleware::ApiKeyLayer) (feature `http`) asks
-/// for each request. `Configuration` of the crate `tollgate-record` knows the keys of its PostgreSQL. One of your own:
+/// Finds the account that an API key belongs to: [`ApiKeyLayer`](crate::middleware::ApiKeyLayer) (feature `http`) asks
+/// it for each request. `Configuration` of the crate `tollgate-record` knows the keys of its PostgreSQL. One of your
+/// own:
 ///
 /// ```
 /// use std::collections::HashMap;

@@ -87,7 +87,7 @@ impl Compiled {
 
 #[cfg(feature = "http")]
 impl Compiled {
-    /// Whether one of its limits doesn't apply to this request for want of this attribute.
+    /// Whether one of its limits doesn't apply to this request for lack of this attribute.
     pub(super) fn leaves_out(&self, attribute: &str, request: &Attributes<'_>) -> bool {
         let CompiledAction::Throttle(throttle) = &self.action else { return false };
         // A key that is overridden, blocked or allowed has no such limits.
@@ -115,7 +115,7 @@ impl Applies<'_> {
         }
     }
 
-    /// The one of several rules that denies by this decision: the first of which a limit does.
+    /// The rule among several that denies by this decision: the first with a limit that denies.
     pub(super) fn denied_by(&self, decision: &Decision) -> Option<&Self> {
         let rule = decision.limits.iter().find(|limit| !limit.allowed)?.quota.rule();
         // An account's own limits have a name of their own.

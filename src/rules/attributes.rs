@@ -24,9 +24,9 @@ use crate::error::{Error, Kind};
 /// ```
 ///
 /// Paths are compared as a server would interpret them: without the query, percent-encoded characters decoded once
-/// (slashes too), without double slashes, dot segments and a trailing slash. Methods are upper case, and all that aren't
-/// among the nine standard ones count as one. IPv6 addresses that stand for an IPv4 address become that one. An empty
-/// attribute counts as missing.
+/// (slashes too), without double slashes, dot segments and a trailing slash. Methods are upper case, and all that
+/// aren't among the nine standard ones count as one. IPv6 addresses that stand for an IPv4 address become that one. An
+/// empty attribute counts as missing.
 #[derive(Clone, Debug, Default)]
 pub struct Attributes<'a> {
     pub(super) ip: Option<IpAddr>,
@@ -80,8 +80,8 @@ impl<'a> Attributes<'a> {
         Self { account: Some(account), ..request }
     }
 
-    /// What is known of the request's own user: unlike [`account`](Self::account), keeps what the request says itself where
-    /// the account has nothing.
+    /// What is known of the request's own user: unlike [`account`](Self::account), keeps what the request says itself
+    /// where the account has nothing.
     #[cfg(feature = "http")]
     pub(crate) fn known_user(self, account: &'a Account) -> Self {
         let request = match account.paid_tier() {
@@ -213,7 +213,7 @@ impl<'a> Attributes<'a> {
         self.others.iter().copied().filter(|(_, value)| !value.is_empty()).chain(methods)
     }
 
-    /// What a condition on one of these may name: its value and, for a method that isn't a standard one, that it isn't.
+    /// What a condition on one of these may name: its value and, for a method that isn't a standard one, `OTHER`.
     pub(super) fn values(&self, name: &str) -> impl Iterator<Item = &[u8]> {
         let other = self.method.as_deref().filter(|method| name == METHOD && !is_standard(method));
         self.text(name).into_iter().chain(other.map(|_| OTHER_METHOD.as_bytes()))
@@ -274,8 +274,8 @@ impl Reading {
             return Cow::Borrowed(request);
         }
         let cased = |path: Cow<'a, str>| if upper(&path) { Cow::Owned(path.to_ascii_lowercase()) } else { path };
-        // Counted as after it is normalised: under a route that takes the rest, an encoded slash and one that isn't are
-        // the same to its handler.
+        // Counted in its normalised form: to the handler of a route that takes the rest, an encoded slash and a plain
+        // one are the same.
         let matched = sent.map(|sent| cased(Cow::Borrowed(sent)));
         Cow::Owned(Attributes { path: Some(cased(Cow::Owned(path.to_owned()))), matched, ..request.clone() })
     }

@@ -43,7 +43,7 @@ impl RuleChanges {
         self.reordered || [&self.added, &self.changed, &self.removed].into_iter().any(|names| !names.is_empty())
     }
 
-    /// The changes between rules that somebody keeps in a form of their own, each with its name and in order.
+    /// The changes between rules kept in another form, each with its name and in order.
     #[must_use]
     pub fn between<T: PartialEq>(before: &[(String, T)], after: &[(String, T)], settings: bool) -> Self {
         let said: BTreeMap<_, _> = before.iter().map(|(name, said)| (name, said)).collect();

@@ -96,8 +96,8 @@ impl<'s> Charge<'s> {
         &self.counted
     }
 
-    /// This request of its, which was charged and has an id, at what it takes once its response has this HTTP status:
-    /// for [`Limiter::settle`](crate::Limiter::settle). None if all stays charged.
+    /// This request, which was charged and has an id, at what it takes once its response has this HTTP status: for
+    /// [`Limiter::settle`](crate::Limiter::settle). None if all stays charged.
     #[must_use]
     pub fn after_response(&self, request: Request<'_>, status: u16) -> Option<OwnedRequest> {
         match self.counted.given_back(status) {

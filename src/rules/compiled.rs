@@ -14,7 +14,7 @@ use super::statuses::Statuses;
 use super::throttle::{Limits, Refusal, Throttle};
 use crate::rule::fields::time;
 
-/// Names that no rule can have, since tollgate itself counts by them, under the same keys: limits of single users and of
+/// Names that no rule can have, since tollgate itself counts by them under the same keys: limits of single users and of
 /// API keys, and look-ups of keys.
 const RESERVED: [&str; 3] = [USER_LIMITS, KEY_LIMITS, "api-key-look-ups"];
 

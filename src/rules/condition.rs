@@ -99,7 +99,7 @@ impl Condition {
         }
     }
 
-    /// Whether this value of it is a method that isn't a standard one, which `OTHER` names too.
+    /// Whether this value is a method that isn't a standard one, which `OTHER` names too.
     pub(super) fn names_another_method(&self, value: &[u8]) -> bool {
         *self.attribute == *METHOD && std::str::from_utf8(value).is_ok_and(|method| !is_standard(method))
     }

@@ -38,13 +38,13 @@ pub(crate) enum Acquisition<'a> {
     Wait(Duration, Blocks, Option<FollowUp<'a>>),
 }
 
-/// What a request took may be changed once more is known of it.
+/// By what a request's charge may be changed once more is known of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FollowUp<'a> {
     /// A unique id.
     pub(crate) id: &'a [u8],
     pub(crate) within: Duration,
-    /// Whether that may be its cost, by the rule that applies. Any rule may count by the response.
+    /// Whether the rule that applies may settle its cost. Any rule may count by the response.
     pub(crate) settles: bool,
 }
 
@@ -174,7 +174,7 @@ impl Limiter {
                 (Some(decision), permit)
             }
             _ => {
-                // It is there at once, and the caller may ask again at once: others must have their turn.
+                // The answer is ready at once, and the caller may ask again at once: other tasks must get their turn.
                 tokio::task::consume_budget().await;
                 (None, None)
             }

@@ -91,8 +91,8 @@ pub(super) struct Defaults {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Definition {
-    /// 1 to 64 letters, digits, `-`, `_` or `.`, unique in a set; not `user-quota`, `key-quota` or `api-key-look-ups`. The
-    /// rule's keys in Redis end with it.
+    /// 1 to 64 letters, digits, `-`, `_` or `.`, unique in a set; not `user-quota`, `key-quota` or `api-key-look-ups`.
+    /// The rule's keys in Redis end with it.
     pub name: String,
     /// Higher priorities first; among equals, the rule that is written first. Default: 0.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -126,8 +126,8 @@ pub struct Definition {
     /// Decides and reports only; the next rule that matches applies. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<bool>,
-    /// Whether the next rule that matches applies as well: the limits of both are one decision, all or nothing. For rules
-    /// that throttle. Default: false.
+    /// Whether the next rule that matches applies as well: the limits of both are one decision, all or nothing. For
+    /// rules that throttle. Default: false.
     #[serde(default, rename = "continue", skip_serializing_if = "is_default")]
     pub continues: bool,
     /// What happens to a request that lacks an attribute that the rule counts by. Default: it is denied.
@@ -184,8 +184,8 @@ pub struct Definition {
 #[serde(from = "LimitFields<OneOrMore>", into = "LimitFields<OneOrMore>")]
 #[non_exhaustive]
 pub struct LimitDefinition {
-    /// Its name in its key. Default: its attributes, joined by `-`, if it counts by its own; otherwise its algorithm and
-    /// period.
+    /// Its name in its key. Default: its attributes, joined by `-`, if it counts by its own; otherwise its algorithm
+    /// and period.
     pub name: Option<String>,
     /// Its text, such as `token-bucket 10/1s`, or `$name` of a variable.
     pub limit: String,
@@ -213,10 +213,10 @@ pub enum Paths {
     Unambiguous,
     /// Decoded first and then split, as proxies and file servers do: `%2F` is a slash, and `..` leads out of a segment.
     Decoded,
-    /// As axum's router does: split first, then compared as it was sent. `%2F` and `..` are part of a segment, an encoded
-    /// letter is no letter, and an empty segment, such as after a final slash, makes another path. A key by `path` is as
-    /// with `Decoded`, so that all spellings of what a handler is given are one; of `overrides`, `block` and `allow`, it
-    /// may only be in `block`.
+    /// As axum's router does: split first, then compared as it was sent. `%2F` and `..` are part of a segment, an
+    /// encoded letter is no letter, and an empty segment, such as after a final slash, makes another path. A key by
+    /// `path` is as with `Decoded`, so that all spellings of what a handler is given are one; of `overrides`, `block`
+    /// and `allow`, it may only be in `block`.
     Segments,
 }
 

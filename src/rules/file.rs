@@ -165,7 +165,7 @@ pub(super) fn of_rule(name: &str, why: &str) -> String {
     if why.starts_with(&format!("{subject}: ")) && !name.is_empty() {
         return why.to_owned();
     }
-    // A limit's text may be a whole rule's elsewhere.
+    // A limit's own error says `rule`, since its text may be a whole rule elsewhere.
     match why.strip_prefix("rule: ") {
         Some(why) => format!("{subject}: limits: {why}"),
         None => format!("{subject}: {why}"),

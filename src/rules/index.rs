@@ -85,7 +85,7 @@ enum Texts<'a, 'r> {
 impl Index {
     /// From each rule's conditions, in the rules' order. Also returns the condition by which each is found.
     pub(super) fn new<'c>(rules: impl Iterator<Item = &'c [Condition]> + Clone) -> (Self, Vec<Option<usize>>) {
-        // By hashes: that two values count as one only matters if most do.
+        // By hashes: a few values that collide do no harm.
         let (mut shared, hasher) = (HashMap::<u64, u32>::new(), DefaultHashBuilder::default());
         let hash = |condition: &Condition, value: &str| hasher.hash_one((condition.attribute(), value));
         for conditions in rules.clone() {

@@ -55,7 +55,7 @@ impl Adaptable {
         Ok(Self { rule, optional, without })
     }
 
-    /// Whether a limit doesn't apply to this request for want of this attribute.
+    /// Whether a limit doesn't apply to this request for lack of this attribute.
     #[cfg(feature = "http")]
     pub(super) fn leaves_out(&self, attribute: &str, request: &Attributes<'_>) -> bool {
         self.optional.iter().any(|limit| request.first_missing(&limit.needs) == Some(attribute))

@@ -22,7 +22,7 @@ pub(super) enum Segment<'a> {
 pub(super) struct Pattern {
     /// As written.
     text: Box<str>,
-    /// The places among its segments of those that are a star, encoded where it was written: hardly ever any.
+    /// The places of segments that are a literal star, written encoded: hardly ever any.
     stars: Box<[usize]>,
     /// Whether it ends with `/*`.
     open: bool,
@@ -111,7 +111,8 @@ pub(super) fn path_of(target: &str) -> &str {
     &path[..end.unwrap_or(path.len())]
 }
 
-/// The segments of a path: none of `/`, and an empty one after each further slash, which a normalised path hasn't got.
+/// The segments of a path: none for `/`, and an empty one after each further slash, which a normalised path doesn't
+/// have.
 pub(super) fn segments(path: &str) -> impl Iterator<Item = Segment<'_>> {
     let after = path.strip_prefix('/').unwrap_or(path);
     let rest = (!after.is_empty()).then_some(after);

@@ -41,10 +41,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 ///
 /// A separate thread checks the file and its includes five times a second. So it follows files that are written in
 /// place, replaced by editors, reached through symlinks (as Kubernetes mounts a ConfigMap), or on a network, where
-/// events would be missed; also where one change follows the other faster than it looks. It reads the new rules, and
-/// frees the old ones once no request uses them any more. A file that can't be used changes nothing: the last good rules stay, and
-/// [`error`](Self::error) says what is wrong until it is fixed. The same goes for a file without rules, which is
-/// probably still being written. The thread ends when the last clone is dropped.
+/// events would be missed, and changes that follow each other faster than it checks. It reads the new rules, and frees
+/// the old ones once no request uses them any more. A file that can't be used changes nothing: the last good rules
+/// stay, and [`error`](Self::error) says what is wrong until it is fixed. The same goes for a file without rules, which
+/// is probably still being written. The thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct WatchedRules {
     shared: Arc<Watched>,
@@ -193,11 +193,11 @@ struct Looks {
     seen: Seen,
     /// Another content.
     found: Option<Found>,
-    /// When the first of those was found that were not taken.
+    /// When the first content was found that has not been taken.
     changing_since: Option<Instant>,
 }
 
-/// A content that isn't known yet. Its rules are read before it is known to be whole, which is so nearly always.
+/// A content that isn't known yet. Its rules are read before it is known to be whole, which it nearly always is.
 struct Found {
     at: Instant,
     snapshot: Snapshot,
@@ -240,7 +240,7 @@ impl Looks {
         self.changing_since.is_some_and(|since| since.elapsed() >= LONGEST_WAIT)
     }
 
-    /// Whether what was found before is all of a set, as far as its files show that by now.
+    /// Whether what was found before is a whole set, as far as its files show by now.
     fn is_whole(&self, before: &Found, now: &Found) -> bool {
         // Files that belong together may be replaced one after the other, so that only a single one is whole at once.
         let was_replaced = || before.snapshot.is_a_file_that_stayed_the_same();

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::{Account, Attributes, RuleSet, Verdict, WatchedRules};
 
-/// Where a service's rules come from. [`RateLimitLayer`](crate::middleware::RateLimitLayer) (feature `http`) asks it for
-/// each request.
+/// Where a service's rules come from. [`RateLimitLayer`](crate::middleware::RateLimitLayer) (feature `http`) asks it
+/// for each request.
 ///
 /// A [`RuleSet`] is a source that never changes, [`WatchedRules`] follows its file, and `Configuration` of the crate
 /// `tollgate-record` a PostgreSQL. For rules in MySQL, etcd or another service, keep a [`RuleSet`] that some task

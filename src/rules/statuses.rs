@@ -18,7 +18,7 @@ enum Pattern {
 }
 
 impl Statuses {
-    /// Or the place in the list, and what was expected there.
+    /// The statuses; or the place in the list of a bad one, and what was expected there.
     pub(super) fn read(patterns: &[String]) -> Result<Self, (usize, String)> {
         let read = patterns.iter().enumerate().map(|(index, text)| {
             let why = || {
@@ -48,7 +48,8 @@ impl Pattern {
     }
 }
 
-/// By which statuses what a request took stays charged: of its rule or, if several apply together, of those that say.
+/// By which statuses what a request took stays charged: its rule's or, if several apply together, those of each that
+/// has any.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CountedBy(SmallVec<[(Option<Arc<str>>, Statuses); 1]>);
 

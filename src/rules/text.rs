@@ -23,7 +23,7 @@ use crate::rule::Rule;
 pub(super) struct Source {
     pub(super) path: PathBuf,
     pub(super) text: String,
-    /// Where its rules are. None if that can't be told before all of it is read.
+    /// Where its rules are. None if only reading all of it can tell.
     cut: Option<Cut>,
 }
 
@@ -63,7 +63,7 @@ impl Source {
     }
 
     /// The same, one rule after the other: the tables of a whole file take ten times the memory of its rules. None if
-    /// anything is wrong, which only the whole can say.
+    /// anything is wrong: only reading the whole says what.
     fn read_by_rule(&self) -> Option<Said> {
         let Cut { settings, rules } = self.cut.as_ref()?;
         let document = |text| Document::deserialize(Deserializer::from(text)).ok();
@@ -169,8 +169,8 @@ impl Source {
     }
 }
 
-/// TOML, with numbers with a fraction, which no field takes, in place of what no field takes either, but a deserializer
-/// might: a date, as a table with a name of the parser's own, and a list in place of a table, as its values in order.
+/// The table, in which fractions, which no field takes, replace what a deserializer would take although no field does:
+/// dates (as a table with a name of the parser's own) and a list in place of a table (as its values in order).
 fn table_of(text: &str) -> Result<Spanned<DeTable<'_>>, toml::de::Error> {
     let mut table = DeTable::parse(text)?;
     for (name, value) in table.get_mut().iter_mut() {

@@ -199,7 +199,7 @@ impl Throttle {
             Ok(rule) => rule,
             Err(attribute) => return Ok((Throttled::Missing(attribute), overridden)),
         };
-        // Of limits that apply, the request has them all.
+        // A request has all parts of the limits that apply to it.
         let parts = self.parts.iter().filter(|part| request.first_missing(&part.attributes).is_none());
         let parts = parts.map(|part| (Arc::clone(&part.name), self.key_of(&part.attributes, request))).collect();
         let cost = self.cost.as_ref().map(|attribute| self.units(attribute, request)).transpose()?;

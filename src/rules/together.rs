@@ -76,7 +76,7 @@ impl Together {
                     rule
                 })
             }
-            // What an account has of its own isn't the set's.
+            // An account's own limits aren't the set's, so they aren't kept.
             None => joined(),
         };
         let counting = || charging.iter().filter(|(own, _)| own.counts);
@@ -113,12 +113,12 @@ impl<'c> Charging<'c> {
         self.rule.name().unwrap_or_default()
     }
 
-    /// The part of the request that its own key is.
+    /// The part of the request that is its own key.
     fn key(&self) -> &'c Arc<str> {
         self.throttle.map_or(&OF_ACCOUNT, Throttle::key_among_rules)
     }
 
-    /// The part of the request that this part of the rule is.
+    /// The part of the request that is this part of the rule.
     fn part(&self, own: &str) -> Arc<str> {
         self.throttle.map_or_else(|| own.into(), |throttle| throttle.part_among_rules(own))
     }

@@ -16,7 +16,7 @@ const HOST: &str = "host";
 const A_HOST: &str = "expected a host as the middleware reads it, in lower case, without port and final dot";
 const NO_BLANKS: &str = "expected a value without blanks around it, which no header field has";
 
-/// What is named in this rule as hardly any service does, or compared literally though it looks like a pattern.
+/// Names in this rule that hardly any service gives, and values compared literally though they look like patterns.
 pub(super) fn of(rule: &Definition, reading: Reading) -> Vec<Refusal> {
     let mut found: Vec<_> = of_names(rule).collect();
     for (attribute, values) in &rule.conditions {

@@ -46,7 +46,7 @@ pub(super) fn among_rules(attributes: &Arc<str>, ipv6_prefix: u8) -> Arc<str> {
     }
 }
 
-/// A listed key's attributes, of which it should have so many.
+/// A listed key's attributes, of which it should have this many.
 pub(in crate::rules) fn listed_values(key: &str, attributes: usize) -> Vec<String> {
     if attributes == 1 { vec![key.to_owned()] } else { unescaped(key) }
 }

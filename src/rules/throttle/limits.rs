@@ -12,7 +12,8 @@ use crate::rules::names::{self, GLOBAL, IP, METHOD, Name, Names, PATH};
 /// What is wrong, and where in the definition.
 pub(in crate::rules) type Refusal = (Field, String);
 
-/// The limits of a set's rules by their text. Most rules of a large set have one of a few, and then share its arguments.
+/// The limits of a set's rules by their text. Most rules of a large set have one of a few limits, and share its
+/// arguments.
 pub(in crate::rules) type Limits = std::collections::HashMap<String, Arc<Limit>>;
 
 /// What limits or a tag count by, by the attributes' names, joined by commas.
@@ -73,7 +74,7 @@ impl From<fields::Refusal> for Refusal {
     }
 }
 
-/// The least cost of a request that says its own.
+/// The least cost of a request that gives its own.
 pub(super) fn min_cost(definition: &Definition, rule: &Rule) -> Result<u64, Refusal> {
     let fault = |why: String| (Field::named("min_cost"), why);
     let by_attribute = |limit: &LimitDefinition| matches!(limit.cost, Some(Cost::Attribute(_)));

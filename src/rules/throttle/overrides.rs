@@ -92,8 +92,8 @@ impl Overrides {
         counts_by: Key<'_>,
         reading: Reading,
     ) -> Result<(), Refusal> {
-        // A key by path is that of all spellings, some of which such a router serves by another route: a ban holds for
-        // all of them, and what admits more would hold for what isn't meant too.
+        // A key by path stands for all spellings, some of which such a router serves by another route. A ban may cover
+        // them all; what admits more would also cover routes that aren't meant.
         if reading.paths == Paths::Segments
             && counts_by.0.iter().any(|attribute| attribute == PATH)
             && !matches!(instead, Override::Block)
