@@ -23,7 +23,7 @@ pub enum Algorithm {
     CalendarWindow,
     /// The previous window's count weighted by its overlap, plus the current window's. The weighted count is rounded
     /// down, so a unit more than `rate` may be admitted around the start of a window: at a rate of 1, two within a
-    /// moment. Small limits are exact by [`SlidingLog`](Self::SlidingLog).
+    /// moment. [`SlidingLog`](Self::SlidingLog) is exact, and affordable for small limits.
     SlidingWindow,
     /// Exactly `rate` units in any `period`, by remembering each request.
     SlidingLog,
@@ -55,7 +55,7 @@ pub(crate) struct Row {
     pub(crate) options: &'static [Setting],
     /// Converts numbers to those the script computes with, or says why they don't fit.
     pub(crate) fit: fn(&Numbers) -> Result<Exact, String>,
-    /// The most units that a key can have taken or owe, whatever penalties it got: as its script bounds them.
+    /// The most units that a key can have taken or owe, penalties included, as its script bounds them.
     pub(crate) most_counted: fn(&Exact) -> u64,
     /// The numbers of a limit, in its script's order.
     pub(crate) arguments: fn(&Numbers, &Exact) -> Vec<i64>,
@@ -67,7 +67,7 @@ pub(crate) struct Row {
     pub(crate) state: &'static [&'static str],
 }
 
-/// In the order of their numbers, from 1: the first byte of a limit's packed numbers, and of the states' own.
+/// In the order of the algorithms' numbers, from 1: the first byte of a limit's packed numbers, and of its state.
 static ROWS: [Row; 6] = [
     Row {
         algorithm: Algorithm::TokenBucket,
@@ -134,7 +134,7 @@ static ROWS: [Row; 6] = [
         text: include_str!("../lua/sliding_window_counter.lua"),
         options: &[Setting::Shards],
         fit: numbers::fit_counter,
-        // A count times the window is exact.
+        // A count times the window must be exact.
         most_counted: |exact| numbers::EXACT / exact.period - 1,
         arguments: numbers::counter_arguments,
         widths: &[7, 7, 3],
@@ -178,7 +178,7 @@ static ROWS: [Row; 6] = [
     },
 ];
 
-/// The script of each set of algorithms: of those whose bits the index has, the first algorithm's the lowest.
+/// The script of each set of algorithms, at the index whose bits are the set: the lowest is the first algorithm's.
 static SCRIPTS: LazyLock<Vec<Script>> = LazyLock::new(|| {
     let of_set = |set: usize| {
         let rows = ROWS.iter().enumerate().filter(|(at, _)| set & 1 << at != 0);
@@ -250,7 +250,7 @@ impl Algorithm {
         self.row().name
     }
 
-    /// The algorithm of that name in the text form, or of its script's, with dashes or underscores.
+    /// The algorithm with this name in the text form, or with a script of this name, with dashes or underscores.
     pub(crate) fn named(name: &str) -> Result<Self, RuleError> {
         let dashed = |name: &str| name.replace('_', "-");
         let sought = dashed(if name == "gcra" { "token-bucket" } else { name });

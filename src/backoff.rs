@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::random::jittered;
 
-/// Pauses that double with each failure in a row, up to a longest one. Each is longer by chance, so that those who failed
-/// together don't all come back at once.
+/// Pauses that double with each failure in a row, up to a maximum. Each is lengthened randomly, so that callers that
+/// failed together don't retry together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
     first: Duration,

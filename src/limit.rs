@@ -161,7 +161,7 @@ impl Limit {
         self.capacity + if reserved { self.max_debt() } else { 0 }
     }
 
-    /// Its last shard, of which no other has less; if it has none, itself.
+    /// Its last shard, which is the smallest; itself if it has no shards.
     pub(crate) fn smallest_shard(&self) -> &Self {
         self.shards.as_ref().map_or(self, Shards::smallest)
     }
@@ -199,15 +199,15 @@ impl Limit {
         self.windows.as_ref()
     }
 
-    /// The longest that a key takes from fully used, or fully in debt, to never used; for calendar windows, a day more
-    /// than the [period](Self::period), since clocks are set back.
+    /// The longest time in which a key goes from fully used, or fully in debt, to as if never used; for calendar
+    /// windows, a day more than the [period](Self::period), since clocks may be set back.
     #[must_use]
     pub fn longest_reset(&self) -> Duration {
         Duration::from_micros(self.exact.longest_reset)
     }
 
-    /// The same limit under a name, which keeps its state even when its period changes. Its algorithm is part of its
-    /// keys: of another one it is a new limit, which starts unused.
+    /// The same limit under a name, which keeps its state even when its period changes. The algorithm is part of its
+    /// keys: with another algorithm it is a new limit, which starts unused.
     ///
     /// # Errors
     ///
@@ -245,8 +245,8 @@ impl Limit {
         }
     }
 
-    /// Its numbers as scripts take them, to decide at this time, or at the server's if none, whose clock is this far
-    /// ahead of this machine's, as far as known. Those of [spread](Self::spread) windows lack their start.
+    /// Its numbers as scripts take them, to decide at this time or, without one, at the time of the server, whose clock
+    /// is this far ahead of this machine's, as far as known. Those of [spread](Self::spread) windows lack their start.
     pub(crate) fn packed(&self, now_us: Option<u64>, ahead_us: i64) -> Cow<'_, Arc<[u8]>> {
         match &self.windows {
             Some(windows) => Cow::Owned(Arc::clone(&windows.at(now_us, ahead_us).packed)),
@@ -254,7 +254,7 @@ impl Limit {
         }
     }
 
-    /// Of windows that start at a per-key time: the numbers with this one.
+    /// For windows with a per-key start: the numbers with this start.
     pub(crate) fn packed_with_start(&self, start: u64) -> Arc<[u8]> {
         let (mut packed, at) = (self.packed.to_vec(), self.algorithm.row().place_of(START));
         packed[at..at + 7].copy_from_slice(&start.to_le_bytes()[..7]);
@@ -266,7 +266,7 @@ impl Limit {
         (&self.packed, &self.windows)
     }
 
-    /// Of windows with a per-key start: the period that starts are spread over.
+    /// For windows with a per-key start: the period that starts are spread over.
     pub(crate) fn spread(&self) -> Option<u64> {
         (self.start == Start::Spread).then_some(self.period)
     }
@@ -360,7 +360,7 @@ impl LimitBuilder {
         }
         let (units, time, most) = match algorithm {
             Algorithm::Concurrency => ("permits", "ttl", MOST_PERMITS),
-            // What is used and a cost above all limits must be told apart.
+            // What is used must differ from a cost above all limits.
             Algorithm::CalendarWindow => ("rate", "period", EXACT - 1),
             Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {
                 ("rate", "period", EXACT)

@@ -85,7 +85,7 @@ impl Operation {
         }
     }
 
-    /// Whether it takes units, or none: what telemetry counts as a decision.
+    /// Whether it takes units or is denied, which telemetry counts as a decision.
     pub(crate) fn decides(self) -> bool {
         matches!(self, Self::Acquire | Self::Reserve | Self::AtMost)
     }

@@ -1,6 +1,6 @@
 //! Chance: jitter and names, from the random keys of the standard library's hash maps. A forked process inherits these
-//! keys, and all that is counted, so names have a salt that each process draws anew. Jitter and the choice of a shard do
-//! without: asking for the process's id takes a system call, 0.7 µs where it was measured.
+//! keys, and all that is counted, so names have a salt that each process draws anew. Jitter and the choice of a shard
+//! do without: asking for the process's id takes a system call, 0.7 µs where it was measured.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -9,11 +9,11 @@ use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What this process draws that no other does: not the one that it was forked from, nor others forked from that.
+/// Random for this process alone: the process that it was forked from, and that one's other forks, draw others.
 static PROCESS: Salt = Salt::new();
 
 struct Salt {
-    /// The process it was drawn in; 0 in none.
+    /// The process it was drawn in; 0 if none.
     of: AtomicU32,
     drawn: AtomicU64,
 }

@@ -27,8 +27,8 @@ const ID_TTL: Duration = Duration::from_secs(600);
 /// let request = Request::new("user:42").cost(5);
 /// ```
 ///
-/// It borrows its key, parts, id and decision; [`into_owned`](Self::into_owned) copies them, for a function that returns
-/// a request.
+/// It borrows its key, parts, id and decision; [`into_owned`](Self::into_owned) copies them, for a function that
+/// returns a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     plain: PlainRequest<'a>,
@@ -42,7 +42,7 @@ pub struct Request<'a> {
 struct Rare {
     id_ttl: Duration,
     after: Option<Earlier>,
-    /// How long a reservation may wait; of a cost of 0, that the wait for what is owed is asked for.
+    /// How long a reservation may wait. If set, a cost of 0 asks for the wait until no units are owed.
     within: Option<Duration>,
     /// How long a block lasts.
     block: Option<Duration>,
@@ -88,13 +88,13 @@ impl<'a> Request<'a> {
         Self::of_plain(plain)
     }
 
-    /// The request with nothing else: none of what few have.
+    /// The request with these fields alone.
     pub(crate) fn of_plain(plain: PlainRequest<'a>) -> Self {
         Self { plain, rare: Rare::NONE, answers: &[] }
     }
 
-    /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a block.
-    /// Other operations don't use it.
+    /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a
+    /// block. Other operations don't use it.
     #[must_use]
     pub fn block_for(mut self, time: Duration) -> Self {
         self.rare.block = Some(time);
@@ -119,13 +119,13 @@ impl<'a> Request<'a> {
     /// [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
     /// this id, and the call is remembered only while they are held.
     ///
-    /// On a cluster, a rule whose limits count by different keys needs a [tag](crate::Rule::tagged) for calls with an id;
-    /// without one, they are errors of class `input`.
+    /// On a cluster, a rule whose limits count by different keys needs a [tag](crate::Rule::tagged) for calls with an
+    /// id; without one, they are errors of class `input`.
     ///
     /// An id belongs to one operation: an acquire by the id of a reservation is misuse, an error of class `input`.
     ///
-    /// Under a rule of permits alone an id is only who holds them: acquires, at-mosts and penalties may share it, and each
-    /// penalty adds permits to it and each refund takes some back, also one that is sent again.
+    /// Under a rule of permits alone, an id only names their holder: acquires, at-mosts and penalties may share it.
+    /// Each penalty adds permits to it and each refund takes some back, even one that is sent again.
     #[must_use]
     pub fn id(mut self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.plain.id = Some(id.as_ref());
@@ -194,11 +194,11 @@ impl<'a> Request<'a> {
     /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
     ///
     /// A refund gives back no more than was granted, so nothing for a call that was denied; and to each limit no more
-    /// than is still owed to it: what has refilled or left its window since then is gone. It reckons from the two calls'
-    /// times on this machine, so to within a round trip, and by as much more as its clock is set back in between; or by
-    /// the clock given to an embedded engine. It doesn't know what was given back since: two refunds after one decision
-    /// give back its units twice; nor what is still owed of a call that was made while its key was blocked, such as a
-    /// penalty, or once the rule's numbers have changed: it then gives less back, mostly nothing.
+    /// than is still owed to it: what has refilled or left its window since then is gone. It goes by the two calls'
+    /// times on this machine, so it is off by at most a round trip, plus whatever the clock is set back in between;
+    /// with an embedded engine's own clock, it goes by that. It doesn't know what was given back since: two refunds
+    /// after one decision give back its units twice; nor what is still owed of a call that was made while its key was
+    /// blocked, such as a penalty, or once the rule's numbers have changed: it then gives less back, mostly nothing.
     /// [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know all that, in Redis, and give back
     /// once.
     ///
@@ -211,7 +211,7 @@ impl<'a> Request<'a> {
     /// ```
     /// use tollgate::{Decision, Request};
     ///
-    /// /// What forgets this attempt to log in, and all before it.
+    /// /// A request that forgets this attempt to log in, and all before it.
     /// fn forgotten<'a>(account: &'a str, attempt: &'a Decision) -> Request<'a> {
     ///     Request::new(account).after(attempt)
     /// }
@@ -221,7 +221,7 @@ impl<'a> Request<'a> {
         Self { answers: &decision.limits, ..self.following(decision) }
     }
 
-    /// The same of any call but a refund, which alone has to know what each limit answered.
+    /// The same for any call but a refund, which alone has to know what each limit answered.
     pub(crate) fn following(mut self, decision: &Decision) -> Self {
         self.rare.after = Some(Earlier::of(decision));
         self
@@ -247,7 +247,7 @@ impl<'a> Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The same without what only other operations than an acquire look at, and its id's own time.
+    /// The fields that an acquire depends on, without its id's own time.
     pub(crate) fn plain(&self) -> &PlainRequest<'a> {
         &self.plain
     }
@@ -316,7 +316,7 @@ impl<'a> Request<'a> {
         self.rare.after
     }
 
-    /// The same as these limits take it: when it was, seen from now, and the reset that each of them answered.
+    /// The same as these limits take it: how long ago it was, and the reset that each of them answered.
     pub(crate) fn taken<'q>(
         &self,
         limits: impl Iterator<Item = &'q Quota>,

@@ -41,7 +41,7 @@ pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 /// assert_eq!(rule.to_string(), "token-bucket 100/1s burst 20, fixed-window 10000/1d");
 /// # Ok::<(), tollgate::RuleError>(())
 /// ```
-// Shared by its clones, of which each permit has one.
+// Clones share the fields: each permit has a clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// None for a rule parsed from text, which can't decide yet.
@@ -120,9 +120,9 @@ impl Rule {
         self.with(Arc::new(limit), None, None)
     }
 
-    /// One more limit, which counts by a [part](crate::Request::parts) of the request instead of its key. Without a name
-    /// of its own it has the part's, in which other characters than letters, digits, `-`, `_` and `.` become `-`: so
-    /// its keys differ from those of the rule's other limits.
+    /// One more limit, which counts by a [part](crate::Request::parts) of the request instead of its key. Without a
+    /// name of its own it has the part's, in which other characters than letters, digits, `-`, `_` and `.` become `-`:
+    /// so its keys differ from those of the rule's other limits.
     ///
     /// One Redis decides all limits of a rule in one call. On a cluster their keys may be
     /// [on several nodes](crate::guide::load#keys-on-several-nodes), each of which is called, at the same time; with a
@@ -232,8 +232,8 @@ impl Rule {
     }
 
     /// Cost of a request on the limit with this name (of one without a name, its text), whatever the request's
-    /// [cost](crate::Request::cost) is for the others; [`Request::costs`](crate::Request::costs) may say another. So one
-    /// limit counts requests, and another what they take.
+    /// [cost](crate::Request::cost) is for the others; [`Request::costs`](crate::Request::costs) may give another. So
+    /// one limit counts requests, and another what they take.
     ///
     /// # Errors
     ///
@@ -311,12 +311,12 @@ impl Rule {
         self.cost
     }
 
-    /// Whether requests say by this name what they take of one of its limits.
+    /// Whether requests give the cost of one of its limits by this name.
     pub(crate) fn costs_by(&self, name: &str) -> bool {
         self.limits.iter().any(|scoped| scoped.costs_by(name))
     }
 
-    /// Whether what a request takes isn't one cost for all of its limits.
+    /// Whether a request may take different costs of its limits.
     pub(crate) fn has_own_costs(&self) -> bool {
         self.is_joined() || self.limits.iter().any(|scoped| scoped.cost.is_some())
     }
@@ -360,7 +360,7 @@ impl Rule {
         hasher.finish()
     }
 
-    /// What it says of all its calls.
+    /// The options of all its calls.
     pub(crate) fn options(&self) -> Options {
         Options {
             keeps_left: self.on_change == Change::AsIs,
@@ -392,7 +392,7 @@ impl Rule {
         self.max_hold.map(written)
     }
 
-    /// Refuses what can't be said of several rules.
+    /// Refuses to change several rules that apply together.
     fn expect_one(&self) -> Result<(), RuleError> {
         if self.is_joined() {
             return Err(self.error("several rules that apply together can't be changed as one"));

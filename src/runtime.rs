@@ -18,11 +18,11 @@ use crate::error::{Error, Kind};
 /// The longest timer: an instant beyond it might not be representable.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 
-/// That of this call.
+/// The runtime of this call.
 ///
 /// # Errors
 ///
-/// None.
+/// There is none.
 pub(crate) fn current() -> Result<Handle, Error> {
     Handle::try_current().map_err(|error| misused("none").caused_by(error))
 }
@@ -45,7 +45,7 @@ fn timer(runtime: &Handle, at: Instant) -> Result<Sleep, Error> {
 
 /// Wakes a task. A waker that panics leaves no other task unwoken.
 pub(crate) fn wake(waker: Waker) {
-    // What it says, the panic hook has said.
+    // The panic hook has reported the panic.
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
@@ -75,8 +75,8 @@ pub(crate) async fn sleep(time: Duration) -> Result<(), Error> {
     sleep_until(Instant::now() + time).await
 }
 
-/// What comes of this future by then, by the timers of the runtime that polls it. None if it is late, or if there is no
-/// runtime to wait by.
+/// The future's output, if it is ready by then, by the timers of the runtime that polls it. None if it is late, or if
+/// there is no runtime to wait by.
 pub(crate) async fn timeout_at<F: Future>(at: Instant, future: F) -> Option<F::Output> {
     let (mut future, mut sleep, mut armed) = (pin!(future), pin!(None), None);
     poll_fn(|context| match future.as_mut().poll(context) {
@@ -137,9 +137,9 @@ fn has_ended(runtime: &Handle) -> bool {
     ended
 }
 
-/// A runtime of the library's own, with a thread that drives it until the process ends. It is started for the first work
-/// that no runtime of the caller's is left to do; anew in a forked process, which has no thread but the one that forked.
-/// None if no thread can be started.
+/// A runtime of the library's own, with a thread that drives it until the process ends. It is started for the first
+/// work that no runtime of the caller's is left to do; anew in a forked process, which has no thread but the one that
+/// forked. None if no thread can be started.
 pub(crate) fn own() -> Option<Handle> {
     static OWN: Mutex<Option<(u32, Option<Handle>)>> = Mutex::new(None);
     let start = || {

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use crate::lock::Lock;
 
-/// Only one caller at a time does the work. The others wait until it ends and check the result; if there is none, one of
-/// them begins. The turn isn't handed to a particular one, whose future may no longer be polled.
+/// Only one caller at a time does the work. The others wait until it ends and check the result; if there is none, one
+/// of them begins. The turn isn't handed to a particular one, whose future may no longer be polled.
 #[derive(Debug, Default)]
 pub(crate) struct SingleFlight {
     running: Lock<Running>,

@@ -68,7 +68,7 @@ pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
         Debt::Units(units) => units,
         Debt::Unbounded => 0,
     };
-    // For more units, with all else equal.
+    // For any span, with all else equal.
     let product = |span: u128, period: u128| (span + 1) * period + u128::from(rate);
     let tick = finest_tick(
         numbers,
@@ -127,7 +127,7 @@ pub(crate) fn fit_counter(numbers: &Numbers) -> Result<Exact, String> {
     Ok(Exact { rate, period, tick, max_debt: 0, longest_reset: 2 * numbers.period })
 }
 
-/// Logs, of which only costs are added up, and permits, of which only times are.
+/// Logs, where only costs are added up, and permits, where only times are.
 pub(crate) fn fit_log(numbers: &Numbers) -> Result<Exact, String> {
     let Numbers { rate, period, .. } = *numbers;
     Ok(Exact { rate, period, tick: 1, max_debt: 0, longest_reset: period })
@@ -161,7 +161,7 @@ pub(crate) fn window_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
     vec![number(numbers.capacity), number(exact.rate), number(exact.period), start, number(exact.max_debt)]
 }
 
-/// The bounds of the two windows, last, are filled in by each call.
+/// The last three, the bounds of the two windows, are filled in by each call.
 pub(crate) fn calendar_arguments(numbers: &Numbers, _: &Exact) -> Vec<i64> {
     windows_arguments(numbers.rate, [0; 3]).to_vec()
 }
@@ -206,7 +206,7 @@ fn finest_tick(
         let middle = u128::midpoint(most, too_many);
         if exact(middle, tick) { most = middle } else { too_many = middle }
     }
-    // And no more than can be forgotten in time.
+    // And no more than resets within the longest time allowed.
     let most = most.min(u128::from(LONGEST_RESET_US) * u128::from(numbers.rate) / u128::from(numbers.period));
     let (what, most, units) = if most > 0 { (what, most, units) } else { lower_rate(numbers, coarsest) };
     let why = "since its numbers must multiply to at most 2^53";

@@ -140,8 +140,8 @@ impl Windows {
         matches!(self.unit, Calendar::Day | Calendar::Week) && later() == Some(true)
     }
 
-    /// The windows for a decision at this time, or at the server's if none: the last ones, until those near their end by
-    /// the server's clock, which is this far ahead of this machine's, as far as known.
+    /// The windows for a decision at this time or, without one, at the server's: those computed last, until they near
+    /// their end by the server's clock, which is this far ahead of this machine's, as far as known.
     pub(crate) fn at(&self, now_us: Option<u64>, ahead_us: i64) -> Arc<Pair> {
         let pair = self.last.load();
         if let Some(now) = now_us {
@@ -396,10 +396,10 @@ mod tests {
             (first, first + day, first + 2 * day)
         });
         assert!(Arc::ptr_eq(&then, &windows.at(None, ahead_us)));
-        // A server whose clock is right has others.
+        // A server whose clock is right gets other windows.
         let (now, renewed) = (system_us(), clone.at(None, 0));
         assert!(renewed.first <= now && now < renewed.second + 1_000_000);
-        // By the clock of one that is a day and a half ahead, these are past their middle.
+        // For a server whose clock is nearly two days ahead, these are past their middle.
         let later = clone.at(None, day + day / 2 + day / 4);
         assert!(later.first > renewed.first);
         assert_eq!(windows, clone);

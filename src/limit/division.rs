@@ -78,11 +78,10 @@ impl Limit {
 
     /// What can be divided into this many parts, and the units that can't.
     ///
-    /// Each part of a sliding window estimates its count in the previous window, and rounds that down. If the parts
-    /// added up to the limit, the rounding could admit one unit for each part but one above the whole's estimate. With
-    /// P and C the parts' total of the previous window, weighted, and of the current one, each part keeps `p + c < l +
-    /// 1`, so together `P + C < L + N`, where L is the sum of the l. With `N - 1` units kept back, `floor(P) + C` is
-    /// the limit at most.
+    /// Each part of a sliding window estimates its count in the previous window, and rounds that down. If N parts added
+    /// up to the limit, the rounding could admit `N - 1` units more than the whole would. With P and C the parts' total
+    /// of the previous window, weighted, and of the current one, each part keeps `p + c < l + 1`, so together
+    /// `P + C < L + N`, where L is the sum of the l. With `N - 1` units kept back, `floor(P) + C` is the limit at most.
     fn but_for_estimates(&self, parts: u64) -> (Self, u64) {
         let kept_back = match self.algorithm {
             Algorithm::SlidingWindow => parts.saturating_sub(1).min(self.rate),
@@ -112,7 +111,7 @@ impl Limit {
 
     /// What is too small to give each part a unit, and how much of it there is.
     fn too_few_for(&self, parts: u64) -> Option<(&'static str, u64)> {
-        // A fraction of the rate of those that refill evenly is a longer period.
+        // Where units refill evenly, a fraction of the rate is a longer period.
         let needs_whole_rates = match self.algorithm {
             Algorithm::TokenBucket => false,
             Algorithm::FixedWindow

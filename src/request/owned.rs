@@ -31,7 +31,7 @@ pub struct OwnedRequest {
     costs: Vec<(Arc<str>, u64)>,
     id: Option<Vec<u8>>,
     terms: Terms,
-    /// What few requests have, apart, so that others are quickly moved.
+    /// The fields that few requests have, boxed, so that other requests are cheap to move.
     rest: Option<Box<Rest>>,
 }
 
@@ -71,7 +71,7 @@ impl OwnedRequest {
         Self { key: key.into(), parts, costs, id: id.map(<[u8]>::to_vec), terms, rest }
     }
 
-    /// About this key, with these parts, at this cost or the rule's, and these of single limits.
+    /// For this key, with these parts, at this cost or the rule's, and at these costs of single limits.
     #[allow(dead_code, reason = "made by sets of rules, which are a feature")]
     pub(crate) fn charging(
         key: Arc<[u8]>,

@@ -1,4 +1,4 @@
-//! What any request has: whom it counts, what it takes, and when.
+//! The fields of every request: what it counts by, what it takes, and when.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,8 +10,8 @@ use crate::rule::{ALL, APART, Rule, ScopedLimit, is_apart};
 /// The last microsecond since the epoch at which a decision can be made: the year 2112.
 pub(super) const LAST_TIME: u64 = 1 << 52;
 
-/// What any request has, without what few have: all that an acquire depends on, unless its id has a time of its own. There
-/// may be thousands of those, so it is kept small.
+/// The fields of every request: all that an acquire depends on, unless its id has a time of its own. Thousands of
+/// acquires may be queued, so it is kept small.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlainRequest<'a> {
     pub(super) key: &'a [u8],
@@ -111,7 +111,7 @@ impl<'a> PlainRequest<'a> {
         Costs::each_of(limits.map(units))
     }
 
-    /// What is said by the first such name.
+    /// The cost given by the first such name.
     fn cost_by(&self, is_it: impl Fn(&str) -> bool) -> Option<u64> {
         match self.costs {
             OwnCosts::Borrowed(costs) => costs.iter().find(|(name, _)| is_it(name)).map(|(_, units)| *units),

@@ -39,14 +39,14 @@ pub(crate) struct RuleFields {
 }
 
 /// One of the limits: its line, or a table. A rule's own limit counts by one part of a request, a set's by several
-/// attributes, which is `K`.
+/// attributes: `K`.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitFields<K = Option<String>> {
     pub(crate) name: Option<String>,
     pub(crate) limit: String,
     pub(crate) key: K,
     pub(crate) cost: Option<OwnCost>,
-    /// Of a set's rules alone, which find the attributes in requests.
+    /// Only in a set's rules, which find the attributes in requests.
     pub(crate) missing: Option<Missing>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Refusal {
     pub(crate) why: Why,
 }
 
-/// What each form of a rule says in its own words, and errors in the same words for all.
+/// Faults that each form of a rule reports in its own words, and errors in the same words for all.
 #[allow(dead_code, reason = "sets of rules, which are a feature, also say what was written")]
 pub(crate) enum Why {
     NoLimits,

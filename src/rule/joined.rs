@@ -10,19 +10,19 @@ use crate::call::Options;
 #[allow(dead_code, reason = "sets of rules join them, which are a feature")]
 pub(crate) struct Joining<'r> {
     pub(crate) rule: &'r Rule,
-    /// The part of the request that its own key is; of the first rule, that is the request's key.
+    /// The part of the request that is its own key; for the first rule, the request's key.
     pub(crate) key: &'r str,
-    /// Whether its limits count, and not its policy alone: an account's own limits may take the place of several rules'.
+    /// Whether its limits count, or its policy alone: an account's own limits may replace those of several rules.
     pub(crate) counts: bool,
 }
 
 #[allow(dead_code, reason = "sets of rules join them, which are a feature")]
 impl Rule {
     /// One rule of all limits of these. Each limit has the name, tag, cost and options of its own rule; the policy is
-    /// the strictest, and the shortest `max_hold` holds. Its own options are such that calls with any aren't taken for
-    /// plain ones.
+    /// the strictest, and the shortest `max_hold` holds. Its own options combine theirs, so that a call with any option
+    /// isn't taken for a plain one.
     ///
-    /// `part` is what the request calls a part of the rule at this place.
+    /// `part` is the request's name for a part of the rule at this place.
     pub(crate) fn joined(rules: &[Joining<'_>], part: impl Fn(usize, &str) -> Arc<str>) -> Self {
         let key = rules[0].key;
         let named = |own: String| Some(own).filter(|name| name != key);
@@ -85,7 +85,7 @@ impl Rule {
         self.rules.is_some()
     }
 
-    /// The options of this limit, if those of the call aren't all limits'.
+    /// The options of this limit, unless all limits have those of the call.
     pub(crate) fn own_options(&self, scoped: &ScopedLimit) -> Option<Options> {
         let rules = self.rules.as_ref()?;
         let differ = rules.iter().any(|rule| rule.options() != rules[0].options());
@@ -103,8 +103,8 @@ impl Rule {
 }
 
 impl ScopedLimit {
-    /// Whether a cost by this name is one that rules which apply together keep apart: of this limit, whose rule has
-    /// this name. `None` of its own cost: that of its rule.
+    /// Whether this name is of the cost that joined rules keep apart for this limit, whose rule is given. A limit
+    /// without a cost of its own has its rule's.
     pub(crate) fn costs_apart_by(&self, name: &str, rule: &str) -> bool {
         let own = match &self.cost {
             Some(OwnCost::Named(own)) => own,
@@ -115,8 +115,8 @@ impl ScopedLimit {
     }
 }
 
-/// Between a rule's name and that of a cost, where rules that apply together take different costs by one name: no name
-/// has one.
+/// Separates a rule's name from that of a cost, where joined rules take different costs by one name. No name contains
+/// it.
 pub(crate) const APART: char = '\n';
 
 /// The name of a cost of all limits of a rule, whatever costs are their own.

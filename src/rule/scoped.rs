@@ -18,7 +18,7 @@ pub(crate) struct ScopedLimit {
     pub(super) cost: Option<OwnCost>,
     /// Whether it counts its rule's own key: among rules that apply together, that may be a part of the request.
     pub(crate) counts_key: bool,
-    /// Which of the rules that apply together it is of.
+    /// The place of its rule among those that apply together.
     pub(super) rule_at: usize,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct ScopedLimit {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum OwnCost {
     Units(u64),
-    /// What requests say by this name, which several limits may share.
+    /// What requests give by this name, which several limits may share.
     #[allow(dead_code, reason = "written in files, which are a feature")]
     Named(Arc<str>),
 }
@@ -60,7 +60,7 @@ impl ScopedLimit {
         }
     }
 
-    /// Whether requests say by this name what they take of it.
+    /// Whether requests give its cost by this name.
     pub(crate) fn costs_by(&self, name: &str) -> bool {
         *name == *self.quota.limit() || matches!(&self.cost, Some(OwnCost::Named(own)) if **own == *name)
     }
@@ -79,7 +79,7 @@ impl ScopedLimit {
     }
 }
 
-/// Why the limit could never admit this cost, debt included, if it couldn't; of a limit with shards, its smallest.
+/// Why the limit (with shards, its smallest one) could never admit this cost, debt included; none if it could.
 pub(crate) fn never_admitted(limit: &Limit, cost: u64) -> Option<String> {
     let most = limit.smallest_shard().largest_cost(true);
     let what = if limit.shards() > 1 { "the smallest share of" } else { "all that is ever admitted by" };
