@@ -222,7 +222,7 @@ take "$day" user:42 api 1
 take "$day" user:43 api 50
 
 guide 'To just before a mistake'
-guide 'Beside the server, which goes on'
+guide 'Beside the running server'
 holds 'beside: the counts, the day and the block of just before the FLUSHALL are back' 230 3500 6 blocked
 [ "$(tool inspect "$day" user:43 --name api | field remaining)" -eq 200 ] || fail 'beside: user:43 was touched'
 said 'ok: beside: whoever came since is as they were'
