@@ -1,6 +1,6 @@
-//! Chance: jitter and names, from the random keys of the standard library's hash maps. A forked process inherits these
-//! keys, and all that is counted, so names have a salt that each process draws anew. Jitter and the choice of a shard
-//! do without: asking for the process's id takes a system call, 0.7 µs where it was measured.
+//! Randomness: jitter and unique names, from the random keys of the standard library's hash maps. A forked process
+//! inherits these keys, and all that is counted, so names have a salt that each process draws anew. Jitter and the
+//! choice of a shard do without: asking for the process's id takes a system call, 0.7 µs where it was measured.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -51,7 +51,7 @@ impl Salt {
     }
 }
 
-/// The wait and, by chance, up to so many hundredths of it more.
+/// The wait, lengthened randomly by up to this many hundredths.
 pub(crate) fn jittered(wait: Duration, hundredths: u8) -> Duration {
     let fraction = (random() >> 11) as f64 / (1_u64 << 53) as f64;
     wait + wait.mul_f64(f64::from(hundredths) / 100.0 * fraction)

@@ -410,7 +410,7 @@ impl Rule {
         let label = limit.label();
         if self.limits().any(|other| other.label() == label) {
             let by = if by.is_some() { "key" } else { "algorithm and period" };
-            let why = if is_named { String::new() } else { format!(" (without a name, it has that of its {by})") };
+            let why = if is_named { String::new() } else { format!(" (a limit without a name is named by its {by})") };
             return Err(self.error(&format!("expected limits of different names, got {label} twice{why}")));
         }
         let one_more = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by, cost);

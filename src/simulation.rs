@@ -60,7 +60,7 @@ pub(crate) fn network() -> Option<Arc<Network>> {
 /// Seeds that every test run tries, in each of its parts.
 const SEEDS: u64 = 25;
 
-/// Runs a part of the seeds: one in so many, from this one on.
+/// Runs a part of the seeds: every `of`th, from this one on.
 fn seeds(part: usize, of: usize, run: fn(u64) -> Run) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
     let from = number("TOLLGATE_SIMULATE_FROM").unwrap_or(1);

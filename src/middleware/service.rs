@@ -39,7 +39,7 @@ use crate::telemetry;
 const NO_PEER: &str = "ip: the server doesn't provide the connection's peer address (in axum, serve \
                        into_make_service_with_connect_info::<SocketAddr>())";
 
-/// After so many requests without an account, no earlier layer provides accounts: a few requests, such as health
+/// After this many requests without an account, no earlier layer provides accounts: a few requests, such as health
 /// checks, may have none anyway.
 const STRANGERS: usize = 100;
 

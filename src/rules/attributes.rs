@@ -236,7 +236,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// What a rule counts an attribute as: its text or, for an IPv6 address, its network of so many bits, the rule's
+    /// What a rule counts an attribute as: its text or, for an IPv6 address, its network of this many bits, the rule's
     /// `ipv6_prefix` (64 unless it sets another). None if the request doesn't have it.
     ///
     /// ```

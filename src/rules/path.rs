@@ -217,9 +217,7 @@ impl Pattern {
             }
             let literal = if raw { Cow::Borrowed(segment) } else { decoded(segment) };
             if !raw && (literal.contains(['/', '\\']) || literal == "." || literal == "..") {
-                return expected(
-                    "a path pattern without dot segments and encoded slashes, which no request has any more",
-                );
+                return expected("a path pattern without dot segments and encoded slashes, since paths are normalised");
             }
             if literal == "*" {
                 stars.push(count - 1);

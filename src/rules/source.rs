@@ -47,7 +47,7 @@ pub trait RuleSource: Send + Sync + 'static {
     /// The rules in force: a clone, which is cheap. Called for each request, so it must not wait.
     fn rules(&self) -> RuleSet;
 
-    /// Whether [`account_of_user`](Self::account_of_user) may know somebody. Default: it doesn't.
+    /// Whether [`account_of_user`](Self::account_of_user) may know any user. Default: it doesn't.
     fn knows_users(&self) -> bool {
         false
     }
