@@ -24,7 +24,7 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(365 * 86_400);
 ///
 /// There is none.
 pub(crate) fn current() -> Result<Handle, Error> {
-    Handle::try_current().map_err(|error| misused("none").caused_by(error))
+    Handle::try_current().map_err(|error| misused("there is none here").caused_by(error))
 }
 
 /// The same, if it can wait.
@@ -33,14 +33,14 @@ pub(crate) fn with_timers() -> Result<Handle, Error> {
     timer(&runtime, Instant::now()).map(|_| runtime)
 }
 
-pub(crate) fn misused(got: &str) -> Error {
-    Error::new(Kind::Input, format!("runtime: expected to be called within a tokio runtime with enable_all, got {got}"))
+pub(crate) fn misused(why: &str) -> Error {
+    Error::new(Kind::Input, format!("runtime: call this within a tokio runtime with enable_all: {why}"))
 }
 
 fn timer(runtime: &Handle, at: Instant) -> Result<Sleep, Error> {
     let _entered = runtime.enter();
     // There is no other way to ask whether a runtime has timers.
-    catch_unwind(|| tokio::time::sleep_until(at)).map_err(|_| misused("one without timers"))
+    catch_unwind(|| tokio::time::sleep_until(at)).map_err(|_| misused("this one has no timers"))
 }
 
 /// Wakes a task. A waker that panics leaves no other task unwoken.

@@ -143,7 +143,10 @@ impl<'a> PlainRequest<'a> {
             Parts::Owned(parts) => parts.iter().find(|(part, _)| **part == *name).map(|(_, value)| &**value),
         };
         if found.is_some_and(<[u8]>::is_empty) {
-            return Err(Error::new(Kind::EmptyKey, format!("part {name}: it is empty")));
+            return Err(Error::new(
+                Kind::EmptyKey,
+                format!("part {name}: expected at least one byte, got an empty part"),
+            ));
         }
         found.ok_or_else(|| {
             let rule = rule.name().unwrap_or_default();

@@ -155,7 +155,7 @@ impl Redis {
 /// The error of a task that was to connect and didn't end by itself.
 pub(super) fn interrupted(ended: JoinError) -> Error {
     let error = match ended.is_panic() {
-        true => runtime::misused("one without I/O"),
+        true => runtime::misused("this one has no I/O"),
         false => Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down"),
     };
     error.caused_by(ended)

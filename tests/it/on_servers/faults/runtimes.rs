@@ -92,10 +92,7 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
     let without_io = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let misused = |what: &str, answer: Result<(), Error>| {
         let error = answer.expect_err(what);
-        assert!(
-            error.is_input() && error.to_string().contains("expected to be called within a tokio"),
-            "{what}: {error}"
-        );
+        assert!(error.is_input() && error.to_string().contains("call this within a tokio runtime"), "{what}: {error}");
         assert_eq!(error.charged(), Charged::No);
     };
     let watched = Redis::open(&format!("redis-sentinel://127.0.0.1:{}/primary", server.port())).expect("an address");
