@@ -186,7 +186,7 @@ fn counted(definition: &Definition, action: &CompiledAction) -> Result<Option<St
         return Ok(None);
     };
     if throttle.rule().limits().all(|limit| limit.algorithm().holds()) {
-        let why = "count: expected a limit of requests, since permits are given back with the response, got";
+        let why = "count: expected a limit that counts requests, since permits are given back with the response, got";
         return Err((Field::named("count"), format!("{why} {}", throttle.rule())));
     }
     if patterns.is_empty() {

@@ -38,7 +38,7 @@ impl Adaptable {
         for (at, limit) in limits.iter().enumerate().filter(|(_, limit)| is_optional(limit)) {
             let needs = needs(limit);
             if needs.is_empty() {
-                let why = "missing: expected a limit with a key or a cost that is an attribute of its own, got";
+                let why = "missing: expected a limit whose own key or cost is an attribute, got";
                 return fault(at, format!("{why} {}", limit.limit));
             }
             if optional.len() == MOST {

@@ -127,7 +127,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             with("count = \"401\"").replace("gcra 1/1s", "concurrency 1 ttl 1s"),
-            "rules.toml:5:9: rule a: count: expected a limit of requests, since permits are given back with the response, got concurrency 1 ttl 1s",
+            "rules.toml:5:9: rule a: count: expected a limit that counts requests, since permits are given back with the response, got concurrency 1 ttl 1s",
         ),
         (
             second("count = \"401\"\naction = \"block\"").replace("priority = 1", "priority = 0"),

@@ -99,9 +99,9 @@ fn what_can_be_left_out_is_checked_where_it_is_written() {
         (
             "\"fixed-window 5/1h start first-hit\"",
             "{ limit = \"gcra 5/1s\", missing = \"skip\" }",
-            "missing: expected a limit with a key or a cost that is an attribute of its own, got gcra 5/1s",
+            "missing: expected a limit whose own key or cost is an attribute, got gcra 5/1s",
         ),
-        ("key = \"user\", missing", "key = \"global\", missing", "a key or a cost that is an attribute of its own"),
+        ("key = \"user\", missing", "key = \"global\", missing", "a limit whose own key or cost is an attribute"),
         (
             "missing = \"skip\" },\n        { name",
             "missing = \"x\" },\n        { name",
