@@ -1,5 +1,6 @@
 //! The interface to an engine: run this script, with these keys and arguments.
 
+pub(crate) mod builder;
 pub(crate) mod cluster;
 pub(crate) mod deadline;
 #[cfg(feature = "embedded")]
@@ -15,7 +16,7 @@ use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 
 use self::deadline::Deadline;
-use self::redis::{Asking, address};
+use self::redis::Asking;
 use crate::call::{Ask, Reply};
 use crate::decision::By;
 use crate::error::Error;
@@ -86,25 +87,7 @@ impl Engine {
     ///
     /// An address that can't be read.
     pub fn open(url: &str) -> Result<Self, Error> {
-        if address::is_of_cluster(url) {
-            cluster::Cluster::open(url).map(Self::from)
-        } else {
-            redis::Redis::open(url).map(Self::from)
-        }
-    }
-
-    /// The same over TLS, with the caller's own authorities or client certificate.
-    ///
-    /// # Errors
-    ///
-    /// An address that can't be read, or that isn't a TLS address.
-    #[cfg(feature = "tls")]
-    pub fn open_with_tls(url: &str, tls: &redis::tls::Tls) -> Result<Self, Error> {
-        if address::is_of_cluster(url) {
-            cluster::Cluster::open_with_tls(url, tls).map(Self::from)
-        } else {
-            redis::Redis::open_with_tls(url, tls).map(Self::from)
-        }
+        redis::Redis::builder().open_engine(url)
     }
 
     /// The first server of its address that isn't on this machine, as `host:port`. None if all are, as one at a Unix

@@ -147,11 +147,14 @@ pub use algorithm::Algorithm;
 pub use decision::{By, Decision, Denied, LimitDecision, LimitDecisions, RetryAfter};
 pub use denial_cache::DenialCache;
 pub use engine::Engine;
+pub use engine::builder::RedisBuilder;
 pub use engine::cluster::Cluster;
 #[cfg(feature = "embedded")]
 pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
 pub use engine::redis::breaker::Breaker;
+pub use engine::redis::connect::{Connect, Stream, StreamFuture};
+pub use engine::redis::credentials::{CredentialError, CredentialFuture, CredentialSource, Credentials};
 #[cfg(feature = "tls")]
 pub use engine::redis::tls::Tls;
 pub use error::{Charged, Error, RuleError};

@@ -26,9 +26,8 @@ use super::deadline::Deadline;
 use super::redis::address;
 use super::redis::breaker::Breaker;
 use super::redis::redirect::Redirect;
-#[cfg(feature = "tls")]
-use super::redis::tls::Tls;
-use super::redis::{Asking, Confirm, Redis};
+use super::redis::settings::Settings;
+use super::redis::{Asking, Redis};
 use crate::batch::AskApart;
 use crate::call::{Ask, Reply};
 use crate::error::{Error, Kind};
@@ -80,42 +79,20 @@ impl Cluster {
     /// the first decision is made. Connects later.
     ///
     /// With the feature `tls`, `rediss-cluster://...` works too, if each node's certificate is from one of the
-    /// platform's authorities and is for the host name that the other nodes give it. `open_with_tls` changes the
-    /// authorities.
+    /// platform's authorities and is for the host name that the other nodes give it. [`RedisBuilder::tls`](crate::RedisBuilder::tls) changes
+    /// the authorities.
     ///
     /// # Errors
     ///
     /// An address that can't be read, or one that ends in `#insecure`: certificates are always checked.
     pub fn open(url: &str) -> Result<Self, Error> {
-        Self::of(address::cluster(url)?)
+        Self::with(url, &Settings::default())
     }
 
-    /// The cluster at `rediss-cluster://...`, with the caller's own authorities or client certificate; see
-    /// [`Redis::open_with_tls`].
-    ///
-    /// # Errors
-    ///
-    /// An address that can't be read, or that isn't a TLS address.
-    #[cfg(feature = "tls")]
-    pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
-        let nodes = address::cluster(url)?.into_iter().map(|node| node.by(tls, url));
-        Self::of(nodes.collect::<Result<_, _>>()?)
-    }
-
-    fn of(seeds: Vec<address::Endpoint>) -> Result<Self, Error> {
-        Ok(Self { topology: Arc::new(Topology::new(seeds)?) })
-    }
-
-    /// Returns an allowed decision only once this many replicas of its node have what it took; see
-    /// [`Redis::confirmed_by`].
-    #[must_use]
-    pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
-        if let Some(confirm) = Confirm::by(replicas, within) {
-            // Only the first call has an effect.
-            let _ = self.topology.confirm.set(confirm);
-            self.topology.nodes().for_each(|node| node.redis.confirm(Some(confirm)));
-        }
-        self
+    pub(super) fn with(url: &str, settings: &Settings) -> Result<Self, Error> {
+        let seeds = address::cluster(url)?.into_iter().map(|seed| seed.with(settings, url));
+        let seeds = seeds.collect::<Result<_, _>>()?;
+        Ok(Self { topology: Arc::new(Topology::new(seeds, settings.confirm)?) })
     }
 
     /// The nodes that have slots, by address, each as a Redis that decides on its own keys only.

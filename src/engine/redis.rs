@@ -6,8 +6,10 @@
 pub(crate) mod address;
 pub(crate) mod breaker;
 mod commands;
+pub(crate) mod connect;
 mod connecting;
 mod connection;
+pub(crate) mod credentials;
 mod dispatch;
 mod errors;
 mod exchange;
@@ -16,6 +18,7 @@ mod pipeline;
 mod queue;
 pub(super) mod redirect;
 mod sentinel;
+pub(super) mod settings;
 mod shown_address;
 mod silence;
 mod spelling;
@@ -26,8 +29,8 @@ pub(crate) mod tls;
 mod transport;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -46,8 +49,7 @@ pub(crate) use dispatch::Many;
 use per_runtime::PerRuntime;
 pub(super) use pipeline::{Asking, Confirm};
 pub(crate) use queue::Waiting;
-#[cfg(feature = "tls")]
-use tls::Tls;
+use settings::Settings;
 
 /// A Redis (7.0 or newer) or Valkey (7.2 or newer), given its address, its Sentinels, or the caller's own pool.
 ///
@@ -67,7 +69,7 @@ struct Shared {
     /// The server process that answered last, by its own run id.
     process: Lock<Option<String>>,
     restarts: AtomicU64,
-    confirm: OnceLock<Confirm>,
+    confirm: Option<Confirm>,
 }
 
 /// How to connect.
@@ -98,49 +100,31 @@ impl Redis {
     /// must itself report being a primary.
     ///
     /// With the feature `tls`, `rediss://...` and `rediss-sentinel://...` work too, if the server's certificate is for
-    /// this host and from one of the platform's authorities. `open_with_tls` changes the authorities.
+    /// this host and from one of the platform's authorities. [`RedisBuilder::tls`](crate::RedisBuilder::tls)
+    /// changes the authorities.
     ///
     /// # Errors
     ///
     /// An address that can't be read, or has anything but the above, such as another option; the error doesn't show the
     /// password. One that ends in `#insecure`: certificates are always checked.
     pub fn open(url: &str) -> Result<Self, Error> {
-        if address::is_of_sentinels(url) {
-            return Self::behind(address::sentinels(url)?);
+        Self::with(url, &Settings::default())
+    }
+
+    pub(super) fn with(url: &str, settings: &Settings) -> Result<Self, Error> {
+        if !address::is_of_sentinels(url) {
+            return Self::at(address(url)?.with(settings, url)?, settings.confirm);
         }
-        Self::at(address(url)?)
-    }
-
-    /// The Redis at `rediss://...` or `rediss-sentinel://...`, with the caller's own authorities or client certificate.
-    /// Connects later.
-    ///
-    /// If the program has set no [`CryptoProvider`](rustls::crypto::CryptoProvider) by the first decision, it will be
-    /// aws-lc-rs.
-    ///
-    /// # Errors
-    ///
-    /// An address that can't be read, or that isn't a TLS address.
-    #[cfg(feature = "tls")]
-    pub fn open_with_tls(url: &str, tls: &Tls) -> Result<Self, Error> {
-        if address::is_of_sentinels(url) {
-            let mut sentinels = address::sentinels(url)?;
-            sentinels.primary = sentinels.primary.by(tls, url)?;
-            sentinels.nodes = sentinels.nodes.into_iter().map(|node| node.by(tls, url)).collect::<Result<_, _>>()?;
-            return Self::behind(sentinels);
-        }
-        Self::at(address(url)?.by(tls, url)?)
-    }
-
-    pub(super) fn at(endpoint: Endpoint) -> Result<Self, Error> {
-        Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;
-        let address = endpoint.to_string();
-        Ok(Self::new(Connector::Address(Box::new(endpoint)), address))
-    }
-
-    fn behind(sentinels: Sentinels) -> Result<Self, Error> {
+        let sentinels = address::sentinels(url)?.with(settings, url)?;
         sentinels.check()?;
         let address = sentinels.to_string();
-        Ok(Self::new(Connector::Sentinels(Arc::new(sentinels)), address))
+        Ok(Self::new(Connector::Sentinels(Arc::new(sentinels)), address, settings.confirm))
+    }
+
+    pub(super) fn at(endpoint: Endpoint, confirm: Option<Confirm>) -> Result<Self, Error> {
+        Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;
+        let address = endpoint.to_string();
+        Ok(Self::new(Connector::Address(Box::new(endpoint)), address, confirm))
     }
 
     /// The Redis that this pool connects to. [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that
@@ -155,10 +139,10 @@ impl Redis {
     /// The pool sets TCP_NODELAY: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
-        Self::new(Connector::Pool(pool), "the pool's address".into())
+        Self::new(Connector::Pool(pool), "the pool's address".into(), None)
     }
 
-    fn new(connector: Connector, address: String) -> Self {
+    fn new(connector: Connector, address: String, confirm: Option<Confirm>) -> Self {
         let shared = Shared {
             connector,
             address,
@@ -166,37 +150,13 @@ impl Redis {
             made: AtomicU64::new(0),
             process: Lock::default(),
             restarts: AtomicU64::new(0),
-            confirm: OnceLock::new(),
+            confirm,
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Returns an allowed decision only once this many replicas have what it took, so that a failover to one of them
-    /// doesn't forget it. The primary is asked to WAIT for them, in the same pipeline and for at most `within`. If
-    /// fewer have it by then, the call ends in an [error](Error::is_unconfirmed) that says [charged](Error::charged),
-    /// and the rule's policy answers. Default: 0, no waiting. Set it once, before the first decision.
-    ///
-    /// Costs the round trip from the primary to its replicas. Redis waits on the shared connection, so while replicas
-    /// are missing each batch of calls holds up the next, denials too, and most calls end at their deadline or through
-    /// the [breaker](Self::breaker), with the charge unknown. Redis may notice up to 100 ms late that the time is over,
-    /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more: of calls
-    /// sent together, of the one with the latest deadline. Calls that only look or give back, and
-    /// [blocks](crate::Limiter::block), wait only if they are sent with others that take.
-    #[must_use]
-    pub fn confirmed_by(self, replicas: u8, within: Duration) -> Self {
-        self.confirm(Confirm::by(replicas, within));
-        self
-    }
-
-    pub(super) fn confirm(&self, confirm: Option<Confirm>) {
-        if let Some(confirm) = confirm {
-            // Only the first call has an effect.
-            let _ = self.shared.confirm.set(confirm);
-        }
-    }
-
     fn confirms(&self, left: Duration) -> Option<Confirm> {
-        self.shared.confirm.get().map(|confirm| confirm.before(left))
+        self.shared.confirm.map(|confirm| confirm.before(left))
     }
 
     /// A redis-rs client for the same Redis (with Sentinels, for the current primary), for work other than decisions.

@@ -14,7 +14,7 @@ use super::chance::Chance;
 use super::faults::{self, Injection};
 use super::network::Network;
 use super::oracle::Verdict;
-use super::run::{Run, alone, build, shown};
+use super::run::{Run, alone, build, opener, shown};
 use super::{NETWORK, Topology};
 use crate::algorithm::Algorithm;
 use crate::{Decision, Limit, Limiter, Request, Rule};
@@ -66,7 +66,7 @@ pub(super) fn run(seed: u64) -> Run {
 async fn simulate(seed: u64, outage: &Injection) -> Run {
     let network = Network::new(Chance::new(seed, 4), 262_144);
     NETWORK.set(Some(Arc::clone(&network)));
-    let engine = crate::Redis::open(build(&network, Topology::OneNode)).expect("an address");
+    let engine = opener(&network).open(build(&network, Topology::OneNode)).expect("an address");
     let limiter = Limiter::new(engine);
     let before = Handle::current().metrics().num_alive_tasks();
     let callers = Arc::new(Callers { limiter, network: Arc::clone(&network), got: Mutex::default() });

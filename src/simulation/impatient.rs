@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::chance::Chance;
 use super::network::{Network, Reach};
 use super::oracle::Verdict;
-use super::run::{Run, alone, build};
+use super::run::{Run, alone, build, opener};
 use super::wire::Direction::{ToClient, ToServer};
 use super::wire::{Direction, Hole};
 use super::{NETWORK, Topology};
@@ -92,7 +92,7 @@ async fn simulate(
     NETWORK.set(Some(Arc::clone(&network)));
     let url = build(&network, topology);
     network.medium.set_delay(DELAYS);
-    let limiter = Limiter::new(crate::Engine::open(url).expect("an address"));
+    let limiter = Limiter::new(opener(&network).open_engine(url).expect("an address"));
     let before = Handle::current().metrics().num_alive_tasks();
     let begins = Instant::now() + Chance::new(seed, 5).ms(200, 1200);
     let (returns, last) = (begins + length, begins + length + AFTER);
@@ -144,7 +144,8 @@ pub(super) fn crowd(seed: u64) -> Run {
         let network = Network::new(Chance::new(seed, 4), 262_144);
         NETWORK.set(Some(Arc::clone(&network)));
         let url = build(&network, Topology::OneNode);
-        let limiter = Limiter::new(crate::Engine::open(url).expect("an address")).deadline(Duration::from_secs(5));
+        let limiter =
+            Limiter::new(opener(&network).open_engine(url).expect("an address")).deadline(Duration::from_secs(5));
         let rule = rule("gcra 1000000/1s, fixed-window 1000000/1s");
         limiter.acquire(&rule, "first").await.expect("a decision");
         network.medium.set_delay((ROUND_TRIP / 2, ROUND_TRIP / 2 + 1));

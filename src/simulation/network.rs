@@ -8,6 +8,7 @@ use super::chance::Chance;
 use super::medium::Medium;
 use super::server::{Role, Server, Servers};
 use super::wire::{ClientEnd, Direction, Hole, Wire};
+use crate::engine::redis::connect::{Connect, StreamFuture};
 use crate::lock::Lock;
 
 /// The state that all tasks of a simulation share.
@@ -56,7 +57,7 @@ impl Network {
         SystemTime::UNIX_EPOCH + Duration::from_micros(self.medium.now_us())
     }
 
-    pub(crate) async fn connect(&self, host: &str, port: u16) -> io::Result<ClientEnd> {
+    async fn client_end(&self, host: &str, port: u16) -> io::Result<ClientEnd> {
         let found = self.servers().into_iter().find(|server| server.is_at(host, port));
         let server = found.ok_or(io::ErrorKind::HostUnreachable)?;
         self.medium.note(|| format!("connects to {host}:{port}"));
@@ -107,5 +108,11 @@ impl Network {
 
     fn reach(&self) -> MutexGuard<'_, Vec<Reach>> {
         self.reach.lock()
+    }
+}
+
+impl Connect for Arc<Network> {
+    fn connect<'a>(&'a self, host: &'a str, port: u16) -> StreamFuture<'a> {
+        Box::pin(async move { Ok(Box::new(self.client_end(host, port).await?) as _) })
     }
 }

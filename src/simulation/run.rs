@@ -18,7 +18,7 @@ use super::slots::{GROUPS, Slots};
 use super::{NETWORK, Topology, network};
 use crate::random::seeded;
 use crate::wall_clock::simulated;
-use crate::{DenialCache, Engine, Limiter, OnError};
+use crate::{DenialCache, Limiter, OnError, Redis, RedisBuilder};
 
 pub(super) struct Run {
     pub(super) verdict: Verdict,
@@ -72,9 +72,9 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Injection], end: Dura
     NETWORK.set(Some(Arc::clone(&network)));
     let url = build(&network, topology);
     let resp3 = if chance.one_in(2) { "?protocol=resp3" } else { "" };
-    let engine = Engine::open(&format!("{url}{resp3}")).expect("an address");
     let confirmed = topology != Topology::OneNode && chance.one_in(3);
-    let engine = if confirmed { confirmed_by_a_replica(engine) } else { engine };
+    let opener = opener(&network).confirmed_by(u8::from(confirmed), Duration::from_millis(100));
+    let engine = opener.open_engine(&format!("{url}{resp3}")).expect("an address");
     let on_error = if chance.one_in(4) { OnError::Open } else { OnError::Closed };
     let mut limiter = Limiter::new(engine).on_error(on_error).expect("a policy");
     if chance.one_in(4) {
@@ -148,13 +148,9 @@ pub(super) fn build(network: &Arc<Network>, topology: Topology) -> &'static str 
     }
 }
 
-fn confirmed_by_a_replica(engine: Engine) -> Engine {
-    let within = Duration::from_millis(100);
-    match engine {
-        Engine::Redis(redis) => redis.confirmed_by(1, within).into(),
-        Engine::Cluster(cluster) => cluster.confirmed_by(1, within).into(),
-        other => other,
-    }
+/// What opens engines on this network.
+pub(super) fn opener(network: &Arc<Network>) -> RedisBuilder {
+    Redis::builder().connector(Arc::clone(network))
 }
 
 async fn replicate(network: Arc<Network>, every: Duration) {

@@ -34,7 +34,7 @@ fn an_invalid_certificate_or_key_is_an_error_at_once() {
         assert!(!message.contains(&secret[4..]), "{message}");
     }
     let tls = authority.trusted().certificate(one.certificate.as_bytes(), one.key.as_bytes()).expect("a certificate");
-    let redis = Redis::open_with_tls("rediss://127.0.0.1", &tls).expect("a good address");
+    let redis = Redis::builder().tls(&tls).open("rediss://127.0.0.1").expect("a good address");
     for shown in [format!("{tls:?}"), format!("{redis:?}")] {
         // Neither as text nor as a list of its bytes.
         assert!(!shown.contains(secret) && !shown.contains("45, 45, 45, 45, 45"), "{shown}");
@@ -45,13 +45,13 @@ fn an_invalid_certificate_or_key_is_an_error_at_once() {
 fn no_address_leaves_a_certificate_unchecked() {
     let tls = Authority::new("ours").trusted();
     for url in ["rediss://:hunter2@localhost/#insecure", "valkeys://:hunter2@localhost/#insecure"] {
-        for error in [Redis::open(url).unwrap_err(), Redis::open_with_tls(url, &tls).unwrap_err()] {
+        for error in [Redis::open(url).unwrap_err(), Redis::builder().tls(&tls).open(url).unwrap_err()] {
             let message = error.to_string();
             assert!(error.is_input() && message.contains("unchecked") && !message.contains("hunter2"), "{message}");
         }
     }
     for url in ["redis://:hunter2@localhost", "unix:///run/redis.sock"] {
-        let error = Redis::open_with_tls(url, &tls).unwrap_err();
+        let error = Redis::builder().tls(&tls).open(url).unwrap_err();
         let message = error.to_string();
         assert!(error.is_input() && message.contains("rediss://") && !message.contains("hunter2"), "{message}");
     }

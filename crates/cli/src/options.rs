@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use tollgate::{By, Clock, Embedded, Engine, Limiter};
+use tollgate::{By, Clock, Embedded, Engine, Limiter, Redis};
 
 use crate::messages;
 use crate::output::{Shape, shape};
@@ -75,7 +75,7 @@ impl Options {
 
     /// The same; the embedded engine has this clock.
     pub(crate) fn limiter_by(&self, clock: Clock, confirmation: Confirmation) -> Result<Limiter> {
-        let engine = confirmation.apply(self.redis()?, self.deadline)?;
+        let engine = self.redis_confirmed(confirmation)?;
         let limiter = engine.map_or_else(|| Limiter::new(Embedded::with_clock(clock)), Limiter::new);
         Ok(limiter.deadline(self.deadline))
     }
@@ -89,7 +89,7 @@ impl Options {
 
     /// A limiter on the chosen Redis, for commands on its state, which need one.
     pub(crate) fn limiter_on_redis(&self, to: &str, confirmation: Confirmation) -> Result<Limiter> {
-        match confirmation.apply(self.redis()?, self.deadline)? {
+        match self.redis_confirmed(confirmation)? {
             Some(redis) => Ok(Limiter::new(redis).deadline(self.deadline)),
             None => Err(no_redis(to)),
         }
@@ -97,7 +97,17 @@ impl Options {
 
     /// The chosen Redis, if any.
     pub(crate) fn redis(&self) -> Result<Option<Engine>> {
-        self.tls.open(self.url())
+        self.redis_confirmed(Confirmation::default())
+    }
+
+    /// The same, whose calls are confirmed so.
+    fn redis_confirmed(&self, confirmation: Confirmation) -> Result<Option<Engine>> {
+        let builder = confirmation.applied_to(Redis::builder(), self.deadline);
+        let engine = self.tls.open(self.url(), builder)?;
+        if engine.is_none() {
+            confirmation.check_without_redis()?;
+        }
+        Ok(engine)
     }
 
     pub(crate) fn shape(&self) -> Shape {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
@@ -44,7 +44,7 @@ pub(super) struct Topology {
     pacing: Lock<Pacing>,
     looks: AtomicU64,
     /// The confirmation that every node's calls need.
-    pub(super) confirm: OnceLock<Confirm>,
+    confirm: Option<Confirm>,
 }
 
 /// A node. It keeps its connection and its breaker while it is known.
@@ -76,12 +76,12 @@ struct Pacing {
 }
 
 impl Topology {
-    pub(super) fn new(seeds: Vec<Endpoint>) -> Result<Self, Error> {
-        let nodes = seeds.iter().map(|seed| node(seed.clone())).collect::<Result<Vec<_>, _>>()?;
+    pub(super) fn new(seeds: Vec<Endpoint>, confirm: Option<Confirm>) -> Result<Self, Error> {
+        let nodes = seeds.iter().map(|seed| node(seed.clone(), confirm)).collect::<Result<Vec<_>, _>>()?;
         let map = Map { owners: vec![NOBODY; SLOTS], nodes };
         let known = RwLock::new(Known { map, said: false, failed: None });
         let pacing = Lock::new(Pacing { pauses: PAUSES, next: None });
-        let (refreshing, looks, confirm) = (Arc::default(), AtomicU64::new(0), OnceLock::new());
+        let (refreshing, looks) = (Arc::default(), AtomicU64::new(0));
         Ok(Self { seeds, known, refreshing, pacing, looks, confirm })
     }
 
@@ -228,7 +228,7 @@ impl Topology {
         let mut nodes: Vec<_> = self.nodes().collect();
         nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
         let unknown = |seed: &&Endpoint| !nodes.iter().any(|node| node.is(seed.host(), seed.port()));
-        let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone()));
+        let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone(), self.confirm));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;
         let (mut doubtful, mut why) = (None, None);
         // When all nodes are asked at once, none delays another, and connecting to a distant one may take long. But a
@@ -276,9 +276,7 @@ impl Topology {
     }
 
     fn node(&self, host: &str, port: u16) -> Result<Arc<Node>, Error> {
-        let node = node(self.seeds[0].elsewhere(host, port))?;
-        node.redis.confirm(self.confirm.get().copied());
-        Ok(node)
+        node(self.seeds[0].elsewhere(host, port), self.confirm)
     }
 
     fn known(&self) -> RwLockReadGuard<'_, Known> {
@@ -338,9 +336,9 @@ impl Map {
     }
 }
 
-fn node(endpoint: Endpoint) -> Result<Arc<Node>, Error> {
+fn node(endpoint: Endpoint, confirm: Option<Confirm>) -> Result<Arc<Node>, Error> {
     let (host, port) = (endpoint.host().to_owned(), endpoint.port());
-    Ok(Arc::new(Node { host, port, redis: Redis::at(endpoint)?, across_slots: AcrossSlots::default() }))
+    Ok(Arc::new(Node { host, port, redis: Redis::at(endpoint, confirm)?, across_slots: AcrossSlots::default() }))
 }
 
 /// A Redis that isn't part of a cluster rejects the command.
@@ -362,7 +360,7 @@ mod tests {
     #[tokio::test]
     async fn a_refresh_that_another_has_replaced_notes_nothing() {
         let seed = crate::engine::redis::address::address("redis://127.0.0.1:1/").unwrap();
-        let topology = Arc::new(Topology::new(vec![seed]).unwrap());
+        let topology = Arc::new(Topology::new(vec![seed], None).unwrap());
         let [stuck, current] = [(); 2].map(|()| topology.refreshing.begin(Some(Instant::now())).unwrap());
         for (flight, notes) in [(stuck, false), (current, true)] {
             Arc::clone(&topology).refresh(Arc::new(flight), Instant::now()).await;
@@ -373,7 +371,7 @@ mod tests {
     #[test]
     fn who_learn_of_a_node_at_the_same_time_learn_of_the_same() {
         let seed = crate::engine::redis::address::address("redis://127.0.0.1:1/").unwrap();
-        let topology = Arc::new(Topology::new(vec![seed]).unwrap());
+        let topology = Arc::new(Topology::new(vec![seed], None).unwrap());
         let by = topology.nodes().next().unwrap();
         let barrier = Barrier::new(2);
         let learned = || {

@@ -2,24 +2,26 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::sync::Arc;
 
-use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
 
+use super::connect::{Connect, Tcp};
+use super::credentials::Asked;
+use super::settings::Settings;
 use super::shown_address::without_password;
 use super::spelling::{ENCODE, flaw, has_a_raw_password};
 #[cfg(feature = "tls")]
 use super::tls::{self, Tls};
 use crate::error::{Error, Kind};
 
-/// After this long without traffic, the system checks whether the other side is still there.
-const IDLE: Duration = Duration::from_secs(15);
-
-/// One server: where it is, and how to connect to it.
+/// One server: where it is, and how to connect and log in to it.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     info: ConnectionInfo,
+    pub(super) connector: Arc<dyn Connect>,
+    /// In place of the address's own.
+    pub(super) credentials: Asked,
     #[cfg(feature = "tls")]
     tls: Tls,
 }
@@ -28,6 +30,8 @@ impl Endpoint {
     fn of(info: ConnectionInfo) -> Self {
         Self {
             info,
+            connector: Arc::new(Tcp),
+            credentials: Asked::default(),
             #[cfg(feature = "tls")]
             tls: Tls::new(),
         }
@@ -37,10 +41,17 @@ impl Endpoint {
         &self.info
     }
 
-    /// The same server over TLS, with these trust settings and this certificate.
-    #[cfg(feature = "tls")]
-    pub(crate) fn by(self, tls: &Tls, url: &str) -> Result<Self, Error> {
-        Ok(Self { info: tls.applied_to(self.info, url)?, tls: tls.clone() })
+    /// The same server with these settings.
+    pub(in crate::engine) fn with(mut self, settings: &Settings, url: &str) -> Result<Self, Error> {
+        self.connector = Arc::clone(&settings.connector);
+        self.credentials = settings.credentials.clone();
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &settings.tls {
+            (self.info, self.tls) = (tls.applied_to(self.info, url)?, tls.clone());
+        }
+        #[cfg(not(feature = "tls"))]
+        let _ = url;
+        Ok(self)
     }
 
     #[cfg(feature = "tls")]
@@ -57,7 +68,7 @@ impl Endpoint {
         Client::open(self.info.clone())
     }
 
-    /// Another server, with the same user, protocol and trust settings.
+    /// Another server, to which all else applies as well.
     pub(crate) fn elsewhere(&self, host: &str, port: u16) -> Self {
         let host = host.to_owned();
         let there = match self.info.addr() {
@@ -120,6 +131,17 @@ pub(super) struct Sentinels {
     pub(super) primary: Endpoint,
 }
 
+impl Sentinels {
+    /// The same with these settings; their credentials are the primary's.
+    pub(super) fn with(self, settings: &Settings, url: &str) -> Result<Self, Error> {
+        let nodes = self.nodes.into_iter().map(|node| {
+            let own = node.credentials.clone();
+            Ok(Endpoint { credentials: own, ..node.with(settings, url)? })
+        });
+        Ok(Self { nodes: nodes.collect::<Result<_, _>>()?, primary: self.primary.with(settings, url)?, ..self })
+    }
+}
+
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes: Vec<_> = self.nodes.iter().map(Endpoint::to_string).collect();
@@ -135,7 +157,7 @@ pub(crate) fn is_of_cluster(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| scheme.ends_with("-cluster"))
 }
 
-/// Parses the address of a single Redis, with TCP_NODELAY.
+/// Parses the address of a single Redis.
 pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
     let malformed = |why: &str| {
         let expected = "expected redis[s]://[user:password@]host[:port][/db] or unix:///path/of.sock \
@@ -154,12 +176,7 @@ pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
     if matches!(info.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
         return Err(malformed(", whose #insecure would leave the server's certificate unchecked"));
     }
-    let settings = info.tcp_settings().clone().set_nodelay(true);
-    // Lets the system detect that an idle connection, or one that delivers nothing, is dead.
-    let settings = settings.set_keepalive(TcpKeepalive::new().with_time(IDLE).with_interval(IDLE / 3));
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    let settings = settings.set_user_timeout(2 * IDLE);
-    Ok(Endpoint::of(info.set_tcp_settings(settings)))
+    Ok(Endpoint::of(info))
 }
 
 /// The cluster nodes named in the address.
@@ -290,18 +307,6 @@ mod tests {
         }
         for url in ["redis://localhost", "unix:///x", "redis-cluster://a,b", "redissx://a"] {
             assert_eq!(lacking(url, false), "", "{url}");
-        }
-    }
-
-    #[test]
-    fn an_address_is_sent_to_at_once_by_tls_too() {
-        let plain = address("redis://127.0.0.1").expect("an address");
-        assert!(plain.info().tcp_settings().nodelay());
-        #[cfg(feature = "tls")]
-        {
-            let secured = address("rediss://127.0.0.1").expect("an address");
-            assert!(secured.info().tcp_settings().nodelay());
-            assert!(secured.by(&Tls::new(), "").expect("an address").info().tcp_settings().nodelay());
         }
     }
 }

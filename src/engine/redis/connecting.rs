@@ -9,7 +9,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, ServerErrorKind, Value};
 use tokio::task::JoinError;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::connection::Connection;
 use super::errors::from_connecting;
@@ -25,11 +25,16 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 const SLOW_CONNECT: Duration = Duration::from_secs(1);
 /// How long after an attempt another one starts beside it.
 const AGAIN: Duration = Duration::from_millis(500);
+/// After this long, a connection that couldn't be replaced before its credentials expire is tried to be again.
+const RENEW_AGAIN: Duration = Duration::from_secs(1);
 
 impl Redis {
     pub(super) async fn connection(&self, per_runtime: &Arc<PerRuntime>) -> Result<Connection, Error> {
         if let Some(held) = per_runtime.current_connection() {
             if held.is_usable().await {
+                if held.is_due() {
+                    self.succeed(per_runtime, &held);
+                }
                 return Ok(held);
             }
             per_runtime.drop_connection(held.number);
@@ -70,6 +75,21 @@ impl Redis {
         connect.await.unwrap_or_else(|ended| Err(interrupted(ended)))
     }
 
+    /// Replaces a connection whose credentials expire soon, while calls go on over it. If that fails, the next call after
+    /// a while tries again; once the server has closed it, callers connect as they do at first.
+    fn succeed(&self, per_runtime: &Arc<PerRuntime>, held: &Connection) {
+        // Nothing to do beside an attempt that is being made.
+        let Some(attempt) = per_runtime.connecting.begin(None) else { return };
+        held.due_again_after(RENEW_AGAIN);
+        let (this, per_runtime, held) = (self.clone(), Arc::clone(per_runtime), held.clone());
+        per_runtime.runtime.clone().spawn(async move {
+            if let Ok(Ok(connection)) = timeout(LONGEST_CONNECT, this.make()).await {
+                per_runtime.replace(&held, connection);
+            }
+            drop(attempt);
+        });
+    }
+
     /// The first of several attempts to succeed. Another starts every half a second meanwhile: one attempt may never be
     /// answered, and the next immediately.
     async fn make_at_last(&self, per_runtime: &PerRuntime) -> Result<Connection, Error> {
@@ -107,21 +127,22 @@ impl Redis {
     /// Another connection, not yet used by any caller.
     pub(super) async fn make(&self) -> Result<Connection, Error> {
         let began = Instant::now();
-        let (mut connection, wire) = self.connect().await.map_err(Error::at_connecting)?;
+        let (mut connection, wire, due) = self.connect().await.map_err(Error::at_connecting)?;
         let took = began.elapsed();
         self.notice_restart(&mut connection).await;
         let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
         let owner = Arc::downgrade(&self.shared);
-        Ok(Connection::new(owner, number, (connection, wire), took))
+        Ok(Connection::new(owner, number, (connection, wire), took, due))
     }
 
-    async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>), Error> {
+    /// A connection, what is known of its bytes, and when another is to take its place.
+    async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>, Option<Instant>), Error> {
         let address = &self.shared.address;
-        let (mut connection, wire) = match &self.shared.connector {
+        let (mut connection, wire, due) = match &self.shared.connector {
             Connector::Address(endpoint) => {
-                let Opened { connection, wire } =
+                let Opened { connection, wire, due } =
                     transport::open(endpoint).await.map_err(|error| from_connecting(&error, address))?;
-                (connection, Some(wire))
+                (connection, Some(wire), due)
             }
             Connector::Pool(pool) => {
                 let mut connection = PoolConnection::take(pool.get().await.map_err(|error| match error {
@@ -130,15 +151,15 @@ impl Redis {
                 })?);
                 // redis-rs's default is 500 ms.
                 connection.set_response_timeout(LONGEST_WAIT);
-                (connection, None)
+                (connection, None, None)
             }
             Connector::Sentinels(sentinels) => {
-                let (_, Opened { connection, wire }) = sentinels.primary().await?;
-                (connection, Some(wire))
+                let (_, Opened { connection, wire, due }) = sentinels.primary().await?;
+                (connection, Some(wire), due)
             }
         };
         check_version(&mut connection, address, wire.as_deref()).await?;
-        Ok((connection, wire))
+        Ok((connection, wire, due))
     }
 
     async fn notice_restart(&self, connection: &mut MultiplexedConnection) {

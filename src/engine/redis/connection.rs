@@ -53,6 +53,8 @@ struct Health {
     /// Milliseconds added to that because it waits for replicas.
     waits: AtomicU64,
     began: Instant,
+    /// When it is to be replaced, in milliseconds since it was opened; never if that is the largest number.
+    due: AtomicU64,
     /// Requests sent, and the latest of them that was answered: answers come in the order of the requests.
     sent: AtomicU64,
     answered: AtomicU64,
@@ -100,13 +102,17 @@ impl Connection {
         number: u64,
         (multiplexed, wire): (MultiplexedConnection, Option<Arc<Wire>>),
         took: Duration,
+        due: Option<Instant>,
     ) -> Self {
+        let began = Instant::now();
+        let due = due.map_or(u64::MAX, |due| millis(due.saturating_duration_since(began)));
         let health = Health {
             owner,
             runtime: Handle::current(),
             silence: SILENCE.max(took * 4).min(LONGEST_SILENCE),
             waits: AtomicU64::new(0),
-            began: Instant::now(),
+            began,
+            due: AtomicU64::new(due),
             sent: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             heard: AtomicU64::new(0),
@@ -131,8 +137,7 @@ impl Connection {
 
     /// Allows for a wait for replicas, which holds up everything sent after it.
     pub(super) fn may_wait(&self, time: Duration) {
-        let ms = u64::try_from(time.min(LONGEST_WAIT).as_millis()).unwrap_or(u64::MAX);
-        self.health.waits.fetch_max(ms, Ordering::Relaxed);
+        self.health.waits.fetch_max(millis(time.min(LONGEST_WAIT)), Ordering::Relaxed);
     }
 
     /// The answer, unless the connection is given up first.
@@ -192,6 +197,16 @@ impl Connection {
         // Any answer will do, even a refusal. If none comes, the watch gives the connection up.
         let answer = self.command(&redis::cmd("PING")).await;
         answer.err().is_none_or(|error| !error.is_io_error())
+    }
+
+    /// Whether its credentials expire soon.
+    pub(super) fn is_due(&self) -> bool {
+        let due = self.health.due.load(Ordering::Relaxed);
+        due != u64::MAX && self.health.now() > due
+    }
+
+    pub(super) fn due_again_after(&self, time: Duration) {
+        self.health.due.store(self.health.now() + millis(time), Ordering::Relaxed);
     }
 
     /// The scripts' texts that were sent over it.
@@ -310,8 +325,13 @@ impl Health {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+        millis(self.began.elapsed()) + 1
     }
+}
+
+/// Below the largest number.
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).min(u64::MAX / 2)
 }
 
 impl Drop for Request<'_> {

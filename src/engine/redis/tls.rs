@@ -15,7 +15,7 @@ use super::shown_address::without_password;
 use crate::error::{Error, Kind};
 
 /// The authorities to trust for a `rediss://` address, and the certificate to present: see
-/// [`Redis::open_with_tls`](crate::Redis::open_with_tls). Also for PostgreSQL, with the crate `tollgate-record`:
+/// [`RedisBuilder::tls`](crate::RedisBuilder::tls). Also for PostgreSQL, with the crate `tollgate-record`:
 /// `Postgres::open_with_tls`.
 ///
 /// By default the platform's authorities are trusted (or those in the file that the environment variable
@@ -28,7 +28,7 @@ use crate::error::{Error, Kind};
 /// use tollgate::{Limiter, Redis, Tls};
 ///
 /// let tls = Tls::new().authority(&read("ca.pem")?)?.certificate(&read("limiter.pem")?, &read("limiter.key")?)?;
-/// let limiter = Limiter::new(Redis::open_with_tls("rediss://redis.internal:6380", &tls)?);
+/// let limiter = Limiter::new(Redis::builder().tls(&tls).open("rediss://redis.internal:6380")?);
 /// # Ok(())
 /// # }
 /// ```

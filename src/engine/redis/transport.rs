@@ -1,4 +1,4 @@
-//! The bytes between here and a server: over TCP, TLS, or a Unix socket.
+//! The bytes between here and a server: over what a [`Connect`](super::connect::Connect) opens, TLS, or a Unix socket.
 //!
 //! It counts the bytes written. When a call fails because its connection is lost, the count shows whether the server
 //! can have read any of it.
@@ -8,16 +8,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures_util::future::select_ok;
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::io::tcp::socket2::SockRef;
 use redis::{AsyncConnectionConfig, ConnectionAddr, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::address::Endpoint;
+use super::connect::Stream;
 use crate::lock::Lock;
 
 /// How much of a first line is kept.
@@ -27,6 +25,8 @@ const LONGEST_LINE: usize = 128;
 pub(super) struct Opened {
     pub(super) connection: MultiplexedConnection,
     pub(super) wire: Arc<Wire>,
+    /// When another is to take its place, since its credentials expire.
+    pub(super) due: Option<Instant>,
 }
 
 /// What is known about a connection's bytes. Dropping it closes the connection.
@@ -55,21 +55,17 @@ struct Counted {
     traffic: Arc<Lock<Traffic>>,
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
 /// Connects and authenticates, taking as long as both need.
 pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     let traffic = Arc::default();
     let stream = connect(endpoint, &traffic).await?;
     // Each decision's deadline bounds how long a connection may take.
     let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let settings = endpoint.info().redis_settings();
-    let opened = MultiplexedConnection::new_with_config(settings, stream, patient).await;
+    let (settings, due) = endpoint.credentials.applied_to(endpoint.info().redis_settings()).await?;
+    let opened = MultiplexedConnection::new_with_config(&settings, stream, patient).await;
     let (connection, driver) = opened.map_err(|error| refusal(&traffic).unwrap_or(error))?;
     let driver = tokio::spawn(driver).abort_handle();
-    Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }) })
+    Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }), due })
 }
 
 /// What a server says before it is asked anything: it has too many clients, and closes the connection. redis-rs reports
@@ -84,41 +80,19 @@ fn refusal(traffic: &Lock<Traffic>) -> Option<RedisError> {
 async fn connect(endpoint: &Endpoint, traffic: &Arc<Lock<Traffic>>) -> io::Result<Box<dyn Stream>> {
     let counted =
         |stream: Box<dyn Stream>| Counted { stream, heard: false, failed: None, traffic: Arc::clone(traffic) };
-    #[cfg(all(test, feature = "embedded"))]
-    if let Some(network) = crate::simulation::network() {
-        return Ok(Box::new(counted(Box::new(network.connect(endpoint.host(), endpoint.port()).await?))));
-    }
-    let (info, tcp) = (endpoint.info(), endpoint.info().tcp_settings());
-    match info.addr() {
-        ConnectionAddr::Tcp(host, port) => Ok(Box::new(counted(Box::new(tcp_stream(host, *port, tcp).await?)))),
+    match endpoint.info().addr() {
+        ConnectionAddr::Tcp(host, port) => Ok(Box::new(counted(endpoint.connector.connect(host, *port).await?))),
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { host, port, .. } => {
             let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
             let connector = tokio_rustls::TlsConnector::from(endpoint.tls().client_config()?);
-            let stream = counted(Box::new(tcp_stream(host, *port, tcp).await?));
+            let stream = counted(endpoint.connector.connect(host, *port).await?);
             Ok(Box::new(connector.connect(name, stream).await?))
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => Ok(Box::new(counted(Box::new(tokio::net::UnixStream::connect(path).await?)))),
         other => Err(io::Error::new(io::ErrorKind::Unsupported, format!("this program can't connect to {other}"))),
     }
-}
-
-/// Connects to whichever of the host's addresses answers first.
-async fn tcp_stream(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
-    let attempts: Vec<_> = tokio::net::lookup_host((host, port)).await?.map(TcpStream::connect).map(Box::pin).collect();
-    if attempts.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "no address is known for this host"));
-    }
-    let (stream, _) = select_ok(attempts).await?;
-    stream.set_nodelay(settings.nodelay())?;
-    let socket = SockRef::from(&stream);
-    if let Some(keepalive) = settings.keepalive() {
-        socket.set_tcp_keepalive(keepalive)?;
-    }
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    socket.set_tcp_user_timeout(settings.user_timeout())?;
-    Ok(stream)
 }
 
 impl Wire {

@@ -128,8 +128,7 @@ async fn the_smallest_user_of_a_cluster_is_as_documented() {
 async fn an_answer_waits_for_replicas_where_it_is_asked_to() {
     let servers = Sentinels::start();
     let limiter = |replicas, within| {
-        let redis = Redis::open(&servers.url()).expect("a good address");
-        on(redis.confirmed_by(replicas, within))
+        on(Redis::builder().confirmed_by(replicas, within).open(&servers.url()).expect("a good address"))
     };
     let rule = rule("gcra 5/1d");
     assert_eq!(limiter(2, PATIENCE / 2).acquire(&rule, "key").await.expect("a decision").remaining, 4);
@@ -177,7 +176,8 @@ async fn a_seed_that_is_silent_doesnt_hold_up_the_first_call() {
 #[tokio::test]
 async fn a_waiting_caller_is_not_charged_again_for_an_answer_that_no_replica_confirmed() {
     let server = Server::start();
-    let redis = Redis::open(&server.url()).expect("a good address").confirmed_by(1, Duration::from_millis(20));
+    let redis =
+        Redis::builder().confirmed_by(1, Duration::from_millis(20)).open(&server.url()).expect("a good address");
     let limiter = Limiter::new(redis);
     let local = OnError::Local { processes: 2.try_into().expect("two") };
     // Of Redis's four units two are left, of this process's two none.
@@ -197,7 +197,7 @@ async fn a_waiting_caller_is_not_charged_again_for_an_answer_that_no_replica_con
 #[tokio::test]
 async fn replicas_that_are_there_confirm_whatever_the_deadlines() {
     let servers = Sentinels::start();
-    let redis = Redis::open(&servers.url()).expect("a good address").confirmed_by(1, PATIENCE);
+    let redis = Redis::builder().confirmed_by(1, PATIENCE).open(&servers.url()).expect("a good address");
     let limiter = on(redis);
     let rule = rule("gcra 100000/1d");
     limiter.acquire(&rule, "first").await.expect("a decision");

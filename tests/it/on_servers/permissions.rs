@@ -354,8 +354,8 @@ fn limiter(url: &str) -> Limiter {
 #[tokio::test]
 async fn a_missing_right_to_wait_for_replicas_is_an_error_under_every_policy() {
     let server = Server::start();
-    let redis = Redis::open(&server.user("some", "+@all -wait ~*")).expect("a good address");
-    let redis = redis.confirmed_by(1, Duration::from_millis(20));
+    let confirmed = Redis::builder().confirmed_by(1, Duration::from_millis(20));
+    let redis = confirmed.open(&server.user("some", "+@all -wait ~*")).expect("a good address");
     let limiter = Limiter::new(redis).deadline(PATIENCE).on_error(OnError::Open).expect("a policy");
     let error = limiter.acquire(&rule("gcra 5/1d"), "key").await.expect_err("not confirmed");
     assert!(error.is_permission() && error.charged() == Charged::Yes, "{error:?}");

@@ -30,6 +30,6 @@ impl Secured {
     }
 
     pub fn limiter(&self, tls: &Tls) -> Limiter {
-        Limiter::new(Redis::open_with_tls(&self.url(), tls).expect("a good address")).deadline(PATIENCE)
+        Limiter::new(Redis::builder().tls(tls).open(&self.url()).expect("a good address")).deadline(PATIENCE)
     }
 }

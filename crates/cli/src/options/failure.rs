@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use tollgate::{Engine, OnError, Rule};
+use tollgate::{OnError, RedisBuilder, Rule};
 
 use super::from_one;
 
@@ -65,14 +65,15 @@ impl Policy {
 }
 
 impl Confirmation {
-    /// The engine, whose calls are confirmed within half of the deadline.
-    pub(super) fn apply(self, engine: Option<Engine>, deadline: Duration) -> Result<Option<Engine>> {
-        let (replicas, within) = (self.confirmed_by, deadline / 2);
-        match engine {
-            Some(Engine::Redis(redis)) => Ok(Some(redis.confirmed_by(replicas, within).into())),
-            Some(Engine::Cluster(cluster)) => Ok(Some(cluster.confirmed_by(replicas, within).into())),
-            None if replicas > 0 => bail!("--confirmed-by: expected --url with it, got no --url"),
-            other => Ok(other),
+    /// A Redis opened with this has half of the deadline to confirm calls.
+    pub(super) fn applied_to(self, builder: RedisBuilder, deadline: Duration) -> RedisBuilder {
+        builder.confirmed_by(self.confirmed_by, deadline / 2)
+    }
+
+    pub(super) fn check_without_redis(self) -> Result<()> {
+        match self.confirmed_by {
+            0 => Ok(()),
+            _ => bail!("--confirmed-by: expected --url with it, got no --url"),
         }
     }
 }

@@ -8,7 +8,7 @@ use anyhow::Result;
 #[cfg(feature = "tls")]
 use anyhow::{Context, bail};
 use clap::Args;
-use tollgate::Engine;
+use tollgate::{Engine, RedisBuilder};
 
 #[derive(Debug, Default, Args)]
 pub(super) struct TlsFiles {
@@ -37,10 +37,10 @@ pub(crate) struct Files<'a> {
 #[cfg(feature = "tls")]
 impl TlsFiles {
     /// The engine at this address, if there is one.
-    pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>> {
+    pub(super) fn open(&self, url: Option<&str>, builder: RedisBuilder) -> Result<Option<Engine>> {
         match (url, self.files().read()?) {
-            (Some(url), Some(tls)) => Ok(Some(Engine::open_with_tls(url, &tls)?)),
-            (Some(url), None) => Ok(Some(Engine::open(url)?)),
+            (Some(url), Some(tls)) => Ok(Some(builder.tls(&tls).open_engine(url)?)),
+            (Some(url), None) => Ok(Some(builder.open_engine(url)?)),
             (None, Some(_)) => {
                 bail!("--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url")
             }
@@ -53,7 +53,7 @@ impl TlsFiles {
 #[cfg(not(feature = "tls"))]
 impl TlsFiles {
     /// The engine at this address, if there is one.
-    pub(super) fn open(&self, url: Option<&str>) -> Result<Option<Engine>> {
+    pub(super) fn open(&self, url: Option<&str>, builder: RedisBuilder) -> Result<Option<Engine>> {
         let scheme = url.and_then(|url| Some(url.split_once("://")?.0)).unwrap_or_default();
         let what = match scheme.split('-').next() {
             Some("rediss" | "valkeys") => Some(format!("--url {scheme}://...")),
@@ -61,7 +61,7 @@ impl TlsFiles {
         };
         match what {
             Some(what) => Err(lacking(&what, "tls")),
-            None => Ok(url.map(Engine::open).transpose()?),
+            None => Ok(url.map(|url| builder.open_engine(url)).transpose()?),
         }
     }
 }

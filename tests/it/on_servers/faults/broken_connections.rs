@@ -234,7 +234,8 @@ async fn a_pipeline_that_breaks_while_a_script_is_loaded_confirms_nothing() {
             _ => Some(b"+OK\r\n".to_vec()),
         }
     });
-    let redis = redis(&address).confirmed_by(1, Duration::from_millis(10));
+    let confirmed = Redis::builder().confirmed_by(1, Duration::from_millis(10));
+    let redis = confirmed.open(&address).expect("a good address");
     let limiter = Limiter::new(redis).deadline(PATIENCE);
     let (found, missing) =
         (rule("gcra 9/1d", OnError::Closed), rule("fixed-window 9/1d start first-hit", OnError::Closed));

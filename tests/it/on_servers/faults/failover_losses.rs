@@ -76,8 +76,9 @@ async fn failover(care: Care, link: Link) -> (Care, Link, u64, Calls) {
         until(|| info_says(&primary, "min_slaves_good_slaves:1")).await;
     }
     let way = Proxy::to(primary.port()).await;
-    let redis = redis(&way.url());
-    let redis = if care == Care::Wait { redis.confirmed_by(1, DEADLINE / 6) } else { redis };
+    let replicas = if care == Care::Wait { 1 } else { 0 };
+    let confirmed = Redis::builder().confirmed_by(replicas, DEADLINE / 6);
+    let redis = confirmed.open(&way.url()).expect("a good address");
     let limiter = Limiter::new(redis).deadline(PATIENCE);
     let rule = rule(&format!("gcra {CAPACITY}/30d"), OnError::Closed);
 

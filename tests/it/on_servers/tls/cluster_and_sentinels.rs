@@ -10,7 +10,7 @@ use tollgate_testing::server_setup::ServerSetup;
 use super::*;
 
 fn on(url: &str, tls: &Tls) -> Limiter {
-    Limiter::new(Engine::open_with_tls(url, tls).expect("a good address")).deadline(PATIENCE)
+    Limiter::new(Redis::builder().tls(tls).open_engine(url).expect("a good address")).deadline(PATIENCE)
 }
 
 async fn remaining(limiter: &Limiter, key: &str) -> u64 {

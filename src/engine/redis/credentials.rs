@@ -1,0 +1,116 @@
+//! Users and passwords that are asked for anew at each connection, since they expire.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{RedisConnectionInfo, RedisError};
+use tokio::time::Instant;
+
+/// The user and password of a connection, and how long the server accepts them.
+#[derive(Clone)]
+pub struct Credentials {
+    user: Option<String>,
+    password: String,
+    lifetime: Option<Duration>,
+}
+
+impl Credentials {
+    /// This user with this password or token.
+    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { user: Some(user.into()), password: password.into(), lifetime: None }
+    }
+
+    /// The server's `default` user with this password.
+    pub fn of_default_user(password: impl Into<String>) -> Self {
+        Self { user: None, password: password.into(), lifetime: None }
+    }
+
+    /// The server accepts them for this long from now on. A connection is replaced by one with new credentials at the
+    /// first call after four fifths of that time. Default: for good.
+    #[must_use]
+    pub fn expiring_in(mut self, time: Duration) -> Self {
+        self.lifetime = Some(time);
+        self
+    }
+}
+
+/// Shows the user alone.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Credentials");
+        shown.field("user", &self.user).field("lifetime", &self.lifetime).finish_non_exhaustive()
+    }
+}
+
+/// The error of a [`CredentialSource`], of any type.
+pub type CredentialError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The credentials that a [`CredentialSource`] is asked for, or why it has none.
+pub type CredentialFuture<'a> = Pin<Box<dyn Future<Output = Result<Credentials, CredentialError>> + Send + 'a>>;
+
+/// Gives the credentials for each new connection, such as tokens that expire after some minutes: those of IAM for
+/// ElastiCache and Memorystore, of Entra ID for Azure. A closure that returns a future is one.
+///
+/// It is asked on the runtime that the connection is for, at each attempt to connect; attempts begin half a second apart
+/// while none has succeeded. An error, or no answer within five seconds, is an unreachable Redis: the rule's
+/// [`OnError`](crate::OnError) answers. Whoever gets tokens over the network keeps them until shortly before they expire.
+///
+/// ```no_run
+/// # async fn token() -> std::io::Result<String> { Ok(String::new()) }
+/// # fn main() -> Result<(), tollgate::Error> {
+/// use std::time::Duration;
+/// use tollgate::{Credentials, Redis};
+///
+/// let credentials = async || Ok(Credentials::new("limiter", token().await?).expiring_in(Duration::from_secs(15 * 60)));
+/// let redis = Redis::builder().credentials(credentials).open("redis://redis.internal")?;
+/// # Ok(())
+/// # }
+/// ```
+pub trait CredentialSource: Send + Sync {
+    /// Those of the next connection.
+    fn credentials(&self) -> CredentialFuture<'_>;
+}
+
+impl<F, R> CredentialSource for F
+where
+    F: Fn() -> R + Send + Sync,
+    R: Future<Output = Result<Credentials, CredentialError>> + Send + 'static,
+{
+    fn credentials(&self) -> CredentialFuture<'_> {
+        Box::pin(self())
+    }
+}
+
+/// What is asked at each connection, if anything is.
+#[derive(Clone, Default)]
+pub(crate) struct Asked(Option<Arc<dyn CredentialSource>>);
+
+impl Asked {
+    pub(in crate::engine) fn of(source: impl CredentialSource + 'static) -> Self {
+        Self(Some(Arc::new(source)))
+    }
+
+    /// These settings with the user and password of a new connection, and when it is to be replaced.
+    pub(super) async fn applied_to(
+        &self,
+        settings: &RedisConnectionInfo,
+    ) -> Result<(RedisConnectionInfo, Option<Instant>), RedisError> {
+        let Some(source) = &self.0 else { return Ok((settings.clone(), None)) };
+        let asked = Instant::now();
+        let given = source
+            .credentials()
+            .await
+            .map_err(|error| std::io::Error::other(format!("no credentials were given: {error}")))?;
+        let Credentials { user, password, lifetime } = given;
+        let settings = settings.clone().set_password(password);
+        let settings = match user {
+            Some(user) => settings.set_username(user),
+            None => settings,
+        };
+        // A lifetime that no clock reaches is for good.
+        let due = lifetime.and_then(|lifetime| asked.checked_add(lifetime.mul_f64(0.8)));
+        Ok((settings, due))
+    }
+}
