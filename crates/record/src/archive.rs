@@ -114,7 +114,7 @@ impl Archive {
     /// No such archive; one that differs from its manifest; a store that can't be reached.
     pub async fn verify(&self, month: Month) -> Result<ArchivedMonth, ArchiveError> {
         let manifest = self.manifest(month).await?;
-        let missing = || ArchiveError::missing(format!("archive of {month}: expected one, got none"));
+        let missing = || ArchiveError::missing(format!("archive of {month}: this month isn't archived"));
         let (manifest, _) = manifest.ok_or_else(missing)?;
         self.compare(month, &manifest.parts, &mut |_| ()).await.map_err(|error| error.of(month))?;
         Ok(manifest.describe(month))
@@ -128,7 +128,7 @@ impl Archive {
     ///
     /// No such archive; a manifest that can't be read; a store that can't be reached.
     pub async fn leftovers(&self, month: Month) -> Result<Vec<String>, ArchiveError> {
-        let missing = || ArchiveError::missing(format!("archive of {month}: expected one, got none"));
+        let missing = || ArchiveError::missing(format!("archive of {month}: this month isn't archived"));
         let (manifest, _) = self.manifest(month).await?.ok_or_else(missing)?;
         self.unnamed(month, &manifest).await
     }

@@ -10,5 +10,5 @@ pub(super) const MOST_BYTES_OF_THE_END: u64 = 4 << 20;
 
 /// What would take too much memory.
 pub(super) fn too_large() -> ParquetError {
-    ParquetError::General(format!("a group of more than {MOST_BYTES} bytes once it is decompressed"))
+    ParquetError::General(format!("a group that decompresses to more than {MOST_BYTES} bytes"))
 }

@@ -225,5 +225,5 @@ fn read_column(
 }
 
 fn unfit(column: &Column) -> ParquetError {
-    ParquetError::General(format!("column {}: expected what its type can hold, got another", column.name))
+    ParquetError::General(format!("column {}: its values don't fit its type or the number of rows", column.name))
 }

@@ -104,5 +104,5 @@ fn value(kind: ColumnType, raw: &[u8]) -> Option<Field<'_>> {
 }
 
 fn unfit(column: &Column) -> ArchiveError {
-    ArchiveError::refused(format!("{}: expected {}, got what that can't be", column.name, column.sql.name()))
+    ArchiveError::refused(format!("{}: PostgreSQL sent an invalid {}", column.name, column.sql.name()))
 }

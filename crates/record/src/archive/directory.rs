@@ -53,7 +53,7 @@ impl Directory {
         match metadata.is_dir() {
             true => Err(ErrorKind::NotFound.into()),
             // To open a pipe would wait until somebody writes to it.
-            false if !metadata.is_file() => Err(Error::other("expected a file, got a special one")),
+            false if !metadata.is_file() => Err(Error::other("not a regular file")),
             false => Ok(metadata.len()),
         }
     }
@@ -119,7 +119,7 @@ impl Directory {
             path.push(word);
             match path.symlink_metadata() {
                 Ok(found) if found.is_symlink() => {
-                    return Err(Error::other(format!("{word}: expected a file or folder, got a symbolic link")));
+                    return Err(Error::other(format!("{word} is a symbolic link, which an archive can't contain")));
                 }
                 // Comes up again where it matters.
                 _ => {}

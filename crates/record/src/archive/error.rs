@@ -63,7 +63,7 @@ impl ArchiveError {
 
     /// Somebody else holds the lock of archivers, as the error says.
     pub(super) fn busy(error: &PostgresError) -> Self {
-        Self::new(Kind::Busy, format!("archive: another archiver is at work on this database: {error}"))
+        Self::new(Kind::Busy, format!("archive: another archiver is running on this database: {error}"))
     }
 
     pub(super) fn mismatch(message: impl Into<String>) -> Self {
@@ -84,15 +84,12 @@ impl ArchiveError {
 
     /// A file that couldn't be read back: its name, and what is wrong with it.
     pub(super) fn unreadable(object: &str, error: &parquet::errors::ParquetError) -> Self {
-        Self::damaged(format!(
-            "archive: {object}: expected Parquet, got what can't be read: {}",
-            said(&error.to_string())
-        ))
+        Self::damaged(format!("archive: {object}: not readable as Parquet: {}", said(&error.to_string())))
     }
 
     /// The bucket or directory to write to doesn't exist.
     pub(super) fn nowhere(address: &str) -> Self {
-        Self::new(Kind::Unreachable, format!("archive: {address}: expected a bucket or a directory, got none"))
+        Self::new(Kind::Unreachable, format!("archive: {address}: the bucket or directory doesn't exist"))
     }
 
     /// What a directory says about a file or folder. Only an error about all of the disk counts as unreachable.
@@ -100,12 +97,12 @@ impl ArchiveError {
         use std::io::ErrorKind;
 
         let (kind, why) = match error.kind() {
-            ErrorKind::NotFound => (Kind::Missing, "expected a file, got none".to_owned()),
+            ErrorKind::NotFound => (Kind::Missing, "file not found".to_owned()),
             ErrorKind::AlreadyExists => {
-                (Kind::Refused, "expected no file, got one that somebody else has made".to_owned())
+                (Kind::Refused, "the file already exists: another process created it".to_owned())
             }
             ErrorKind::PermissionDenied => (Kind::Refused, "permission denied".to_owned()),
-            ErrorKind::UnexpectedEof => (Kind::Damaged, "expected all of the file, got a part of it".to_owned()),
+            ErrorKind::UnexpectedEof => (Kind::Damaged, "the file is truncated".to_owned()),
             ErrorKind::StorageFull
             | ErrorKind::QuotaExceeded
             | ErrorKind::ReadOnlyFilesystem
@@ -120,9 +117,9 @@ impl ArchiveError {
         use object_store::Error;
 
         let (kind, why) = match error {
-            Error::NotFound { .. } => (Kind::Missing, "expected an object, got none".to_owned()),
+            Error::NotFound { .. } => (Kind::Missing, "object not found".to_owned()),
             Error::AlreadyExists { .. } | Error::Precondition { .. } => {
-                (Kind::Refused, "expected no object, got one that somebody else has made".to_owned())
+                (Kind::Refused, "the object already exists: another process created it".to_owned())
             }
             Error::PermissionDenied { .. } => (Kind::Refused, "permission denied".to_owned()),
             Error::Unauthenticated { .. } => (Kind::Refused, "the credentials are refused".to_owned()),
@@ -141,10 +138,10 @@ impl ArchiveError {
     /// What is wrong with the settings of S3. Repeats none of their values.
     pub(super) fn settings(error: &object_store::Error) -> Self {
         let why = match error {
-            object_store::Error::UnknownConfigurationKey { key, .. } => format!("an unknown {key}"),
-            _ => "values that can't be used".to_owned(),
+            object_store::Error::UnknownConfigurationKey { key, .. } => format!("unknown setting {key}"),
+            _ => "invalid values".to_owned(),
         };
-        Self::input(format!("archive: expected settings of S3 in AWS_* of the environment, got {why}"))
+        Self::input(format!("archive: can't use the S3 settings in the environment (AWS_*): {why}"))
     }
 
     /// Adds what to do about it, if the archive is damaged or missing.
@@ -257,7 +254,7 @@ impl From<tokio_postgres::Error> for ArchiveError {
 /// A blocking task ends early only if the program ends, or if it panics.
 impl From<tokio::task::JoinError> for ArchiveError {
     fn from(ended: tokio::task::JoinError) -> Self {
-        Self::refused("archive: the computation was ended").caused_by(ended)
+        Self::refused("archive: a background task ended early").caused_by(ended)
     }
 }
 
@@ -282,7 +279,7 @@ mod tests {
         let ended = tokio::spawn(async { panic!("out of numbers") }).await.expect_err("a panic");
         let error = ArchiveError::from(ended).of("2026-05");
         let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-        assert_eq!(error.to_string(), "archive of 2026-05: the computation was ended");
+        assert_eq!(error.to_string(), "archive of 2026-05: a background task ended early");
         assert!(source.contains("out of numbers"), "{source}");
     }
 

@@ -86,7 +86,7 @@ async fn put(archive: &Archive, month: Month, name: String, part: PartWriter) ->
 }
 
 fn unwritable(error: &ParquetError) -> ArchiveError {
-    ArchiveError::refused(format!("archive: expected rows that Parquet can hold: {error}"))
+    ArchiveError::refused(format!("archive: the rows can't be written as Parquet: {error}"))
 }
 
 /// The count and checksum of a table's rows, and those that are cut off.

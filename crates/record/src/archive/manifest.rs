@@ -136,10 +136,12 @@ impl Part {
         let name = &self.name;
         let bytes = self.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.bytes));
         let Some(end) = self.pieces.last().filter(|_| bytes == self.bytes) else {
-            return Err(ArchiveError::damaged(format!("{name}: expected pieces that are the file, got others")));
+            return Err(ArchiveError::damaged(format!(
+                "{name}: the sizes of its pieces don't add up to that of the file"
+            )));
         };
         let too_large = |most: u64, got: u64| {
-            Err(ArchiveError::damaged(format!("{name}: expected pieces of at most {most} bytes, got one of {got}")))
+            Err(ArchiveError::damaged(format!("{name}: expected pieces of at most {most} bytes, got {got}")))
         };
         if end.bytes > MOST_BYTES_OF_THE_END {
             return too_large(MOST_BYTES_OF_THE_END, end.bytes);
@@ -193,19 +195,19 @@ impl Manifest {
 
     /// Parses a month's manifest, which must be consistent.
     pub(super) fn read(month: Month, bytes: &[u8]) -> Result<Self, ArchiveError> {
-        let wrong = |why: &str| ArchiveError::damaged(format!("manifest: expected {why}, got another")).of(month);
+        let wrong = |why: &str| ArchiveError::damaged(format!("manifest: {why}")).of(month);
         let manifest: Self =
-            serde_json::from_slice(bytes).map_err(|error| wrong("one of format 1").caused_by(error))?;
+            serde_json::from_slice(bytes).map_err(|error| wrong("not a manifest of format 1").caused_by(error))?;
         if manifest.format != FORMAT {
             let got = manifest.format;
             return Err(ArchiveError::refused(format!("manifest: expected format {FORMAT}, got {got}")).of(month));
         }
         if manifest.month != month.to_string() {
-            return Err(wrong("that of this month"));
+            return Err(wrong("made for another month"));
         }
         let expected = manifest.hash()?;
         if manifest.sha256 != expected {
-            let error = format!("manifest: expected the SHA-256 {expected}, which its content has, got another");
+            let error = format!("manifest: its content has the SHA-256 {expected}, not the one it names");
             return Err(ArchiveError::damaged(error).of(month));
         }
         let contents: Option<Vec<_>> = manifest.parts.iter().map(Part::content).collect();
@@ -217,7 +219,7 @@ impl Manifest {
             .enumerate()
             .all(|(at, part)| part_of(&part.name).is_some_and(|(number, _)| number == at));
         if content != manifest.content() || content.is_none() || bytes != manifest.bytes || !names {
-            return Err(wrong("the sum of its parts"));
+            return Err(wrong("its totals or file names are inconsistent"));
         }
         manifest.parts.iter().try_for_each(Part::check).map_err(|error| error.of(month))?;
         Ok(manifest)

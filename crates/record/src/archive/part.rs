@@ -150,7 +150,11 @@ pub(super) fn metadata(end: &Piece) -> Result<ParquetMetaData> {
     let expected = schema()?;
     let is_ours =
         described.num_columns() == COLUMNS.len() && described.root_schema().get_fields() == expected.get_fields();
-    if is_ours { Ok(metadata) } else { Err(ParquetError::General("columns of another format".to_owned())) }
+    if is_ours {
+        Ok(metadata)
+    } else {
+        Err(ParquetError::General("its columns aren't those of the audit log".to_owned()))
+    }
 }
 
 /// The columns of a group, from the piece that it is; refused if they would take more memory than a group written by
@@ -158,7 +162,7 @@ pub(super) fn metadata(end: &Piece) -> Result<ParquetMetaData> {
 pub(super) fn group(piece: &Arc<Piece>, described: &RowGroupMetaData) -> Result<Group> {
     let rows = usize::try_from(described.num_rows())?;
     if rows > GROUP_ROWS {
-        return Err(ParquetError::General(format!("a group of {rows} rows, expected at most {GROUP_ROWS}")));
+        return Err(ParquetError::General(format!("expected groups of at most {GROUP_ROWS} rows, got {rows}")));
     }
     let mut rest = MOST_BYTES;
     let mut readers = Vec::new();
@@ -207,8 +211,9 @@ impl Pages {
         if is_known && values <= self.rows {
             return Ok(page);
         }
-        let got = format!("a page of {values} values in {}", page.encoding());
-        Err(ParquetError::General(format!("{got}, expected at most {} in an encoding of tollgate's", self.rows)))
+        let got = format!("{values} in {}", page.encoding());
+        let expected = format!("expected pages of at most {} values in an encoding that tollgate writes", self.rows);
+        Err(ParquetError::General(format!("{expected}, got {got}")))
     }
 }
 

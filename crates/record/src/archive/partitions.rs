@@ -132,13 +132,13 @@ pub(super) async fn check_columns(client: &Client, table: &str) -> Result<(), Ar
     }
     for (name, sql_type) in &found {
         if !COLUMNS.iter().any(|column| column.name == name && column.sql.name() == sql_type) {
-            let expected = "expected the columns that this version of tollgate archives";
-            return Err(ArchiveError::refused(format!("{table}: {expected}, got also {name} {sql_type}")));
+            let why = "isn't one that this version of tollgate archives";
+            return Err(ArchiveError::refused(format!("{table}: the column {name} {sql_type} {why}")));
         }
     }
     for column in &COLUMNS {
         if !found.iter().any(|(name, _)| column.name == name) {
-            return Err(ArchiveError::refused(format!("{table}: expected a column {}, got none", column.name)));
+            return Err(ArchiveError::refused(format!("{table}: the column {} is missing", column.name)));
         }
     }
     Ok(())
@@ -155,7 +155,7 @@ pub(super) async fn check_dependents(client: &Client, table: &str) -> Result<(),
     let rows = client.query(select, &[&table]).await?;
     let Some(row) = rows.first() else { return Ok(()) };
     let dependent: String = row.try_get(0)?;
-    Err(ArchiveError::refused(format!("{table}: expected a table that nothing depends on, got {dependent}")))
+    Err(ArchiveError::refused(format!("{table}: can't be dropped, because {dependent} depends on it")))
 }
 
 /// Detaches a table from the audit log while that is in use, whatever state an earlier attempt left it in.

@@ -23,7 +23,7 @@ impl Archive {
         let mut rows = 0;
         for part in parts {
             let (name, expected) = (&part.name, part.bytes);
-            let missing = || ArchiveError::missing(format!("{name}: expected a file, got none"));
+            let missing = || ArchiveError::missing(format!("{name}: file not found"));
             let got = self.size(month, name).await?.ok_or_else(missing)?;
             if got != expected {
                 return Err(ArchiveError::damaged(format!("{name}: expected {expected} bytes, got {got}")));
@@ -32,8 +32,8 @@ impl Archive {
             if part.content() != Some(read) {
                 let Content { rows, checksum } = read;
                 let (noted, sum) = (part.rows, &part.checksum);
-                let expected = format!("{name}: expected {noted} rows of checksum {sum}");
-                return Err(ArchiveError::damaged(format!("{expected}, got {rows} of {checksum}")));
+                let expected = format!("{name}: expected {noted} rows with the checksum {sum}");
+                return Err(ArchiveError::damaged(format!("{expected}, got {rows} with {checksum}")));
             }
             rows += read.rows;
         }

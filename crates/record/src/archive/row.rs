@@ -53,7 +53,7 @@ pub(super) fn row_time(row: &Row<'_>) -> Option<i64> {
 pub(super) fn time_in(month: Month, row: &Row<'_>) -> Result<i64, ArchiveError> {
     match row_time(row) {
         Some(at) if month.micros().contains(&at) => Ok(at),
-        _ => Err(ArchiveError::refused(format!("at: expected rows of {month} alone, got one of another time"))),
+        _ => Err(ArchiveError::refused(format!("at: a row's time isn't in {month}"))),
     }
 }
 

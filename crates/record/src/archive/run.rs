@@ -188,10 +188,8 @@ impl Run<'_> {
         let mut found = partitions(client, options.older_than).await?;
         let known: BTreeSet<Month> = found.iter().map(|partition| partition.month).collect();
         for &month in options.replace.difference(&known) {
-            self.done(
-                month,
-                Err(ArchiveError::refused("expected a table that is old enough to make it anew, got none")),
-            );
+            let why = "nothing to archive: this month has no table, or it isn't old enough";
+            self.done(month, Err(ArchiveError::refused(why)));
         }
         // PostgreSQL detaches no other table while one is pending.
         found.sort_by_key(|partition| (partition.attachment != Attachment::Pending, partition.month));
@@ -309,7 +307,7 @@ impl Moving<'_> {
         let of = manifest.rows();
         let compared =
             self.archive.compare(self.month, &manifest.parts, &mut self.reporter(Step::ReadBack, of, report)).await;
-        compared.map_err(|error| error.with_remedy("--replace MONTH makes the archive anew from the table"))?;
+        compared.map_err(|error| error.with_remedy("--replace MONTH makes the archive again from the table"))?;
         let (found, _) = content(self.client, self.table, &mut self.reporter(Step::Compare, of, report)).await?;
         same(found, manifest)
     }
@@ -350,7 +348,7 @@ impl Moving<'_> {
         .await?;
         if manifest.rows() != of {
             let got = manifest.rows();
-            return Err(ArchiveError::refused(format!("expected the {of} rows of its table, got {got} exported")));
+            return Err(ArchiveError::refused(format!("the table has {of} rows, but {got} were exported")));
         }
         let mut reading = self.reporter(Step::ReadBack, of, report);
         self.archive.compare(self.month, &manifest.parts, &mut reading).await?;
@@ -365,8 +363,8 @@ impl Moving<'_> {
             let lock = format!("LOCK TABLE tollgate.{} IN ACCESS EXCLUSIVE MODE", self.table);
             self.postgres.naming_blockers(self.pid, self.client.batch_execute(&lock)).await?;
             if attachment(self.client, self.table).await? != Attachment::Detached {
-                let expected = "expected a table that is detached, got one that somebody has attached again";
-                return Err(ArchiveError::refused(expected));
+                let why = "the table isn't dropped, because somebody has attached it to the audit log again";
+                return Err(ArchiveError::refused(why));
             }
             let (found, cut) = content(self.client, self.table, &mut comparing).await?;
             *self.cut.lock() = cut;
@@ -420,6 +418,6 @@ fn same(table: Content, manifest: &Manifest) -> Result<(), ArchiveError> {
         return Ok(());
     }
     let (rows, archived) = (table.rows, manifest.rows());
-    let others = if rows == archived { " others" } else { "" };
-    Err(ArchiveError::mismatch(format!("expected the {rows} rows of its table, got {archived}{others} in the archive")))
+    let others = if rows == archived { " different ones" } else { "" };
+    Err(ArchiveError::mismatch(format!("the table has {rows} rows, but the archive has {archived}{others}")))
 }

@@ -35,9 +35,9 @@ pub(super) const FOLDER: &str = "audit";
 
 pub(super) fn open(url: &str) -> Result<Archive, ArchiveError> {
     // An address that can't be read isn't repeated: it may contain credentials.
-    let (scheme, rest) = url.split_once("://").ok_or_else(|| input("one without a scheme"))?;
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| input("an address without a scheme"))?;
     if rest.contains(['?', '#']) {
-        return Err(input("one with settings, which the environment says"));
+        return Err(input("an address with settings, which belong in the environment"));
     }
     match scheme {
         "file" => directory(rest),
@@ -52,25 +52,25 @@ fn input(got: &str) -> ArchiveError {
 
 fn directory(path: &str) -> Result<Archive, ArchiveError> {
     if !path.starts_with('/') {
-        return Err(input("a path that isn't from the root"));
+        return Err(input("a relative path"));
     }
     // Never created here: if a disk should be mounted and isn't, rows would go to another.
     if !FilePath::new(path).is_dir() {
-        return Err(ArchiveError::input(format!("archive: expected a directory, got none at {path}")));
+        return Err(ArchiveError::input(format!("archive: no directory at {path}: create it, or mount its disk")));
     }
     Ok(Archive { store: Store::Directory(Directory::new(path.into())), address: format!("file://{path}") })
 }
 
 fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     if rest.contains('@') {
-        return Err(input("one with credentials, which the environment says"));
+        return Err(input("an address with credentials, which belong in the environment"));
     }
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     if bucket.is_empty() {
-        return Err(input("no bucket"));
+        return Err(input("an address without a bucket"));
     }
     if !bucket.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
-        return Err(input("a bucket that S3 can't have"));
+        return Err(input("an invalid bucket name"));
     }
     check_environment()?;
     let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
@@ -81,7 +81,7 @@ fn bucket(rest: &str) -> Result<Archive, ArchiveError> {
     let address = format!("s3://{rest}");
     let store = builder.with_retry(retry).build().map_err(|error| ArchiveError::settings(&error))?;
     let prefix = Path::parse(prefix.trim_end_matches('/'));
-    let prefix = prefix.map_err(|error| input("a prefix that S3 can't have").caused_by(error))?;
+    let prefix = prefix.map_err(|error| input("an invalid prefix").caused_by(error))?;
     let store: Arc<dyn ObjectStore> =
         if prefix.as_ref().is_empty() { Arc::new(store) } else { Arc::new(PrefixStore::new(store, prefix)) };
     Ok(Archive { store: Store::Bucket(store), address })
@@ -104,22 +104,26 @@ fn check_environment() -> Result<(), ArchiveError> {
     for (name, value) in std::env::vars_os() {
         let (name, value) = (name.to_string_lossy(), value.to_string_lossy());
         if name == "AWS_CONDITIONAL_PUT" && value != "etag" {
-            return Err(ArchiveError::input(format!("archive: {name}: expected etag, got another")));
+            return Err(ArchiveError::input(format!("archive: {name}: expected etag, got another value")));
         }
         if !SENT.contains(&&*name) {
             continue;
         }
         if value.contains(|character: char| character.is_whitespace() || character.is_control()) {
-            return Err(ArchiveError::input(format!("archive: {name}: expected no white space, got some")));
+            return Err(ArchiveError::input(format!(
+                "archive: {name}: can't contain white space or control characters"
+            )));
         }
         let is_endpoint = ["AWS_ENDPOINT", "AWS_ENDPOINT_URL"].contains(&&*name);
         // It would be repeated where that server can't be reached.
         if is_endpoint && value.contains('@') {
-            return Err(ArchiveError::input(format!("archive: {name}: expected no credentials, got some")));
+            return Err(ArchiveError::input(format!(
+                "archive: {name}: can't contain credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )));
         }
         let is_url = value.starts_with("http://") || value.starts_with("https://");
         if is_endpoint && !is_url {
-            return Err(ArchiveError::input(format!("archive: {name}: expected http:// or https://, got neither")));
+            return Err(ArchiveError::input(format!("archive: {name}: must begin with http:// or https://")));
         }
     }
     Ok(())
@@ -239,7 +243,7 @@ impl Archive {
         let json = manifest.as_json()?;
         if json.len() as u64 > MANIFEST_BYTES {
             let expected = format!("manifest: expected at most {MANIFEST_BYTES} bytes, got {}", json.len());
-            return Err(ArchiveError::refused(format!("{expected}: larger files are fewer, see --part-rows")));
+            return Err(ArchiveError::refused(format!("{expected}: a larger --part-rows makes fewer files")));
         }
         if instead {
             self.delete_manifest(month).await?;
@@ -316,8 +320,7 @@ impl Archive {
 
     /// Checks that this manifest and all the files it names are still there.
     pub(super) async fn confirm(&self, month: Month, manifest: &Manifest) -> Result<(), ArchiveError> {
-        let gone =
-            |name: &str| ArchiveError::damaged(format!("{name}: expected it as it was put, got another or none"));
+        let gone = |name: &str| ArchiveError::damaged(format!("{name}: changed or deleted since it was written"));
         if !self.manifest(month).await?.is_some_and(|(now, _)| now == *manifest) {
             return Err(gone(MANIFEST));
         }
@@ -392,22 +395,22 @@ mod tests {
     #[test]
     fn an_address_that_cannot_be_used_is_one_line_without_credentials() {
         for (url, got) in [
-            ("", "one without a scheme"),
-            ("/var/lib", "one without a scheme"),
+            ("", "an address without a scheme"),
+            ("/var/lib", "an address without a scheme"),
             ("gs://sesame/x", "another scheme"),
-            ("s3://", "no bucket"),
-            ("s3:///x", "no bucket"),
-            ("s3://AKIA:sesame@bucket/x", "one with credentials, which the environment says"),
-            ("s3://bucket/x?secret=sesame", "one with settings, which the environment says"),
-            ("s3://buc ket/x", "a bucket that S3 can't have"),
-            ("s3://bucket/a//b", "a prefix that S3 can't have"),
-            ("file://relative/path", "a path that isn't from the root"),
+            ("s3://", "an address without a bucket"),
+            ("s3:///x", "an address without a bucket"),
+            ("s3://AKIA:sesame@bucket/x", "an address with credentials, which belong in the environment"),
+            ("s3://bucket/x?secret=sesame", "an address with settings, which belong in the environment"),
+            ("s3://buc ket/x", "an invalid bucket name"),
+            ("s3://bucket/a//b", "an invalid prefix"),
+            ("file://relative/path", "a relative path"),
         ] {
             let error = Archive::open(url).expect_err(url);
             assert!(error.is_input() && !error.to_string().contains("sesame"), "{error}");
             assert_eq!(error.to_string(), format!("archive: {EXPECTED}, got {got}"), "{url}");
         }
         let error = Archive::open("file:///nowhere/at/all").expect_err("no directory");
-        assert_eq!(error.to_string(), "archive: expected a directory, got none at /nowhere/at/all");
+        assert_eq!(error.to_string(), "archive: no directory at /nowhere/at/all: create it, or mount its disk");
     }
 }

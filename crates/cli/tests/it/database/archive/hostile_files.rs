@@ -195,12 +195,12 @@ async fn a_file_that_takes_much_more_memory_than_disk_is_refused_before_it_does(
     let dictionary = |properties: WriterPropertiesBuilder| {
         properties.set_dictionary_enabled(true).set_dictionary_page_size_limit(1 << 30)
     };
-    let decompressed = "a group of more than 67108864 bytes once it is decompressed";
+    let decompressed = "a group that decompresses to more than 67108864 bytes";
     for (rows, length, is_dictionary, expected) in [
         // A page of 200 MB; a dictionary's value that is repeated; values that share what they begin with.
         (1, 200 << 20, false, decompressed),
         (2000, 100 << 10, true, decompressed),
-        (150, 1 << 20, false, "DELTA_BYTE_ARRAY, expected at most 150 in an encoding of tollgate's"),
+        (150, 1 << 20, false, " in DELTA_BYTE_ARRAY"),
     ] {
         replace(&place, rows, &vec![b'a'; length], |properties| match (is_dictionary, rows) {
             (true, _) => dictionary(properties),
@@ -240,20 +240,20 @@ async fn a_manifest_of_other_files_or_of_another_month_is_refused() {
     let secret = place.directory.path().join("secret");
     std::fs::write(&secret, "sesame").expect("written");
     for name in ["../../../secret", &secret.display().to_string(), "part-0-0123456789abcdef.parquet/../x", ""] {
-        refused(&|it| it.parts[0].name = name.to_owned(), "manifest: expected the sum of its parts").await;
+        refused(&|it| it.parts[0].name = name.to_owned(), "manifest: its totals or file names are inconsistent").await;
     }
-    refused(&|it| it.parts[0].name = "part-0-0123456789abcdef.parquet".to_owned(), "expected a file, got none").await;
-    refused(&|it| it.month = "2020-04".to_owned(), "manifest: expected that of this month").await;
-    refused(&|it| it.rows += 1, "manifest: expected the sum of its parts").await;
+    refused(&|it| it.parts[0].name = "part-0-0123456789abcdef.parquet".to_owned(), "file not found").await;
+    refused(&|it| it.month = "2020-04".to_owned(), "manifest: made for another month").await;
+    refused(&|it| it.rows += 1, "manifest: its totals or file names are inconsistent").await;
     refused(&|it| it.format = 2, "manifest: expected format 1, got 2").await;
-    let pieces = "expected pieces that are the file, got others";
+    let pieces = "the sizes of its pieces don't add up to that of the file";
     refused(&|it| it.parts[0].pieces.clear(), pieces).await;
     refused(&|it| it.parts[0].pieces[0].bytes = u64::MAX, pieces).await;
     let many = |it: &mut Manifest| {
         (it.bytes, it.parts[0].bytes, it.parts[0].pieces[0].bytes) = (1 << 40, 1 << 40, 1 << 39);
         it.parts[0].pieces[1].bytes = 1 << 39;
     };
-    refused(&many, "expected pieces of at most 4194304 bytes, got one of 549755813888").await;
+    refused(&many, "expected pieces of at most 4194304 bytes, got 549755813888").await;
     let one = |it: &mut Manifest| {
         let bytes = it.parts[0].bytes;
         it.parts[0].pieces = vec![Piece { bytes, sha256: String::new() }];
@@ -282,13 +282,13 @@ async fn links_and_special_files_are_refused_and_nothing_behind_them_is_deleted(
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
     let before = place.files(march());
     let run = |arguments: &[&str]| tollgate(&[&["archive"], arguments, &["--store", place.url()]].concat());
-    let linked = "expected a file or folder, got a symbolic link";
+    let linked = "is a symbolic link, which an archive can't contain";
     for command in [&["list"][..], &["verify"], &["query", "--user", "zoë"]] {
         let output = run(command);
         let said = stderr(&output);
         assert!(code(&output) == 1 && stdout(&output).contains("2020-03"), "{command:?}: {output:?}");
         assert!(said.contains("error: archive of 2020-04: ") && said.contains(linked), "{said}");
-        assert!(said.contains("error: archive of 2020-05: ") && said.contains("got a special one"), "{said}");
+        assert!(said.contains("error: archive of 2020-05: ") && said.contains("not a regular file"), "{said}");
         assert_eq!(said.lines().count(), 2, "{said}");
     }
     let deleted = run(&["delete", "2020-04", "--yes"]);

@@ -200,7 +200,7 @@ async fn a_row_that_comes_after_the_export_is_not_lost() {
     assert_eq!(complete(&place).await.len(), 1);
     server.run(&format!("INSERT INTO tollgate.rate_limit_audit_logs_2020_03 {LATE}")).await;
     let error = only(&database, &place, &small_files()).await.expect_err("a row more");
-    assert_eq!(error, "archive of 2020-03: expected the 301 rows of its table, got 300 in the archive");
+    assert_eq!(error, "archive of 2020-03: the table has 301 rows, but the archive has 300");
     let mut options = small_files();
     options.replace.insert(march());
     assert_eq!(only(&database, &place, &options).await.expect("moved").rows, 301);
@@ -265,7 +265,7 @@ async fn an_altered_file_is_detected_and_no_month_is_dropped() {
         let mut moved = database.archive(&place.archive, &small_files(), report).await.expect("a run");
         let error = moved.remove(0).result.expect_err("harmed");
         assert!(error.is_damaged() || error.is_missing(), "{error}");
-        assert!(error.to_string().contains("part-2-") && error.to_string().contains(".parquet: expected "), "{error}");
+        assert!(error.to_string().contains("part-2-") && error.to_string().contains(".parquet: "), "{error}");
         assert_eq!(rows_left(&server).await, ROWS.to_string());
         assert!(complete(&place).await.is_empty(), "no manifest");
         // Made again, it is whole; harmed after that, it isn't dropped either.
@@ -273,7 +273,7 @@ async fn an_altered_file_is_detected_and_no_month_is_dropped() {
         until_step(&database, &place, Step::Detach).await;
         harm(&place.file(march(), "part-2"));
         let error = only(&database, &place, &small_files()).await.expect_err("harmed");
-        assert!(error.ends_with(": --replace MONTH makes the archive anew from the table"), "{error}");
+        assert!(error.ends_with(": --replace MONTH makes the archive again from the table"), "{error}");
         assert_eq!(rows_left(&server).await, ROWS.to_string());
         let mut options = small_files();
         options.replace.insert(march());
@@ -297,7 +297,7 @@ async fn an_altered_file_is_detected_and_no_month_is_dropped() {
     manifest.write(&path);
     let error = place.archive.verify(march()).await.expect_err("other rows").to_string();
     assert!(
-        error.starts_with("archive of 2020-03: part-0-") && error.contains(": expected 100 rows of checksum "),
+        error.starts_with("archive of 2020-03: part-0-") && error.contains(": expected 100 rows with the checksum "),
         "{error}"
     );
 }
