@@ -137,7 +137,7 @@ impl Postgres {
         let (begun, has_begun) = oneshot::channel();
         let following = follow::follow(Arc::downgrade(&shared), Arc::clone(&shared.connected), self.clone(), begun);
         let no_thread =
-            |error| PostgresError::refused(format!("postgres: expected a thread to follow it, got: {error}"));
+            |error| PostgresError::refused(format!("postgres: can't start the thread that follows it: {error}"));
         // The thread ends with the last clone.
         let _ = shared.thread.set(OwnThread::start(following).map_err(no_thread)?);
         has_begun.await.unwrap_or_else(|_| Err(PostgresError::lost()))?;

@@ -110,7 +110,7 @@ impl HistorySettings {
                 return Err(format!("{field}: expected at most {MOST_BYTES_OF_A_NAME} bytes, got {}", text.len()));
             }
             if text.contains('\0') {
-                return Err(format!("{field}: expected text without NUL, which PostgreSQL doesn't store"));
+                return Err(format!("{field}: contains NUL, which PostgreSQL can't store"));
             }
         }
         if !(0.0..=1.0).contains(&self.allowed_share) {

@@ -117,9 +117,8 @@ impl Postgres {
             // verified.
             config.ssl_mode(SslMode::Disable);
         } else if !cfg!(feature = "tls") {
-            let why = "which is TLS: this program was built without tollgate's feature \"tls\"";
-            let message = format!("postgres: expected an address without TLS, got sslmode=require, {why}");
-            return Err(PostgresError::input(message));
+            let why = "but this program was built without tollgate's feature \"tls\"";
+            return Err(PostgresError::input(format!("postgres: sslmode=require needs TLS, {why}")));
         }
         #[cfg(feature = "tls")]
         let connector = Connector::default();
@@ -385,13 +384,11 @@ pub(crate) async fn checked_version(client: &Client) -> Result<(), PostgresError
 
 /// The runtime of this call, which must be able to wait.
 pub(crate) fn runtime_with_timers() -> Result<Handle, PostgresError> {
-    let misused = |got: &str| {
-        let expected = "expected to be called within a tokio runtime with enable_all";
-        PostgresError::input(format!("runtime: {expected}, got {got}"))
-    };
-    let runtime = Handle::try_current().map_err(|_| misused("none"))?;
+    let misused =
+        |got: &str| PostgresError::input(format!("runtime: call this within a tokio runtime with enable_all: {got}"));
+    let runtime = Handle::try_current().map_err(|_| misused("there is none here"))?;
     // There is no other way to ask whether a runtime has timers.
-    catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_| misused("one without timers"))?;
+    catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).map_err(|_| misused("this one has no timers"))?;
     Ok(runtime)
 }
 

@@ -61,7 +61,7 @@ pub fn describe_metrics() {
     describe_counter!(names::API_KEYS, "API keys that came with requests, by outcome");
     describe_counter!(names::CACHE_REFUSED, "Cached entries in Redis that were refused: somebody else wrote them");
     describe_counter!(names::DATABASE_FAILURES, "Failed attempts to reach and read the database, by reason");
-    describe_gauge!(names::DATABASE, "Whether the database is heard from: 1, or 0");
+    describe_gauge!(names::DATABASE, "Whether the database answers: 1, or 0");
     describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
     describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
     describe_counter!(names::RENAMED, "Batches found under this process's name that it has not written");
@@ -108,13 +108,13 @@ pub(crate) fn database_lost(error: &dyn Display, reason: &'static str, is_denied
 /// Somebody holds a lock on a table, so its changes can't be read for now.
 pub(crate) fn changes_unread(error: &dyn Display) {
     traced! {
-        tracing::warn!(target: "tollgate", %error, "changes cannot be read: others are, and these once they can");
+        tracing::warn!(target: "tollgate", %error, "changes cannot be read: another session holds a lock, and they are read once it ends");
     }
 }
 
 /// The database can be reached again.
 pub(crate) fn database_found() {
-    traced! { tracing::info!(target: "tollgate", "the database is there again"); }
+    traced! { tracing::info!(target: "tollgate", "the database is back"); }
 }
 
 /// A process starts with the configuration cached in Redis.
@@ -122,11 +122,11 @@ pub(crate) fn started_from_cache(error: &dyn Display, reason: &'static str, is_d
     traced! {
         if is_denied {
             tracing::error!(
-                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in redis is in force"
+                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in Redis is in force"
             );
         } else {
             tracing::warn!(
-                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in redis is in force"
+                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in Redis is in force"
             );
         }
     }
@@ -149,7 +149,7 @@ pub(crate) fn cache_refused(is_first: bool) {
         if is_first {
             tracing::warn!(
                 target: "tollgate",
-                "an entry of the configuration in Redis was refused: another program wrote it, or one with another secret"
+                "an entry of the configuration in Redis was refused: another program wrote it, or a process with another secret"
             );
         }
     }
@@ -157,7 +157,7 @@ pub(crate) fn cache_refused(is_first: bool) {
 
 /// Totals couldn't be written, and are kept for now.
 pub(crate) fn totals_unwritten(error: &dyn Display) {
-    traced! { tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can"); }
+    traced! { tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can be"); }
 }
 
 /// Some of the totals can't be stored, and are dropped.
@@ -202,7 +202,7 @@ pub(crate) fn writer_renamed(writes: &'static str, former: &str, writer: &str) {
             writes,
             former,
             writer,
-            "the database has a batch under this process's name that it has not written: it goes on under another name"
+            "the database has a batch under this process's name that is not its own: it goes on under another name"
         );
     }
 }
@@ -236,7 +236,7 @@ pub(crate) fn history_refused(error: &dyn Display) {
 
 /// The partitions for the next months could not be created.
 pub(crate) fn partitions_unmade(error: &dyn Display) {
-    traced! { tracing::warn!(target: "tollgate", %error, "partitions cannot be made: those that there are will do"); }
+    traced! { tracing::warn!(target: "tollgate", %error, "partitions cannot be made: the existing ones are used"); }
 }
 
 /// The lag of the history in the database, and how many decisions it has lost for good.

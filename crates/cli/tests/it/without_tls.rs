@@ -53,8 +53,8 @@ fn whoever_asks_for_tls_is_told_the_feature_and_how_to_install_it() {
 #[test]
 fn whoever_asks_for_tls_to_postgres_is_told_the_same() {
     let required = "postgres://u:s3cret@localhost:1/x?sslmode=require";
-    let by_address = "postgres: expected an address without TLS, got sslmode=require, which is TLS: this program was \
-                      built without tollgate's feature \"tls\"";
+    let by_address =
+        "postgres: sslmode=require needs TLS, but this program was built without tollgate's feature \"tls\"";
     let plain = ["--database", "postgres://u:s3cret@localhost:1/x"];
     let why = "needs TLS, and this tollgate was built without its feature tls";
     let by_file = format!("--database-tls-ca {why}: cargo install --locked --path crates/cli --features postgres,tls");

@@ -424,7 +424,7 @@ async fn read_rules(
         Err(error) if !error.is_input() => Err(error),
         // There were some: as with a file, that is a mistake, and would allow everything.
         Ok(rules) if rules.is_empty() && now.rules > NEVER_HAD_RULES => {
-            let why = "rules in the database: expected at least one that is enabled, got none";
+            let why = "rules in the database: none is enabled, which would allow everything";
             Ok(Some(Err(PostgresError::input(why))))
         }
         rules => Ok(Some(rules)),

@@ -19,21 +19,19 @@ pub(crate) fn config(address: &str) -> Result<Config, PostgresError> {
     let is_twice = match rest {
         Some(rest) if rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(['@', '?'])) => {
             // What stands between or before them is probably a part of a password, and would be read as something else.
-            return Err(PostgresError::input(
-                "postgres: expected an @ or ? in a password as %40 or %3F, got it as it is",
-            ));
+            return Err(PostgresError::input("postgres: write an @ in the password as %40, and a ? as %3F"));
         }
         Some(rest) => has_a_parameter_twice(rest),
         None => has_an_option_twice(address),
     };
     if is_twice {
         return Err(PostgresError::input(
-            "postgres: expected each option once, and a password with a space as password='...' or %20, got one twice",
+            "postgres: an option is given twice or has no name: write a password with a space as password='...' or with %20",
         ));
     }
     let config: Config = address.parse().map_err(|error| unreadable(&error))?;
     if config.get_hosts().is_empty() {
-        return Err(PostgresError::input("postgres: expected an address with a host, got one without"));
+        return Err(PostgresError::input("postgres: the address has no host"));
     }
     let (hosts, ports, addresses) = (config.get_hosts().len(), config.get_ports().len(), config.get_hostaddrs().len());
     if ports > 1 && ports != hosts {
@@ -48,7 +46,7 @@ pub(crate) fn config(address: &str) -> Result<Config, PostgresError> {
     if texts.into_iter().any(|text| text.contains(['=', '@']) || text.contains(char::is_whitespace)) {
         // A backslash at the end of a password's half has taken the space after it along.
         return Err(PostgresError::input(
-            "postgres: expected a host and a database without spaces, = and @, and a password with these in quotes",
+            "postgres: a host or database can't contain a space, = or @: put quotes around a password with one of these",
         ));
     }
     Ok(config)
@@ -92,7 +90,8 @@ fn unreadable(error: &tokio_postgres::Error) -> PostgresError {
         true => why + ": expected require, which verifies as libpq's verify-full does, or disable",
         false => why,
     });
-    let why = why.unwrap_or_else(|| "or host=... password='...', with quotes around a value with a space".to_owned());
+    let why =
+        why.unwrap_or_else(|| "in the form host=... password='...', a value with a space needs quotes".to_owned());
     PostgresError::input(format!("{EXPECTED}: {why}"))
 }
 
@@ -161,20 +160,20 @@ mod tests {
         for (address, expected) in [
             ("postgres://u:open@sesame@h/db", "%40"),
             ("postgres://h/db?user=u&password=open@sesame", "%40"),
-            ("postgres://h/db?user=u&password=open&dbname=sesame", "each option once"),
-            ("postgres://h/db?user=u&password=open&host=sesame", "each option once"),
+            ("postgres://h/db?user=u&password=open&dbname=sesame", "given twice"),
+            ("postgres://h/db?user=u&password=open&host=sesame", "given twice"),
             ("postgres://u:open@sesame/x@h/db", "%40"),
-            ("host=h user=u password=open sesame=x", "with quotes"),
-            ("host=h user=u password=open sesame", "with quotes"),
-            ("host=h user=u dbname=db password=open dbname=sesame", "each option once"),
-            ("host=h password='open", "with quotes"),
-            ("user=u password=open host=sesame = host=h", "each option once"),
+            ("host=h user=u password=open sesame=x", "needs quotes"),
+            ("host=h user=u password=open sesame", "needs quotes"),
+            ("host=h user=u dbname=db password=open dbname=sesame", "given twice"),
+            ("host=h password='open", "needs quotes"),
+            ("user=u password=open host=sesame = host=h", "given twice"),
             ("host=h port=sesame password=x", "invalid value for option `port`"),
             ("postgres://u:sesame@h/db?sslmode=verify-full", "expected require, which verifies"),
             ("host=a,b,c port=1,2 password=sesame", "one for each host, got 2 for 3 hosts"),
             ("host=a,b hostaddr=127.0.0.1 password=sesame", "a hostaddr for each host, got 1 for 2 hosts"),
-            ("user=u password=open host=sesame\\ host=h", "without spaces"),
-            ("dbname=x", "a host"),
+            ("user=u password=open host=sesame\\ host=h", "put quotes around"),
+            ("dbname=x", "has no host"),
         ] {
             let error = Postgres::open(address).expect_err(address).to_string();
             assert!(error.contains(expected) && !error.contains("sesame"), "{address}: {error}");

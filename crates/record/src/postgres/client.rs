@@ -77,7 +77,7 @@ enum Held {
     Own(Inner),
 }
 
-const HELD: &str = "a connection that is taken out on drop alone";
+const HELD: &str = "the connection is taken out only on drop";
 
 impl Drop for Client {
     fn drop(&mut self) {

@@ -175,7 +175,7 @@ impl PostgresError {
 
     /// Adds which rows couldn't be stored, while the others were.
     pub(crate) fn of_rows(mut self, names: &str) -> Self {
-        self.message = format!("{}: not stored, though all else is: {names}", self.message);
+        self.message = format!("{}: all rows were stored except {names}", self.message);
         self
     }
 

@@ -91,7 +91,7 @@ impl Postgres {
                 return Ok(made);
             }
         }
-        Err(PostgresError::refused("schema tollgate: others create and drop it at the same time"))
+        Err(PostgresError::refused("schema tollgate: other sessions keep creating and dropping it"))
     }
 
     /// `None` if somebody else has made the schema meanwhile.
@@ -198,8 +198,8 @@ async fn applied(transaction: &Transaction<'_>) -> Result<Vec<SystemTime>, Postg
             return Err(PostgresError::schema(format!("{why}: the database is newer than this version of tollgate")));
         };
         if got != number || name != step.name || row.get::<_, &[u8]>(2) != digest(step) {
-            let why = format!("schema: expected migration {number}, {}, as this version of tollgate has it", step.name);
-            return Err(PostgresError::schema(format!("{why}, got another of number {got}, {name}")));
+            let why = format!("differs from migration {number} ({}) of this version of tollgate", step.name);
+            return Err(PostgresError::schema(format!("schema: the database's migration {got} ({name}) {why}")));
         }
         done.push(row.get(3));
     }

@@ -68,29 +68,29 @@ pub(super) async fn checked(transaction: &Transaction<'_>) -> Result<Found, Post
     let Some(row) = transaction.query_opt(SCHEMA, &[]).await? else { return Ok(Found::Nothing) };
     let (owner, role, creators): (String, String, Option<String>) = (row.get(0), row.get(1), row.get(2));
     if owner != role {
-        let remedy = "migrate as that role, or drop the schema if nobody needs it";
-        return Err(refused(&format!("expected one that role {role} owns, got one of role {owner}: {remedy}")));
+        let remedy = "migrate as the owner, or drop the schema if nobody needs it";
+        return Err(refused(&format!("owned by role {owner}, not by role {role}: {remedy}")));
     }
     if let Some(creators) = creators {
-        return Err(refused(&format!("expected one that nobody else may create in, got CREATE granted to {creators}")));
+        return Err(refused(&format!("other roles may create objects in it: revoke CREATE from {creators}")));
     }
     if let Some(row) = transaction.query_opt(OF_OTHERS, &[]).await? {
         let (object, owner): (String, String) = (row.get(0), row.get(1));
-        return Err(refused(&format!("expected nothing of another role than {role} in it, got {object} of {owner}")));
+        return Err(refused(&format!("{object} in it belongs to role {owner}, not to role {role}")));
     }
     if let Some(row) = transaction.query_opt(USING_OTHERS, &[]).await? {
         let (object, used, owner): (String, String, String) = (row.get(0), row.get(1), row.get(2));
-        return Err(refused(&format!(
-            "expected nothing in it that uses another role's, got {object}: {used} of {owner}"
-        )));
+        return Err(refused(&format!("{object} in it uses {used}, which belongs to role {owner}")));
     }
     let Some(row) = transaction.query_opt(MIGRATIONS, &[]).await? else {
         let Some(row) = transaction.query_opt(INSIDE, &[]).await? else { return Ok(Found::Empty) };
         let object: String = row.get(0);
-        return Err(refused(&format!("expected tollgate's tables or nothing in it, got {object} alone")));
+        return Err(refused(&format!(
+            "has {object}, but not tollgate's tables: empty it, or drop it if nobody needs it"
+        )));
     };
     if !row.get::<_, bool>(0) {
-        return Err(refused(&format!("expected tollgate.migrations to be a table of role {role}, got another")));
+        return Err(refused(&format!("tollgate.migrations isn't a table that role {role} owns")));
     }
     Ok(Found::Ours)
 }

@@ -323,7 +323,9 @@ impl Postgres {
         let select = "SELECT count(*), count(*) FILTER (WHERE ended_at IS NULL), count(*) FILTER (WHERE lost > 0)
             FROM tollgate.writers";
         let rows = self.look(select, &[]).await?;
-        let [row] = &*rows else { return Err(PostgresError::refused("writers: expected one row of counts")) };
+        let [row] = &*rows else {
+            return Err(PostgresError::refused("writers: the query for their number didn't return one row"));
+        };
         let [all, running, with_losses] = [0, 1, 2].map(|column| row.get::<_, i64>(column).unsigned_abs());
         Ok(WriterCounts { all, running, with_losses })
     }

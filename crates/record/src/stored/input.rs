@@ -47,8 +47,8 @@ impl OwnLimits {
             }
         }
         if let (Some(burst), None, None) = (burst, per_second, per_hour) {
-            let expected = "expected none without units by the second or the hour";
-            return Err(PostgresError::input(format!("burst: {expected}, got {burst}")));
+            let why = "needs a limit per second or per hour";
+            return Err(PostgresError::input(format!("burst: {why}, got {burst} alone")));
         }
         // Values that fit their columns may still be no limit, such as a rate that needs too fine a clock.
         self.rule().map(drop)
@@ -75,14 +75,14 @@ impl OwnLimits {
 
 pub(crate) fn user(text: &str) -> Result<(), PostgresError> {
     if text.is_empty() {
-        return Err(PostgresError::input("user: expected the name of a user, got none"));
+        return Err(PostgresError::input("user: the name is empty"));
     }
     bounded("user", text, MOST_BYTES_OF_A_USER)
 }
 
 pub(crate) fn tier(text: Option<&str>) -> Result<(), PostgresError> {
     if text == Some("") {
-        return Err(PostgresError::input("tier: expected the name of a tier, got an empty one"));
+        return Err(PostgresError::input("tier: the name is empty"));
     }
     text.map_or(Ok(()), |text| bounded("tier", text, MOST_BYTES_OF_A_TIER))
 }
@@ -122,9 +122,7 @@ fn bounded(field: &str, text: &str, most: usize) -> Result<(), PostgresError> {
         return Err(PostgresError::input(format!("{field}: expected at most {most} bytes, got {}", text.len())));
     }
     if text.contains('\0') {
-        return Err(PostgresError::input(format!(
-            "{field}: expected text without NUL, which PostgreSQL doesn't store"
-        )));
+        return Err(PostgresError::input(format!("{field}: contains NUL, which PostgreSQL can't store")));
     }
     Ok(())
 }

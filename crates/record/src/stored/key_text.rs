@@ -42,8 +42,9 @@ pub struct NewKey {
 
 impl NewKey {
     pub(crate) fn make(checksums: &Checksums) -> Result<Self, PostgresError> {
-        let unrandom =
-            |error: getrandom::Error| PostgresError::refused(format!("api key: expected random bytes, got: {error}"));
+        let unrandom = |error: getrandom::Error| {
+            PostgresError::refused(format!("api key: the system's random generator failed: {error}"))
+        };
         let mut text = PREFIX.to_owned();
         draw(ID, &mut text).map_err(unrandom)?;
         text.push('_');

@@ -187,22 +187,17 @@ impl Postgres {
             let row = transaction.query_opt(&select, &[&id.as_str()]).await?.ok_or_else(|| unknown(id))?;
             let old = StoredKey::of(&row);
             let got = match (old.revoked_at, old.terms.expires_at) {
-                (Some(_), _) => Some("one that was revoked"),
-                (None, Some(_)) if !old.is_valid() => Some("one that has ended"),
+                (Some(_), _) => Some("was revoked"),
+                (None, Some(_)) if !old.is_valid() => Some("has expired"),
                 _ => None,
             };
             if let Some(got) = got {
-                return Err(PostgresError::input(format!(
-                    "key: expected one that is valid, got {got}: {}",
-                    id.as_str()
-                )));
+                return Err(PostgresError::input(format!("key: {} {got}, so it can't be rotated", id.as_str())));
             }
             let later = "SELECT key_id FROM tollgate.api_keys WHERE replaces = $1";
             if let Some(row) = transaction.query_opt(later, &[&id.as_str()]).await? {
                 let (id, other) = (id.as_str(), row.get::<_, &str>(0));
-                return Err(PostgresError::input(format!(
-                    "key: expected one without a successor, got {id}, which has {other}"
-                )));
+                return Err(PostgresError::input(format!("key: {id} was already rotated: {other} replaces it")));
             }
             let until = until(old.read_at)?;
             // As long as the old one's validity, from now on.
@@ -350,7 +345,7 @@ fn not_handed_out(error: io::Error) -> PostgresError {
 }
 
 fn unknown(id: KeyId) -> PostgresError {
-    PostgresError::input(format!("key: expected one that exists, got {}", id.as_str()))
+    PostgresError::input(format!("key: there is no key {}", id.as_str()))
 }
 
 impl KeyTerms {

@@ -39,7 +39,7 @@ impl Postgres {
     pub async fn push_rules(&self, rules: &RuleSet, by: &str) -> Result<RuleChanges, PostgresError> {
         input::by(by)?;
         if rules.is_empty() {
-            return Err(PostgresError::input("rules: expected at least one, got none, which would allow everything"));
+            return Err(PostgresError::input("rules: the set has none, which would allow everything"));
         }
         let after = Stored::of(rules)?;
         self.change(async |transaction| {

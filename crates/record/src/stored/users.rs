@@ -115,8 +115,8 @@ impl Postgres {
         input::by(by)?;
         limits.checked()?;
         if let Some(units) = limits.per_second {
-            let expected = "expected none of a user, whose limits are by the hour and the day";
-            return Err(PostgresError::input(format!("per_second: {expected}, got {units}")));
+            let why = "users have limits per hour and per day only";
+            return Err(PostgresError::input(format!("per_second: {why}, got {units}")));
         }
         let upsert = "
             INSERT INTO tollgate.user_quotas (user_id, tier, per_hour, per_day, burst, updated_by)

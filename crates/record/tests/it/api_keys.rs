@@ -262,15 +262,15 @@ async fn a_rotated_key_stays_valid_for_a_while() {
     wait_until("the old key has ended", async || valid(old.secret()).await == Err(ApiKeyError::Expired)).await;
     assert!(valid(new.secret()).await.is_ok());
     let again = tool.rotate_key(&stored.id, Duration::ZERO, "").await.expect_err("it has ended");
-    assert_eq!(again.to_string(), format!("key: expected one that is valid, got one that has ended: {}", stored.id));
+    assert_eq!(again.to_string(), format!("key: {} has expired, so it can't be rotated", stored.id));
     let (_, third) =
         tool.rotate_key(&format!("tg_{}", successor.id), Duration::from_secs(60), "").await.expect("rotated");
     let twice = tool.rotate_key(&successor.id, Duration::ZERO, "").await.expect_err("it has a successor");
-    let expected = format!("key: expected one without a successor, got {}, which has {}", successor.id, third.id);
+    let expected = format!("key: {} was already rotated: {} replaces it", successor.id, third.id);
     assert_eq!(twice.to_string(), expected);
     tool.revoke_key(&third.id, "").await.expect("revoked");
     let revoked = tool.rotate_key(&third.id, Duration::ZERO, "").await.expect_err("it was revoked");
-    assert!(revoked.to_string().contains("got one that was revoked"), "{revoked}");
+    assert!(revoked.to_string().contains("was revoked, so it"), "{revoked}");
     assert_eq!(tool.keys(Some("42")).await.expect("keys").len(), 3);
     assert!(tool.keys(Some("43")).await.expect("keys").is_empty() && tool.keys(None).await.expect("keys").len() == 3);
 }
@@ -374,13 +374,10 @@ async fn hostile_text_is_stored_or_refused() {
     bad.limits = OwnLimits::default();
     bad.limits.per_second = Some(u64::MAX);
     for (refused, expected) in [
-        (tool.create_key("", &terms(""), "").await, "user: expected the name of a user, got none"),
+        (tool.create_key("", &terms(""), "").await, "user: the name is empty"),
         (tool.create_key(&long, &terms(""), "").await, "user: expected at most 512 bytes, got 600"),
         (tool.create_key("a", &terms(&long), "").await, "name: expected at most 256 bytes, got 600"),
-        (
-            tool.create_key("a", &terms("\0"), "").await,
-            "name: expected text without NUL, which PostgreSQL doesn't store",
-        ),
+        (tool.create_key("a", &terms("\0"), "").await, "name: contains NUL, which PostgreSQL can't store"),
         (
             tool.create_key("a", &bad, "").await,
             "per_second: expected 1 to 9007199254740992 units, got 18446744073709551615",
@@ -389,7 +386,7 @@ async fn hostile_text_is_stored_or_refused() {
             tool.rotate_key("AAAAAAAAAAAA", Duration::from_secs(1 << 60), "").await,
             "overlap: expected an end before the year 10000, got 1152921504606846976s",
         ),
-        (tool.rotate_key("AAAAAAAAAAAA", Duration::ZERO, "").await, "key: expected one that exists, got AAAAAAAAAAAA"),
+        (tool.rotate_key("AAAAAAAAAAAA", Duration::ZERO, "").await, "key: there is no key AAAAAAAAAAAA"),
     ] {
         assert_eq!(refused.expect_err(expected).to_string(), expected);
     }

@@ -408,7 +408,7 @@ async fn settings_out_of_bounds_are_named() {
     let tool = tollgate_record::Postgres::open("postgres://limits@127.0.0.1/app").expect("an address");
     for (settings, said) in [
         (HistorySettings::new().region(&"x".repeat(257)), "region: expected at most 256 bytes, got 257"),
-        (HistorySettings::new().server("a\0"), "server: expected text without NUL, which PostgreSQL doesn't store"),
+        (HistorySettings::new().server("a\0"), "server: contains NUL, which PostgreSQL can't store"),
         (HistorySettings::new().allowed_share(1.5), "allowed_share: expected 0 to 1, got 1.5"),
         (HistorySettings::new().allowed_share(f64::NAN), "allowed_share: expected 0 to 1, got NaN"),
         (HistorySettings::new().queue(10), "queue: expected 1000 to 10000000 decisions, got 10"),

@@ -79,7 +79,7 @@ fn a_row_of_history_that_is_refused_is_named_and_the_others_are_written() {
         ] {
             let named = |line: &str| {
                 line.contains("a part of the history cannot be written: it is lost")
-                    && line.contains("(SQLSTATE 23514): not stored, though all else is: ")
+                    && line.contains("(SQLSTATE 23514): all rows were stored except ")
                     && line.contains(name)
             };
             assert_eq!(text.lines().filter(|line| named(line)).count(), 1, "{name}: {text}");
@@ -135,7 +135,7 @@ async fn a_total_that_is_refused_is_named_and_the_others_are_added() {
     // Another task may have written it meanwhile.
     if let Err(error) = service.finish().await {
         let error = error.to_string();
-        assert!(error.contains("not stored, though all else is: user \"refused\"; key \""), "{error}");
+        assert!(error.contains("all rows were stored except user \"refused\"; key \""), "{error}");
     }
     service.finish().await.expect("written");
     assert_eq!((service.status().totals_lost, service.status().totals_lag), (2, Duration::ZERO));

@@ -122,7 +122,7 @@ fn a_rejected_password_is_an_error_in_the_log_also_where_the_server_was_away_bef
             let is_it = |line: &&str| line.contains(level) && words.iter().all(|word| line.contains(word));
             assert_eq!(text.lines().filter(is_it).count(), 1, "{level} {words:?}: {text}");
         };
-        line("WARN", ["the configuration cached in redis is in force", "reason=\"unreachable\""]);
+        line("WARN", ["the configuration cached in Redis is in force", "reason=\"unreachable\""]);
         line("ERROR", ["the last rules stay in force", "reason=\"denied\""]);
         assert!(text.contains("(SQLSTATE 28P01)") && !text.contains("sesame"), "{text}");
         return;

@@ -371,11 +371,11 @@ async fn hostile_text_is_stored_or_refused() {
     let long = "x".repeat(2000);
     let block = async |user: &str, reason: &str, by: &str| tool.block_user(user, Some(reason), None, by).await;
     for (refused, expected) in [
-        (block("", "", "").await, "user: expected the name of a user, got none".to_owned()),
+        (block("", "", "").await, "user: the name is empty".to_owned()),
         (block(&long, "", "").await, "user: expected at most 512 bytes, got 2000".to_owned()),
-        (block("a\0b", "", "").await, "user: expected text without NUL, which PostgreSQL doesn't store".to_owned()),
+        (block("a\0b", "", "").await, "user: contains NUL, which PostgreSQL can't store".to_owned()),
         (block("a", &long, "").await, "reason: expected at most 1024 bytes, got 2000".to_owned()),
-        (block("a", "\0", "").await, "reason: expected text without NUL, which PostgreSQL doesn't store".to_owned()),
+        (block("a", "\0", "").await, "reason: contains NUL, which PostgreSQL can't store".to_owned()),
         (block("a", "", &long).await, "by: expected at most 256 bytes, got 2000".to_owned()),
         (
             tool.block_user("a", None, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40)), "").await,
@@ -385,10 +385,7 @@ async fn hostile_text_is_stored_or_refused() {
             tool.block_user("a", None, Some(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "").await,
             "until: expected a time from 1970 to 9999, got -1 s after 1970".to_owned(),
         ),
-        (
-            tool.set_user("a", Some(""), OwnLimits::default(), "").await,
-            "tier: expected the name of a tier, got an empty one".to_owned(),
-        ),
+        (tool.set_user("a", Some(""), OwnLimits::default(), "").await, "tier: the name is empty".to_owned()),
         (
             tool.set_user("a", None, limits(Some(0), None, None), "").await,
             format!("per_hour: expected 1 to {most} units, got 0"),
@@ -399,7 +396,7 @@ async fn hostile_text_is_stored_or_refused() {
         ),
         (
             tool.set_user("a", None, limits(None, Some(5), Some(3)), "").await,
-            "burst: expected none without units by the second or the hour, got 3".to_owned(),
+            "burst: needs a limit per second or per hour, got 3 alone".to_owned(),
         ),
     ] {
         let error = refused.expect_err(&expected);

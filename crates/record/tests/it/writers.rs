@@ -124,7 +124,7 @@ async fn a_number_that_a_service_has_not_written_loses_none_of_its_batches() {
 fn a_writer_that_is_renamed_says_so_once() {
     let test = "writers::a_writer_that_is_renamed_says_so_once";
     if let Some(text) = alone(test, &[]) {
-        let lines: Vec<_> = text.lines().filter(|line| line.contains("that it has not written")).collect();
+        let lines: Vec<_> = text.lines().filter(|line| line.contains("that is not its own")).collect();
         assert!(lines.len() == 1 && lines[0].contains("WARN") && lines[0].contains("writes=\"totals\""), "{text}");
         return;
     }
