@@ -5,8 +5,8 @@
 //! compared once more and dropped. The run may be interrupted at any moment: the next one continues from what it finds,
 //! and no row is lost or duplicated.
 //!
-//! What is read back is compared with the SHA-256 that was recorded before any of it is shown, and takes bounded
-//! memory, whatever the file is.
+//! Before anything that is read back is shown, it is compared with the recorded SHA-256. Reading takes bounded memory,
+//! whatever the file contains.
 //!
 //! A month is stored as `audit/year=2026/month=08/part-0-6a1f0c2b9d4e8f37.parquet` and so on, and `manifest.json`,
 //! which is written last: files that it doesn't name are left over from an interrupted attempt.

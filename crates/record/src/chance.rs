@@ -1,9 +1,9 @@
-//! Chance: jitter, and names that nobody else has.
+//! Randomness: jitter, and unique names.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The wait and, by chance, up to so many hundredths of it more.
+/// The wait, plus a random share of it: up to so many hundredths.
 pub(crate) fn jittered(wait: Duration, hundredths: u8) -> Duration {
     wait + wait.mul_f64(f64::from(hundredths) / 100.0 * fastrand::f64())
 }
@@ -14,13 +14,13 @@ pub(crate) fn unique_id(what: &str) -> String {
     format!("{what}-{:016x}{:016x}-{}", drawn(), drawn(), NAMES.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A number that nobody else draws.
+/// A random number that no other process draws.
 pub(crate) fn mark() -> i64 {
     drawn().cast_signed()
 }
 
-/// From the system where it has any: what two processes shared, as after a fork or on a cloned machine, would lose
-/// batches.
+/// From the system's generator, if it works: two processes that share a state, as after a fork or on a cloned machine,
+/// would draw the same numbers and lose batches.
 fn drawn() -> u64 {
     getrandom::u64().unwrap_or_else(|_| fastrand::u64(..))
 }

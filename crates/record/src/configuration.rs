@@ -35,9 +35,9 @@ use state::{NOT_APPLIED, Shared};
 
 /// Rules, users and API keys that follow the database: a change is in force in every connected process within a second
 /// of its commit, or as soon as its rows are read if it changes very many users at once. A user takes some 90 bytes of
-/// memory, more with a long name or reason. Cheap to clone; all clones share one state, which follows the database until
-/// the last clone is dropped. The remaining totals are then still written if the runtime keeps running and PostgreSQL is
-/// reachable within 15 seconds.
+/// memory, more with a long name or reason. Cheap to clone; all clones share one state, which follows the database
+/// until the last clone is dropped. The remaining totals are then still written if the runtime keeps running and
+/// PostgreSQL is reachable within 15 seconds.
 ///
 /// ```no_run
 /// use tollgate_record::Postgres;
@@ -70,8 +70,8 @@ pub struct Status {
     /// Whether the database was heard from within the last few seconds. If not, the last known configuration is in
     /// force.
     pub is_connected: bool,
-    /// Whether this process started while PostgreSQL couldn't be used, and hasn't read from it since. Its configuration is
-    /// then the one that other processes left in Redis. [`outage`](Configuration::outage) says why.
+    /// Whether this process started while PostgreSQL couldn't be used, and hasn't read from it since. Its configuration
+    /// is then the one that other processes left in Redis. [`outage`](Configuration::outage) says why.
     pub is_from_cache: bool,
     /// Changes of rules put in force so far.
     pub reloads: u64,
@@ -84,8 +84,8 @@ pub struct Status {
     /// API keys that this process knows to exist. `None` until it has read their ids, a moment after its start, and if
     /// there are more than five million.
     pub keys_known: Option<u64>,
-    /// Entries in Redis so far that were refused, since they weren't sealed with the secret: another program wrote them,
-    /// or a process with another secret. PostgreSQL then decides.
+    /// Entries in Redis so far that were refused, since they weren't sealed with the secret: another program wrote
+    /// them, or a process with another secret. PostgreSQL then decides.
     pub cache_refused: u64,
     /// Age of the oldest request that isn't in the database's totals yet.
     pub totals_lag: Duration,
@@ -95,20 +95,22 @@ pub struct Status {
 }
 
 impl Postgres {
-    /// Reads the configuration and follows it, on a thread of its own, which has one connection to PostgreSQL and one to
-    /// Redis: however much is read, tasks of this runtime don't wait for it. A change of rules takes effect as a whole or,
-    /// if it can't be used, not at all. While PostgreSQL is unreachable, the last configuration stays in force.
+    /// Reads the configuration and follows it, on a thread of its own, which has one connection to PostgreSQL and one
+    /// to Redis: however much is read, tasks of this runtime don't wait for it. A change of rules takes effect as a
+    /// whole or, if it can't be used, not at all. While PostgreSQL is unreachable, the last configuration stays in
+    /// force.
     ///
-    /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be used now, because it
-    /// is away, recovers, refuses connections, or rejects the password or a right, the configuration that other processes
-    /// left there in the last five minutes is in force until it can; [`outage`](Configuration::outage), the log and the
-    /// metrics say why. Without a [`cache_secret`](Self::cache_secret) its rules and users can't be verified, and no API
-    /// key is accepted meanwhile.
+    /// The configuration is cached in the limiter's Redis, under its prefix. If PostgreSQL can't be used now, because
+    /// it is unreachable, is recovering, refuses connections, or rejects the password or a right, the configuration
+    /// that other processes left there in the last five minutes is in force until it can;
+    /// [`outage`](Configuration::outage), the log and the metrics say why. Without a
+    /// [`cache_secret`](Self::cache_secret) its rules and users can't be verified, and no API key is accepted
+    /// meanwhile.
     ///
     /// # Errors
     ///
-    /// PostgreSQL can't be used, and nothing is cached; no tables, or those of another version; a server that is too old;
-    /// rules that can't be used; no thread.
+    /// PostgreSQL can't be used, and nothing is cached; no tables, or those of another version; a server that is too
+    /// old; rules that can't be used; no thread.
     pub async fn follow(&self, limiter: &Limiter) -> Result<Configuration, PostgresError> {
         let runtime = runtime_with_timers()?;
         let cache = Cache::new(limiter, &self.name(), self.seal.as_ref());
@@ -166,10 +168,10 @@ impl Configuration {
 
     /// The account that an API key belongs to. Makes no round trip if this process has seen the key in the last ten
     /// minutes, and none for a text without the checksum of this database's keys, which nobody else can make. Otherwise
-    /// it makes one to Redis and, if Redis doesn't know the key, a query, which it shares with all keys that are looked up
-    /// at the same time. Of ids that no key has (of a deleted key, or of one made within the last second), all processes
-    /// together look up at most 100 in any second, and make one more round trip to Redis for it; keys that exist don't
-    /// wait for these.
+    /// it makes one to Redis and, if Redis doesn't know the key, a query, which it shares with all keys that are looked
+    /// up at the same time. Of ids that no key has (of a deleted key, or of one made within the last second), all
+    /// processes together look up at most 100 in any second, and make one more round trip to Redis for it; keys that
+    /// exist don't wait for these.
     ///
     /// After a start from the cache, while PostgreSQL is unreachable, checksums can't be verified and each unknown text
     /// costs a round trip to Redis. Keys are then accepted if the service has given a [secret](Postgres::cache_secret).
@@ -189,7 +191,8 @@ impl Configuration {
 
     /// Counts a decided request for its user and, if it was allowed, for its API key. Makes no round trip: totals are
     /// written once a second, and lost if the process is killed before that. Users whose names aren't UTF-8, contain
-    /// NUL or exceed 512 bytes aren't counted. [`RateLimitLayer`](tollgate::middleware::RateLimitLayer) calls this itself.
+    /// NUL or exceed 512 bytes aren't counted. [`RateLimitLayer`](tollgate::middleware::RateLimitLayer) calls this
+    /// itself.
     pub fn count(&self, request: &Attributes<'_>, allowed: bool) {
         if let Some(user) = request.user_name() {
             self.shared.totals.count(user, request.key_id(), allowed);

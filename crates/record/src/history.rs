@@ -52,7 +52,7 @@ const MOST_BYTES_OF_A_NAME: usize = 256;
 const QUEUE: usize = 65_536;
 const QUEUES: std::ops::RangeInclusive<usize> = 1_000..=10_000_000;
 
-/// What is recorded.
+/// Settings of the recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HistorySettings {
     region: String,
@@ -130,8 +130,8 @@ impl HistorySettings {
 pub struct HistoryStatus {
     /// Decisions put into the queue so far.
     pub recorded: u64,
-    /// Decisions that will never reach the database, so far: the queue was full, or this machine's clock is a day ahead
-    /// of the database's, or more than a month behind it.
+    /// Decisions that will never reach the database, so far: the queue was full, PostgreSQL refused them, or this
+    /// machine's clock is a day ahead of the database's or more than a month behind it.
     pub lost: u64,
     /// Decisions waiting in the queue.
     pub queued: usize,
@@ -173,8 +173,8 @@ impl History {
     /// Records the decision on a request, and how long it took. Makes no round trip and never waits.
     /// [`RateLimitLayer`](tollgate::middleware::RateLimitLayer) calls this itself, and adds the response's status.
     ///
-    /// An API key is recorded by its id, and only if the request has an [`Account`](tollgate::rules::Account). Bytes that
-    /// aren't UTF-8, and NUL, are recorded as `\xff`; each text is cut off after 512 bytes.
+    /// An API key is recorded by its id, and only if the request has an [`Account`](tollgate::rules::Account). Bytes
+    /// that aren't UTF-8, and NUL, are recorded as `\xff`; each text is cut off after 512 bytes.
     pub fn record(&self, request: &Attributes<'_>, verdict: &Verdict, latency: Duration) {
         self.shared.recorder.record(self.new_record(request, verdict, latency));
     }

@@ -42,8 +42,8 @@ mod stored;
 mod telemetry;
 mod totals;
 
-// The pages on operations are read in the repository too. Their links to other files are named, and their last lines say
-// which files; here the names come first, and so lead to this documentation.
+// The pages on operations are also read in the repository. Their links are named, and their last lines define the names
+// as files; the definitions here come first, so that in this documentation the links lead to its items.
 /// [runbook]: crate::operations::runbook
 /// [silent]: crate::operations::runbook#no-answer-in-time
 /// [cached]: crate::operations::runbook#started-without-the-database

@@ -1,8 +1,8 @@
-//! A lock that a panic doesn't close.
+//! A lock that a panic doesn't poison.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A [`Mutex`] whose state is whole whenever it is free, so that it stays of use after a panic under it.
+/// A [`Mutex`] whose state is consistent whenever it is unlocked, so that it can be used after a panic.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
 

@@ -1,4 +1,4 @@
-//! A PostgreSQL: its connections, and how transactions begin.
+//! A PostgreSQL database: its connections, and how transactions begin.
 
 mod address;
 pub(crate) mod client;
@@ -42,7 +42,7 @@ use tollgate::Tls;
 
 /// Most connections held: enough for look-ups, one batch at a time, beside a batch of totals and the ids of keys.
 const MOST_CONNECTIONS: usize = 4;
-/// Changes that use a connection at a time.
+/// How many changes may use connections at the same time.
 const MOST_CHANGES_AT_ONCE: usize = 2;
 /// How long making a connection, or waiting for one, may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
@@ -58,14 +58,14 @@ const WHOLE_TABLE_WITHIN: Duration = Duration::from_secs(3600);
 const READ_WITHIN: Duration = Duration::from_secs(17);
 /// How long a server may leave sent data unacknowledged.
 const SILENT_FOR: Duration = Duration::from_secs(10);
-/// How long a statement waits for a lock, unless its transaction says otherwise: a server doesn't notice that a client
-/// that waits has gone, so those that were given up would add up.
+/// How long a statement waits for a lock, unless its transaction says otherwise: a server doesn't notice that a waiting
+/// client has gone, so abandoned statements would add up.
 const PATIENCE: &str = "SET lock_timeout = '1500ms'";
 /// The same within a transaction that writes, or reads history.
 const LONGER_PATIENCE: &str = "SET LOCAL lock_timeout = '14s'";
-/// Most milliseconds that PostgreSQL has a timeout of.
+/// The longest timeout that PostgreSQL accepts, in milliseconds.
 const MOST_MILLIS: u128 = i32::MAX as u128;
-/// Bytes of the shortest secret.
+/// The least length of a secret, in bytes.
 const SHORTEST_SECRET: usize = 16;
 /// The end of the year 9999, since the epoch.
 pub(crate) const LAST_TIME: Duration = Duration::from_secs(253_402_300_799);
@@ -83,7 +83,7 @@ pub struct Postgres {
     connector: Connector,
     /// The hosts, ports and database, without user and password.
     pub(crate) address: Arc<str>,
-    /// How long a statement may take, if the caller has chosen that.
+    /// How long a statement may take, if the caller has chosen a deadline.
     deadline: Option<Duration>,
     /// Authenticates what is cached in Redis, in place of the database's own secret.
     pub(crate) seal: Option<Seal>,
@@ -221,10 +221,10 @@ impl Postgres {
     }
 
     /// How long the server may be silent in a statement, or between two rows of its answer, before the call fails and
-    /// the connection is given up. The error then says that nothing was changed or, if it was the end of a change that
-    /// wasn't answered, that the change [may have been made](PostgresError::is_unknown). Default: 20 seconds; 15 for
-    /// [`stats`](Self::stats) and [`audit`](Self::audit), 10 minutes for [`migrate`](Self::migrate), and an hour where an
-    /// archiver reads a whole table. A chosen deadline is that of all of these.
+    /// the connection is given up. The error then says that nothing was changed or, if only the confirmation of a
+    /// change is missing, that the change [may have been made](PostgresError::is_unknown). Default: 20 seconds; 15 for
+    /// [`stats`](Self::stats) and [`audit`](Self::audit), 10 minutes for [`migrate`](Self::migrate), and an hour where
+    /// an archiver reads a whole table. A chosen deadline replaces all of these.
     ///
     /// What a service does by itself ([`follow`](Self::follow), [`record`](Self::record)) also has shorter deadlines of
     /// its own, which stay.
@@ -247,8 +247,8 @@ impl Postgres {
         &self.address
     }
 
-    /// Which server answers, where the address has several: its own address and port, as it knows them. `None` by a Unix
-    /// socket. One round trip.
+    /// Which server answers, where the address has several: its own address and port, as it knows them. `None` over a
+    /// Unix socket. One round trip.
     ///
     /// # Errors
     ///
@@ -264,7 +264,7 @@ impl Postgres {
         address::first(&self.config)
     }
 
-    /// The time by the database's clock, which ends of blocks and keys are best computed from: this host's may be wrong.
+    /// The time by the database's clock. Compute the ends of blocks and keys from it: this host's clock may be wrong.
     /// One round trip.
     ///
     /// # Errors
@@ -316,7 +316,7 @@ impl Postgres {
         let _reading = reading.map_err(|_| PostgresError::late(&self.address))?;
         let mut connection = self.connection().await?.within(within);
         let transaction = begin_reading(&mut connection).await?;
-        // A little sooner, so that the server doesn't work on for nobody.
+        // A little sooner, so that the server doesn't go on working once the caller has given up.
         let allowed = (within.saturating_mul(15) / 17).as_millis().clamp(1, MOST_MILLIS);
         transaction.batch_execute(&format!("SET LOCAL statement_timeout = {allowed}")).await?;
         transaction.batch_execute(LONGER_PATIENCE).await?;
@@ -360,8 +360,8 @@ pub(crate) async fn begin_reading(client: &mut Client) -> Result<Transaction<'_>
     client.begin(IsolationLevel::RepeatableRead, false).await
 }
 
-/// What the server answers within this time, where that is shorter than the [client's](client) deadline. An answer may
-/// still come otherwise, so the connection is of no more use.
+/// Waits for the server's answer for this long, where that is shorter than the [client's](client) deadline. After a
+/// timeout the answer may still come, so the caller gives the connection up.
 pub(crate) async fn in_time<T>(
     most: Duration,
     work: impl Future<Output = Result<T, PostgresError>>,
@@ -371,7 +371,7 @@ pub(crate) async fn in_time<T>(
 
 /// Checks that a server is new enough.
 pub(crate) async fn checked_version(client: &Client) -> Result<(), PostgresError> {
-    // The first query of a connection: the search path may lead elsewhere.
+    // May be a connection's first query, before its search path is set: so names are qualified.
     let select = "SELECT pg_catalog.current_setting('server_version_num')::pg_catalog.int4";
     let row = client.query_one(select, &[]).await?;
     let version = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
@@ -382,7 +382,7 @@ pub(crate) async fn checked_version(client: &Client) -> Result<(), PostgresError
     Err(PostgresError::input(format!("postgres: expected version 14 or newer, got {got}")))
 }
 
-/// The runtime of this call, which must be able to wait.
+/// The runtime of this call, which must have timers.
 pub(crate) fn runtime_with_timers() -> Result<Handle, PostgresError> {
     let misused =
         |got: &str| PostgresError::input(format!("runtime: call this within a tokio runtime with enable_all: {got}"));

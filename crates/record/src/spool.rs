@@ -20,7 +20,7 @@ use set_aside::SetAside;
 pub(crate) const WRITTEN_EVERY: Duration = Duration::from_secs(1);
 /// How long to wait for another task that is writing and may have stalled.
 const LOCKED_WITHIN: Duration = Duration::from_secs(15);
-/// How long dropping the last handle keeps trying to write the rest.
+/// How long the rest is retried once the last handle is dropped.
 const FINISHED_WITHIN: Duration = Duration::from_secs(15);
 
 /// Requests to be written together.
@@ -42,7 +42,7 @@ pub(crate) struct Spool<B> {
     numbering: Numbering,
     /// The batch being filled or in flight; whether one in flight was written isn't known.
     pub(crate) batch: Option<B>,
-    /// What of it was last set aside.
+    /// The rows of it that were last set aside.
     set_aside: SetAside,
 }
 
@@ -144,7 +144,7 @@ impl<B: Batch> Spool<B> {
     }
 }
 
-/// What another task may hold while it writes.
+/// Locks what another task may hold while it writes.
 pub(crate) async fn locked<'l, T>(lock: &'l Mutex<T>, postgres: &Postgres) -> Result<MutexGuard<'l, T>, PostgresError> {
     timeout(LOCKED_WITHIN, lock.lock()).await.map_err(|_| PostgresError::late(postgres.address()))
 }

@@ -1,4 +1,4 @@
-//! What is in the tables of the configuration, read and written: rules, users and API keys.
+//! Reads and writes the tables of the configuration: rules, users and API keys.
 
 pub(crate) mod input;
 pub(crate) mod key_text;

@@ -1,7 +1,7 @@
-//! Metrics and traces, with the features of these names. Labels and fields are bounded, and never a key. Messages contain
-//! no varying numbers, so that logs can be grouped by them.
+//! Metrics and traces, with the features of these names. Labels and fields are bounded, and never a key. Messages
+//! contain no varying numbers, so that logs can be grouped by them.
 //!
-//! All values are plain ones: what is measured knows this module, and this module knows nothing.
+//! All values are plain: the code that is measured knows this module, and this module knows none of it.
 
 #![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables, reason = "nobody looks"))]
 
@@ -53,8 +53,8 @@ mod names {
     pub(super) const HISTORY_LOST: &str = "tollgate_history_lost_total";
 }
 
-/// Describes the metrics to the installed recorder: call it once, after installing one, beside the library's function of
-/// this name.
+/// Describes the metrics to the installed recorder: call it once, after installing one, beside the library's function
+/// of this name.
 #[cfg(feature = "metrics")]
 pub fn describe_metrics() {
     use metrics::{Unit, describe_counter, describe_gauge};
@@ -90,7 +90,7 @@ pub(crate) fn database_failed(reason: &'static str) {
     measured! { metrics::counter!(names::DATABASE_FAILURES, "reason" => reason).increment(1); }
 }
 
-/// The database with the rules can't be used any more. What it denies doesn't mend itself.
+/// The database with the rules can't be used any more. A denial is an error, since somebody must act.
 pub(crate) fn database_lost(error: &dyn Display, reason: &'static str, is_denied: bool) {
     traced! {
         if is_denied {
@@ -108,7 +108,11 @@ pub(crate) fn database_lost(error: &dyn Display, reason: &'static str, is_denied
 /// Somebody holds a lock on a table, so its changes can't be read for now.
 pub(crate) fn changes_unread(error: &dyn Display) {
     traced! {
-        tracing::warn!(target: "tollgate", %error, "changes cannot be read: another session holds a lock, and they are read once it ends");
+        tracing::warn!(
+            target: "tollgate",
+            %error,
+            "changes cannot be read: another session holds a lock, and they are read once it ends"
+        );
     }
 }
 
@@ -122,11 +126,17 @@ pub(crate) fn started_from_cache(error: &dyn Display, reason: &'static str, is_d
     traced! {
         if is_denied {
             tracing::error!(
-                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in Redis is in force"
+                target: "tollgate",
+                reason,
+                %error,
+                "the database is unreachable: the configuration cached in Redis is in force"
             );
         } else {
             tracing::warn!(
-                target: "tollgate", reason, %error, "the database is unreachable: the configuration cached in Redis is in force"
+                target: "tollgate",
+                reason,
+                %error,
+                "the database is unreachable: the configuration cached in Redis is in force"
             );
         }
     }
@@ -137,7 +147,7 @@ pub(crate) fn no_rules() {
     traced! { tracing::warn!(target: "tollgate", "the database has no rules: every request is allowed"); }
 }
 
-/// A request had an API key: a valid one, or one with an error, in a word.
+/// A request had an API key; the outcome is `valid`, or the error's name.
 pub(crate) fn api_key(outcome: &'static str) {
     measured! { metrics::counter!(names::API_KEYS, "outcome" => outcome).increment(1); }
 }
@@ -149,7 +159,7 @@ pub(crate) fn cache_refused(is_first: bool) {
         if is_first {
             tracing::warn!(
                 target: "tollgate",
-                "an entry of the configuration in Redis was refused: another program wrote it, or a process with another secret"
+                "an entry of the configuration in Redis was refused: another program wrote it, or one with another secret"
             );
         }
     }

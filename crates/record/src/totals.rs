@@ -1,7 +1,7 @@
 //! Totals of users and API keys, added to the database in batches: about one a second, and none twice.
 //!
-//! Days and times are those of the database's clock: a batch has the age of its requests, which needs no clock that is
-//! right. The service's own clock only separates days while PostgreSQL is unreachable.
+//! Days and times are those of the database's clock: a batch has the age of its requests, so the host's clock need not
+//! be right. The service's own clock only separates days while PostgreSQL is unreachable.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +23,7 @@ use crate::telemetry;
 /// Most rows that a statement adds: a second's work.
 const MOST_ROWS: usize = 10_000;
 /// Most users counted at a time, each once a day: without a bound, memory would grow while PostgreSQL is unreachable.
-/// Keys are as many as exist.
+/// There are only as many keys as exist.
 const MOST_NAMES: usize = 100_000;
 const STRIPES: usize = 16;
 const SECONDS_OF_A_DAY: u64 = 86_400;
@@ -177,7 +177,7 @@ impl Totals {
     /// Writes all that was counted, and tells the database that nothing is missing.
     pub(crate) async fn finish(&self) -> Result<(), PostgresError> {
         runtime_with_timers()?;
-        // To the end, so that nobody takes counts meanwhile whose writing this wouldn't wait for.
+        // Held to the end, so that no other task takes counts that this call wouldn't wait for.
         let mut spool = locked(&self.spool, &self.postgres).await?;
         self.write_batch(&mut spool, true).await?;
         // Counts that came in behind a batch in flight.

@@ -17,7 +17,7 @@ pub(super) struct Directory(PathBuf);
 #[derive(Debug)]
 pub(super) struct FileEntry {
     pub(super) name: String,
-    /// Of a symbolic link its own.
+    /// For a symbolic link, that of the link itself.
     pub(super) metadata: Metadata,
 }
 
@@ -52,13 +52,13 @@ impl Directory {
         let metadata = self.place(file)?.symlink_metadata()?;
         match metadata.is_dir() {
             true => Err(ErrorKind::NotFound.into()),
-            // To open a pipe would wait until somebody writes to it.
+            // Opening a pipe would wait until somebody writes to it.
             false if !metadata.is_file() => Err(Error::other("not a regular file")),
             false => Ok(metadata.len()),
         }
     }
 
-    /// A range of a file, which must have it.
+    /// A range of a file; an error if the file is too short for it.
     pub(super) fn read(&self, file: &str, range: Range<u64>) -> Result<Bytes> {
         self.size(file)?;
         let mut open = File::open(self.place(file)?)?;
@@ -79,7 +79,7 @@ impl Directory {
         let (unfinished, mut open) = unfinished(&path)?;
         let written = open.write_all(bytes).and_then(|()| open.sync_all());
         drop(open);
-        // Unlike a renamed file, a linked one replaces no other.
+        // Unlike renaming, linking never replaces an existing file.
         let linked = written.and_then(|()| std::fs::hard_link(&unfinished, &path));
         // If it stays, the next run removes it.
         let _ = std::fs::remove_file(&unfinished);
@@ -121,7 +121,7 @@ impl Directory {
                 Ok(found) if found.is_symlink() => {
                     return Err(Error::other(format!("{word} is a symbolic link, which an archive can't contain")));
                 }
-                // Comes up again where it matters.
+                // An error is returned by the operation that uses the path.
                 _ => {}
             }
         }

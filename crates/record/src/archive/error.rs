@@ -7,8 +7,8 @@ use crate::postgres::PostgresError;
 
 /// Why rows could not be archived or read back.
 ///
-/// The message is complete; [`source`](std::error::Error::source) returns another error only if that says more. The
-/// text of a store or database is in the message or nowhere: the rest of it may contain keys, signatures or a row's
+/// The message is complete; [`source`](std::error::Error::source) returns another error only if that says more. Of what
+/// a store or database says, only what is in the message is kept: the rest may contain keys, signatures or a row's
 /// values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveError {
@@ -37,13 +37,13 @@ enum Kind {
     Busy,
     /// The table and the archive don't hold the same rows.
     Mismatch,
-    /// The stored data differs from what was stored.
+    /// The stored data isn't what was written.
     Damaged,
     Missing,
     Refused,
 }
 
-/// Most characters repeated of a store's message.
+/// The most characters of a store's message that are repeated.
 const MOST_SAID: usize = 300;
 
 impl ArchiveError {
@@ -51,7 +51,7 @@ impl ArchiveError {
         Self { kind, message: message.into(), cause: None }
     }
 
-    /// Attaches the error's cause, as far as the message doesn't repeat it. Without secrets.
+    /// Attaches the error's cause, unless the message already contains it. It must not contain secrets.
     pub(super) fn caused_by(self, cause: impl std::error::Error + Send + Sync + 'static) -> Self {
         let is_repeated = self.message.contains(&cause.to_string());
         Self { cause: (!is_repeated).then(|| Cause(Arc::new(cause))), ..self }
@@ -61,7 +61,7 @@ impl ArchiveError {
         Self::new(Kind::Input, message)
     }
 
-    /// Somebody else holds the lock of archivers, as the error says.
+    /// Another archiver holds the lock; the error names its session.
     pub(super) fn busy(error: &PostgresError) -> Self {
         Self::new(Kind::Busy, format!("archive: another archiver is running on this database: {error}"))
     }
@@ -92,7 +92,7 @@ impl ArchiveError {
         Self::new(Kind::Unreachable, format!("archive: {address}: the bucket or directory doesn't exist"))
     }
 
-    /// What a directory says about a file or folder. Only an error about all of the disk counts as unreachable.
+    /// The file system's error about a file or folder. Only one about the whole disk counts as unreachable.
     pub(super) fn file(place: &str, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
 
@@ -185,7 +185,7 @@ impl ArchiveError {
         self.kind == Kind::Mismatch
     }
 
-    /// The stored data differs from what was stored, or part of it is missing.
+    /// The stored data isn't what was written, or part of it is missing.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
         self.kind == Kind::Damaged
@@ -219,10 +219,10 @@ fn said(text: &str) -> String {
     line.chars().take(MOST_SAID).collect()
 }
 
-/// What a server may repeat of a request.
+/// Variables whose values a server may repeat from a request.
 const SECRETS: [&str; 4] = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_TOKEN"];
 
-/// Without what addresses have before an `@`, as that of a proxy may.
+/// Removes what precedes the `@` in a URL, such as the credentials of a proxy.
 fn without_credentials(line: &str) -> String {
     let word = |word: &str| match word.split_once("://") {
         Some((scheme, rest)) => match rest.rsplit_once('@') {

@@ -89,7 +89,7 @@ fn unwritable(error: &ParquetError) -> ArchiveError {
     ArchiveError::refused(format!("archive: the rows can't be written as Parquet: {error}"))
 }
 
-/// The count and checksum of a table's rows, and those that are cut off.
+/// The count and checksum of a table's rows, and the names of those whose texts are cut off.
 pub(super) async fn content(
     client: &Client,
     table: &str,

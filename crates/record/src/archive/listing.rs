@@ -16,7 +16,7 @@ use super::{Archive, ArchiveError};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listing {
-    /// Complete months. Their manifests need not be readable, nor need the folder of a month in a directory.
+    /// Complete months, and those of a directory whose folders can't be listed. Manifests are not read.
     pub complete: BTreeSet<Month>,
     /// Months with files but no manifest: an archiver is working on them or was killed, or the manifest is lost.
     pub unfinished: BTreeSet<Month>,

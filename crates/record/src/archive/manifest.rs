@@ -1,7 +1,7 @@
 //! The manifest completes an archive: it lists the files and describes their content.
 //!
-//! Each byte that is read back is covered by a SHA-256: those of the files by that of their piece, which is in the
-//! manifest, and the manifest by its own.
+//! Each byte that is read back is covered by a SHA-256: the manifest has one for each piece of a file, and one for
+//! itself.
 
 use std::time::SystemTime;
 
@@ -104,7 +104,7 @@ pub(super) fn part_of(name: &str) -> Option<(usize, &str)> {
 }
 
 impl Part {
-    /// A file with these bytes, whose groups of rows end there.
+    /// A file with these bytes, whose groups of rows have these `ends`.
     pub(super) fn new(name: String, content: Content, bytes: &[u8], mut ends: Vec<usize>) -> Self {
         ends.push(bytes.len());
         let mut begin = 0;
@@ -126,12 +126,12 @@ impl Part {
         self.pieces.iter().take(piece).map(|piece| piece.bytes).sum()
     }
 
-    /// Its groups, without what follows them.
+    /// The number of its groups: of its pieces, all but the last.
     pub(super) fn groups(&self) -> usize {
         self.pieces.len().saturating_sub(1)
     }
 
-    /// Whether the pieces are the file, and none takes more memory than it may.
+    /// Checks that the pieces add up to the file, and that none would take too much memory.
     fn check(&self) -> Result<(), ArchiveError> {
         let name = &self.name;
         let bytes = self.pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.bytes));
@@ -183,12 +183,12 @@ impl Manifest {
             sha256: String::new(),
         };
         manifest.sha256 = manifest.hash()?;
-        // Before any table is dropped.
+        // Checked now, before any table is dropped.
         manifest.parts.iter().try_for_each(Part::check)?;
         Ok(manifest)
     }
 
-    /// The hash of all but the hash.
+    /// The hash of all but this hash.
     fn hash(&self) -> Result<String, ArchiveError> {
         Ok(sha256(&Self { sha256: String::new(), ..self.clone() }.as_json()?))
     }

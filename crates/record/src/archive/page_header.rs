@@ -14,7 +14,7 @@ pub(super) struct PageHeader {
     pub(super) decoded: usize,
 }
 
-/// Structs within structs: Parquet's page headers have three.
+/// The most levels of structs within structs: Parquet's page headers have three.
 const DEEPEST: u32 = 8;
 
 impl PageHeader {

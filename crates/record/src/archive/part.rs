@@ -73,7 +73,7 @@ impl PartWriter {
         self.columns.len() >= GROUP_ROWS || self.columns.text_bytes() >= GROUP_BYTES
     }
 
-    /// Writes the group. Computes for some tenths of a second.
+    /// Writes the group. Takes some tenths of a second of processor time.
     pub(super) fn write_group(&mut self) -> Result<()> {
         if self.columns.len() == 0 {
             return Ok(());
@@ -157,8 +157,7 @@ pub(super) fn metadata(end: &Piece) -> Result<ParquetMetaData> {
     }
 }
 
-/// The columns of a group, from the piece that it is; refused if they would take more memory than a group written by
-/// tollgate.
+/// The columns of a group, from its piece; refused if they would take more memory than a group written by tollgate.
 pub(super) fn group(piece: &Arc<Piece>, described: &RowGroupMetaData) -> Result<Group> {
     let rows = usize::try_from(described.num_rows())?;
     if rows > GROUP_ROWS {
@@ -175,8 +174,8 @@ pub(super) fn group(piece: &Arc<Piece>, described: &RowGroupMetaData) -> Result<
     Ok(Group::new(readers))
 }
 
-/// Checks that a column's pages are within the piece, and that they decompress to at most `rest` bytes, which it
-/// reduces by what they do.
+/// Checks that a column's pages are within the piece, and that they decompress to at most `rest` bytes; subtracts their
+/// size from it.
 fn check_pages(piece: &Piece, chunk: &ColumnChunkMetaData, rest: &mut u64) -> Result<()> {
     let begin = u64::try_from(chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset()))?;
     let mut pages = piece.get_bytes(begin, usize::try_from(chunk.compressed_size())?)?;

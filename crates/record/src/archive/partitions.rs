@@ -12,8 +12,8 @@ use crate::postgres::connecting::SAFE_PATH;
 
 const PARENT: &str = "rate_limit_audit_logs";
 
-/// Held by an archiver until its connection ends, so that two don't run at once: by its owner alone, so that nobody
-/// else can hold archivers up. A killed archiver's connection takes a moment to end.
+/// Held by an archiver until its connection ends, so that two don't run at once. Only the table's owner can take it, so
+/// nobody else can hold archivers up. A killed archiver's connection takes a moment to end.
 const LOCK: &str = "SET lock_timeout = '5s'; BEGIN; LOCK TABLE tollgate.archive_lock IN EXCLUSIVE MODE";
 
 /// Turns off the server's statement, idle and transaction timeouts, but limits the wait for locks.
@@ -80,7 +80,7 @@ pub(super) async fn lock(postgres: &Postgres, client: &Client) -> Result<(), Arc
 }
 
 /// The tables of months that ended at least this long ago, oldest first. Both the server's clock and this host's must
-/// say so: services still write to a month that only a clock that is ahead takes for an old one.
+/// say so: by a clock that is ahead, a month may look old that services still write to.
 pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<Vec<Partition>, ArchiveError> {
     let now: SystemTime = client.query_one("SELECT now()", &[]).await?.try_get(0)?;
     let before = now.min(SystemTime::now()).checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);

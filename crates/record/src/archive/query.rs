@@ -1,5 +1,5 @@
-//! Reads one user's rows from an archive: the end of each file, and the groups that may have the user. A piece's SHA-256
-//! is checked before anything in it is used.
+//! Reads one user's rows from an archive: the end of each file, and the groups that may have the user. A piece's
+//! SHA-256 is checked before anything in it is used.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub struct Rows {
     times: Range<i64>,
     /// The months still to be read; `None` before the first call.
     months: Option<VecDeque<Month>>,
-    /// Why years within the times can't be listed.
+    /// Errors about years within the times that can't be listed.
     unreadable: VecDeque<ArchiveError>,
     parts: VecDeque<(Month, Part)>,
     file: Option<File>,

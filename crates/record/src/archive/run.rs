@@ -162,7 +162,7 @@ fn check(older_than: Duration) -> Result<(), ArchiveError> {
     Err(ArchiveError::input(format!("older_than: expected at least 31 days, got {got}")))
 }
 
-/// All months on their way.
+/// A run over all months.
 struct Run<'a> {
     postgres: &'a Postgres,
     client: &'a Client,
@@ -402,9 +402,9 @@ async fn within<T>(
     let done = work.await;
     match &done {
         Ok(_) if begin == READING => client.batch_execute("COMMIT").await?,
-        // Removes the files of a table that was dropped.
+        // Also removes the files of a dropped table, which may take long.
         Ok(_) => client.alter("COMMIT").await?,
-        // There is nobody who would answer.
+        // The server wouldn't answer.
         Err(error) if error.is_unreachable() => {}
         // Report the original error instead.
         Err(_) => drop(client.batch_execute("ROLLBACK").await),

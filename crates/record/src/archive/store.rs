@@ -18,7 +18,7 @@ use super::manifest::{MANIFEST_BYTES, Manifest, Part, part_of};
 use super::month::Month;
 use super::{Archive, ArchiveError};
 
-/// Where objects are.
+/// Where objects are stored.
 #[derive(Clone)]
 pub(super) enum Store {
     Directory(Directory),
@@ -115,7 +115,7 @@ fn check_environment() -> Result<(), ArchiveError> {
             )));
         }
         let is_endpoint = ["AWS_ENDPOINT", "AWS_ENDPOINT_URL"].contains(&&*name);
-        // It would be repeated where that server can't be reached.
+        // An error about an unreachable server would repeat it.
         if is_endpoint && value.contains('@') {
             return Err(ArchiveError::input(format!(
                 "archive: {name}: can't contain credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -201,8 +201,8 @@ impl Archive {
         }
     }
 
-    /// Puts an object that doesn't exist yet. An existing one must be identical: then the reply to this very request
-    /// was lost, and the request sent again.
+    /// Puts an object that doesn't exist yet. An existing one must be identical: then the reply to this request was
+    /// lost, and it was sent again.
     pub(super) async fn put(&self, month: Month, name: &str, bytes: Bytes) -> Result<(), ArchiveError> {
         let place = place(month, name);
         let bucket = match &self.store {

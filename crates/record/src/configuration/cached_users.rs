@@ -16,12 +16,12 @@ use crate::stored::users_in_force::{PARTS, Part, UserUpdates};
 pub(crate) const HEAD: &str = "head";
 /// Parts that are read or written at once: of a million users, some 700 KB.
 const AT_ONCE: usize = 16;
-/// The same of commands without content.
+/// The same for commands without content.
 pub(crate) const NAMES_AT_ONCE: usize = 256;
 /// How long a part that was replaced is kept for processes that have just read the head that lists it.
 const REPLACED_TTL: Duration = Duration::from_secs(10);
 
-/// Lets all but the first of these expire in so many milliseconds, if the SHA-1 of the first is this.
+/// Sets all of these keys but the first to expire in so many milliseconds, if the first has this SHA-1.
 const EXPIRE: &str = "
     local is = redis.call('GET', KEYS[1])
     if not is or redis.sha1hex(is) ~= ARGV[1] then return 0 end
@@ -50,7 +50,7 @@ impl Digested {
             }
             *digest = if part.is_empty() { String::new() } else { digest_of(part.bytes()) };
             *before = part;
-            // Many parts take a while, in which changes are still followed.
+            // Many parts take a while; changes are followed meanwhile.
             tokio::task::yield_now().await;
         }
     }
@@ -66,8 +66,8 @@ impl Digested {
 }
 
 impl Entries {
-    /// Writes the users and a head that lists them, unless the head that was read before has changed meanwhile; returns
-    /// whether it hadn't. What the head lists is there for as long as it says.
+    /// Writes the users and a head that lists them, unless the head has changed since it was read; returns whether it
+    /// hadn't. What the head lists lives at least as long as the head.
     pub(crate) async fn write_users(
         &self,
         (before, there, left): (Before<'_>, Option<UsersHead>, Duration),
@@ -86,7 +86,7 @@ impl Entries {
         let is_whole = is_whole || there.is_none();
         let there = there.map(|there| there.digests).unwrap_or_default();
         self.write_parts(users, &there, is_whole).await?;
-        // Last, since it says that the rest is there. It expires when the first of that does.
+        // Last, since it says that the rest is there. It expires together with the first of the rest.
         let content = serde_json::to_vec(&own).unwrap_or_default();
         let replaced = self.replace(&seal, before, &[(HEAD, content)], is_whole.then_some(RULES_TTL)).await?;
         if let Some(entry) = &replaced {
@@ -96,7 +96,7 @@ impl Entries {
     }
 
     /// Writes the parts that aren't there yet. `there`: the digests of those that are, unless they have expired;
-    /// `prolong`: prolongs these, and writes those that have.
+    /// `prolong`: prolongs these, and writes those that have expired.
     async fn write_parts(&self, users: &Digested, there: &[String], prolong: bool) -> Result<(), Error> {
         let there: HashSet<_> = there.iter().collect();
         let (known, mut missing): (Vec<_>, Vec<_>) = users.with_users().partition(|(_, digest)| there.contains(digest));
@@ -136,7 +136,7 @@ impl Entries {
 
     /// The users with these digests, or none if any of them is missing or isn't what its name says.
     pub(crate) async fn read_users(&self, digests: &[String]) -> Result<Option<UserUpdates>, Error> {
-        // More, or one twice, no process writes; reading them could take any memory.
+        // No process writes more digests, or one twice; reading them could take any amount of memory.
         if digests.len() > PARTS || digests.iter().collect::<HashSet<_>>().len() < digests.len() {
             return Ok(None);
         }

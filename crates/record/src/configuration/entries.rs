@@ -19,14 +19,14 @@ use crate::telemetry;
 
 /// Lifetime of rules and users after a process that knows them last wrote them.
 pub(crate) const RULES_TTL: Duration = Duration::from_secs(300);
-/// How often each process sees to it that they are there, even unchanged.
+/// How often each process renews them, even if unchanged.
 pub(crate) const REFRESHED_EVERY: Duration = Duration::from_secs(60);
 /// How long Redis may take: rules, and what is read or written of users at once, may be a megabyte.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Writes entries, unless the first of them isn't what it was when it was read: another process may have been faster.
-/// Takes the names; the SHA-1 of what the first one was, or nothing; the lifetime in milliseconds, or 0 to keep it; and
-/// the entries.
+/// Writes entries, unless the first of them has changed since it was read: another process may have been faster. Takes
+/// the names; the SHA-1 of what the first one was, or nothing; the lifetime in milliseconds, or 0 to keep it; and the
+/// entries.
 const REPLACE: &str = "
     local is = redis.call('GET', KEYS[1])
     if (is and redis.sha1hex(is) or '') ~= ARGV[1] then return 0 end
@@ -121,7 +121,7 @@ impl Entries {
         serde_json::from_slice(self.verified(seal, &self.name(what), entry?)?).ok()
     }
 
-    /// What an entry says; without a secret, whoever wrote it.
+    /// What an entry says; without a secret, it can't be verified.
     pub(crate) fn open<T: DeserializeOwned>(&self, what: &str, entry: &[u8]) -> Option<T> {
         match self.seal() {
             Some(seal) => self.sealed(&seal, what, Some(entry)),
@@ -129,7 +129,7 @@ impl Entries {
         }
     }
 
-    /// Lets these entries live on; returns whether all of them exist.
+    /// Prolongs these entries; returns whether all of them exist.
     pub(crate) async fn keep(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Result<bool, Error> {
         let mut keep = tollgate::redis::pipe();
         for name in names {
@@ -138,8 +138,8 @@ impl Entries {
         Ok(self.ask::<Vec<bool>>(&keep).await?.is_none_or(|kept| kept.iter().all(|kept| *kept)))
     }
 
-    /// Seals and writes these entries, for the given time or for as long as they live already, unless the first isn't
-    /// what it was `before`. Returns the first as it is written, or nothing if it wasn't.
+    /// Seals and writes these entries, for the given time or for what is left of theirs, unless the first has changed
+    /// since `before`. Returns the first as written, or `None` if nothing was.
     pub(crate) async fn replace(
         &self,
         seal: &Seal,

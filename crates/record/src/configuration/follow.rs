@@ -31,7 +31,7 @@ use crate::telemetry;
 
 /// How often the version is checked, whatever is announced: this notices a connection that died silently.
 const CHECKED_EVERY: Duration = Duration::from_secs(2);
-/// From one check to the next: whoever can connect can announce changes in a loop.
+/// The shortest time between two checks: anybody who can connect can announce changes in a loop.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// For one statement that reads changes: longer than a start waits for locks.
@@ -41,7 +41,8 @@ const PATIENCE: &str = "SET LOCAL lock_timeout = '500ms'";
 /// The wait before reconnecting; a random share of up to as much again is added.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The same where the server rejects the password or lacks a right: somebody has to change that, and servers log it.
+/// The same if the server rejects the password or a right is missing: somebody has to fix that, and servers log each
+/// attempt.
 const PAUSE_IF_DENIED: Duration = Duration::from_secs(1);
 
 /// The version of the rules in a database into which none were ever written.
@@ -52,7 +53,8 @@ const NEVER_HAD_RULES: i64 = 1;
 struct Versions {
     history: String,
     all: i64,
-    /// Tells this version from another one with the same number, as a database restored to an earlier moment makes.
+    /// Distinguishes this version from another with the same number, which a database restored to an earlier moment
+    /// makes.
     mark: Option<String>,
     rules: i64,
     /// What was deleted up to this version may not be found any more.
@@ -77,7 +79,7 @@ const TABLES: [Table; 3] = [Table::Rules, Table::Keys, Table::Users];
 /// What a process knows, from one connection to the next.
 #[derive(Default)]
 struct Known {
-    /// At which each table was last read.
+    /// The versions at which each table was last read.
     versions: [Versions; TABLES.len()],
     /// Whether somebody held a lock on a table then.
     is_locked: [bool; TABLES.len()],
@@ -126,7 +128,7 @@ pub(crate) async fn follow(
 ) {
     let _following = Following(connected);
     let (mut known, mut begun) = (Known::default(), Some(begun));
-    // A server that was away and then rejects the password is reported twice.
+    // A server that is unreachable and then rejects the password is reported twice.
     let mut reported = Vec::new();
     loop {
         let Err(lost) = listen(&shared, &postgres, &mut known, &mut begun).await;
@@ -166,7 +168,7 @@ fn begin(shared: &Arc<Shared>, begun: &mut Begun, result: Result<(), PostgresErr
     let _ = begun.send(result);
 }
 
-/// Takes what other processes left in Redis, if PostgreSQL can't be used and if there is any.
+/// Takes what other processes left in Redis, if PostgreSQL can't be used and there is something.
 async fn begin_from_cache(shared: &Shared, error: PostgresError) -> Result<(), PostgresError> {
     let cached = if error.is_of_an_outage() { shared.cache.read().await.ok().flatten() } else { None };
     let Some(cached) = cached else { return Err(error) };
@@ -212,9 +214,9 @@ async fn listen(
     };
     let taken = async {
         in_time(ANSWERED_WITHIN, checked_version(&client)).await?;
-        // Before reading anything, so that no change is missed.
-        // Without a bound, a server whose client is gone would wait on for a lock. Shorter than what is waited here, so
-        // that whoever holds a lock is known.
+        // Before reading anything, so that no change is missed. Without a bound, the server would go on waiting for a
+        // lock after its client is gone. The bound is shorter than the wait here, so that the error says who holds the
+        // lock.
         let listen = format!("{SAFE_PATH}; SET lock_timeout = '1s'; LISTEN tollgate");
         in_time(ANSWERED_WITHIN, client.batch_execute(&listen)).await?;
         let pid = in_time(ANSWERED_WITHIN, client.query_one("SELECT pg_backend_pid()", &[])).await?.get(0);
@@ -230,7 +232,8 @@ async fn listen(
 }
 
 /// Takes the changes that aren't known yet. A table that somebody has locked is left for the next time, but not at the
-/// start, which waits for it. One that can't be read keeps no other from being taken: its error is returned at the end.
+/// start, which waits for it. One that can't be read doesn't keep the others from being read: its error is returned at
+/// the end.
 async fn take(
     shared: &Weak<Shared>,
     postgres: &Postgres,
@@ -267,7 +270,7 @@ async fn take(
             Ok(Read { at, is_other, changes }) => {
                 *is_locked = false;
                 if is_other && table == Table::Keys {
-                    // Their versions are of another past, and may be higher.
+                    // Their versions are of another history, and may be higher.
                     shared.keys.forget();
                 }
                 shared.to_cache.add(apply(&shared, &at, changes, &mut known.retired));
@@ -284,7 +287,7 @@ async fn take(
     }
     failed?;
     let Some(shared) = shared.upgrade() else { return Ok(()) };
-    // Users, the last, have been put in force without an await since, so that nobody sees them beside the version before.
+    // There was no await since users, the last table, were put in force: nobody sees them with the version before.
     let [_, _, users] = &known.versions;
     if **shared.history.load() != users.history {
         shared.history.store(Arc::new(users.history.clone()));
@@ -335,7 +338,7 @@ fn apply(
             shared.users.apply(users);
         }
         RowChanges::Keys { keys, verified, oldest } => {
-            // What others cached before the start needs no change: whatever is older isn't used.
+            // Entries that others cached before the start need no change: older ones aren't used.
             let is_new = |found: &LookedUp| !is_start && found.version > known;
             shared.keys.changed((&versions.history, versions.all), keys.iter().chain(&verified), oldest);
             return keys.into_iter().filter(|(_, found)| is_new(found)).collect();
@@ -344,7 +347,7 @@ fn apply(
     Vec::new()
 }
 
-/// The versions of now, and whether they are this known one or came after it. Deletions are kept as long as versions.
+/// The current versions, and whether they are the known one or came after it. Deletions are kept as long as versions.
 const VERSIONS: &str = "
     SELECT history::text, version, rules_version, cache_secret, key_secret,
         greatest(truncated_version, (SELECT min(version) FROM tollgate.versions)) AS truncated_version,
@@ -382,8 +385,8 @@ impl Versions {
     }
 }
 
-/// The changes of one table since these versions, as of one moment. Whether the database is another one is also asked as
-/// of that moment: it may have been restored since the caller asked.
+/// The changes of one table since these versions, as of one moment. Whether the database is another one is also asked
+/// as of that moment: it may have been restored since the caller asked.
 async fn read(
     client: &mut Client,
     table: Table,
@@ -406,7 +409,7 @@ async fn read(
     Ok(Read { at, is_other, changes })
 }
 
-/// What is read at once, or that the server doesn't answer.
+/// What is read, or an error if the server doesn't answer in time.
 async fn answered<T>(read: impl Future<Output = Result<T, PostgresError>>) -> Result<T, PostgresError> {
     timeout(READ_WITHIN, read).await.unwrap_or_else(|_| Err(PostgresError::lost()))
 }
@@ -422,7 +425,7 @@ async fn read_rules(
     }
     match rules::read(transaction).await {
         Err(error) if !error.is_input() => Err(error),
-        // There were some: as with a file, that is a mistake, and would allow everything.
+        // There were rules before: as with a file, that is a mistake, and would allow everything.
         Ok(rules) if rules.is_empty() && now.rules > NEVER_HAD_RULES => {
             let why = "rules in the database: none is enabled, which would allow everything";
             Ok(Some(Err(PostgresError::input(why))))

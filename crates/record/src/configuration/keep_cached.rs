@@ -30,8 +30,8 @@ pub(crate) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
             version => Some(HeadedRules { head: head(version), rules: RuleSet::clone(&shared.rules.load()) }),
         };
         users.update(shared.users.parts()).await;
-        // Keys first: whoever starts by the version that is written then would take older entries of these keys for
-        // current. If that fails, the rest waits until it is tried again, and no longer.
+        // Keys first: a process that starts with the version that is written next would take older entries of these
+        // keys for current. If this fails, the rest waits for the next attempt, but not longer.
         let mut written = shared.cache.write_keys(&keys, Over::Older).await;
         if written.is_ok() || is_whole {
             written = written.and(shared.cache.write(of, rules.as_ref(), &users).await);
@@ -46,7 +46,7 @@ pub(crate) async fn keep_cached(shared: Weak<Shared>, to_cache: Arc<ToCache>) {
             next_whole = Instant::now() + jittered(pause, 20);
         }
         sleep(BETWEEN_WRITES).await;
-        // Changes don't put it off.
+        // Changes don't delay it.
         let _ = timeout_at(next_whole, to_cache.changed.notified()).await;
         is_whole = Instant::now() >= next_whole || written.is_err();
     }

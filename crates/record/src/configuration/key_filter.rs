@@ -1,4 +1,4 @@
-//! The ids of all keys, so that an id that no key has costs little, and a key that exists is never taken for one.
+//! The ids of all keys, so that an id that no key has costs little, and that of an existing key is never taken for one.
 //!
 //! They are read once, in slices, and then follow the changes. They only decide who waits for whom: an id that is
 //! missing here is looked up all the same, but within a limit.
@@ -49,7 +49,7 @@ struct Ids {
     parts: Vec<Vec<KeyId>>,
 }
 
-/// None yet, so that they are read first.
+/// Without ids yet, and outdated, so that they are read first.
 impl Default for KeyFilter {
     fn default() -> Self {
         let known = Self { state: RwLock::default(), outdated: Notify::new() };
@@ -59,7 +59,7 @@ impl Default for KeyFilter {
 }
 
 impl KeyFilter {
-    /// Whether a key may have this id: also if that isn't known.
+    /// Whether a key may have this id; also `true` if that isn't known.
     pub(crate) fn may_have(&self, id: KeyId) -> bool {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.ids.as_ref().is_none_or(|ids| ids.has(id))
@@ -81,12 +81,12 @@ impl KeyFilter {
         }
     }
 
-    /// All of them are to be read, since not all changes were. The present ones are used meanwhile.
+    /// Requests that all ids are read again, since not all changes were. The present ones are used meanwhile.
     pub(crate) fn reload(&self) {
         self.outdated.notify_one();
     }
 
-    /// None of them are of use any more, since the database is another one.
+    /// Drops all ids, since the database is another one.
     pub(crate) fn forget(&self) {
         let before = self.locked().ids.take();
         drop(before);
@@ -166,7 +166,7 @@ impl Ids {
         let part = &mut self.parts[part_of(id)];
         match (part.binary_search(&id), exists) {
             (Err(at), true) => {
-                // So that no part takes twice its size.
+                // So that no part takes twice the memory it needs.
                 part.reserve_exact(1);
                 part.insert(at, id);
             }

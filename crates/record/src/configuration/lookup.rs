@@ -1,9 +1,10 @@
 //! Finds the account that an API key belongs to: in this process, else in Redis, else in PostgreSQL.
 //!
-//! Most requests come with a key that this process knows. What isn't spelled as a key, or doesn't have the checksum that
-//! only this database's keys have, costs nothing. The others cost a round trip to Redis and, if Redis doesn't know the
-//! key, a share in a query; for an id that no key has, a decision of [`LOOK_UPS`] comes first, so that they never hold up
-//! keys that exist. Look-ups run as tasks, one at a time for each id, so that callers who give up don't cause new ones.
+//! Most requests come with a key that this process knows. What isn't spelled as a key, or doesn't have the checksum
+//! that only this database's keys have, costs nothing. The others cost a round trip to Redis and, if Redis doesn't know
+//! the key, a share in a query; for an id that no key has, a decision of [`LOOK_UPS`] comes first, so that they never
+//! hold up keys that exist. Look-ups run as tasks, one at a time for each id, so that callers who give up don't cause
+//! new ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ const LOOK_UPS_NAME: &str = "api-key-look-ups";
 /// What a process remembers: about 400 bytes for each key, and about 100 for each id without a key.
 const MOST_KEYS: usize = 100_000;
 const MOST_UNKNOWN: usize = 50_000;
-/// Look-ups in flight. Beyond this, Redis is unreachable or a flood is on, and callers are rejected at once.
+/// Look-ups in flight. Beyond this, Redis is unreachable or there is a flood of requests, and callers are rejected at
+/// once.
 const MOST_UNDER_WAY: usize = 4096;
 /// The same for ids of keys that exist, which others don't hold up.
 const MOST_KEYS_UNDER_WAY: usize = 65_536;
@@ -87,8 +89,8 @@ struct ChangedIds {
     newest: i64,
     /// Anything cached at an older version may have changed since.
     oldest: i64,
-    /// How often everything was forgotten, the database being another one or restored to an earlier moment. What was read
-    /// before that may have a higher version than any change since.
+    /// How often everything was forgotten, the database being another one or restored to an earlier moment. What was
+    /// read before that may have a higher version than any change since.
     forgotten: u64,
 }
 
@@ -132,7 +134,7 @@ impl Keys {
 
     /// The account that this key belongs to, without the user's own settings.
     pub(crate) async fn account(self: &Arc<Self>, sent: &[u8]) -> Result<Account, ApiKeyError> {
-        // What this process knows is there at once: whoever asks again and again lets others have their turn.
+        // A key that this process knows takes no wait, so a task that asks in a loop has to yield here.
         tokio::task::consume_budget().await;
         let (id, hash) = key_text::read(sent, self.checksums.load().as_deref()).ok_or(ApiKeyError::Malformed)?;
         let known = match self.remembered(id) {
@@ -227,7 +229,7 @@ impl Keys {
         self.look_ups.look_up(id).await.ok_or_else(unavailable)
     }
 
-    /// Waits for a turn to look up an id that no key has; it is to be held meanwhile.
+    /// Waits for a turn to look up an id that no key has; a guard that is returned is held during the look-up.
     async fn turn(&self) -> Result<Option<tokio::sync::MutexGuard<'_, ()>>, ApiKeyError> {
         match self.limiter.acquire(&self.rule, "postgres").await {
             Ok(decision) if decision.allowed => Ok(None),
@@ -243,8 +245,8 @@ impl Keys {
         }
     }
 
-    /// Remembers what was found. If it has changed meanwhile, or everything was forgotten since the look-up began, it is
-    /// returned but not remembered.
+    /// Remembers what was found. If it has changed meanwhile, or everything was forgotten since the look-up began, it
+    /// is returned but not remembered.
     fn take(&self, id: KeyId, found: &LookedUp, forgotten: u64) -> Option<Known> {
         let until = Instant::now() + KEYS_TTL;
         let known = found.key.as_ref().map(|key| Known {
@@ -336,8 +338,8 @@ impl Keys {
 }
 
 impl ChangedIds {
-    /// Forgets changes that are long past. Somebody who may write to Redis can put back an entry from before one of them, so
-    /// entries as old as that aren't used any more.
+    /// Forgets changes that are long past. Somebody who may write to Redis can put back an entry from before one of
+    /// them, so entries as old as that aren't used any more.
     fn forget_until(&mut self, now: Instant) {
         let Self { of_ids, oldest, .. } = self;
         of_ids.retain(|_, (version, until)| {

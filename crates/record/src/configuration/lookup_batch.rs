@@ -1,4 +1,5 @@
-//! Looks API keys up in PostgreSQL: those that are asked for while a query is in flight go out together in the next one.
+//! Looks API keys up in PostgreSQL: those that are asked for while a query is in flight go out together in the next
+//! one.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
@@ -42,7 +43,7 @@ impl Lookups {
         }
     }
 
-    /// One query for those that have waited longest. If it fails, they learn it by their channel's end.
+    /// One query for those that have waited longest. If it fails, their channels are closed.
     async fn ask(&self) {
         let batch: Vec<_> = {
             let mut waiting = self.waiting();

@@ -27,7 +27,7 @@ pub(crate) struct Cache {
     entries: Entries,
 }
 
-/// Rules in the cache, or on their way there.
+/// Rules that are cached, or about to be.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct HeadedRules {
     pub(crate) head: Head,
@@ -44,19 +44,19 @@ pub(crate) struct Cached {
 /// What is cached for an API key.
 pub(crate) enum CachedKey {
     Found(LookedUp),
-    /// Somebody wrote it who doesn't have the secret, or has an earlier one.
+    /// It was written without the secret, or with an earlier one.
     Refused,
     Nothing,
 }
 
-/// What an entry of a key is written over.
+/// Which existing entry of a key may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
-    /// What a process just read may be older than what another has cached since.
+    /// None: what a process just read may be older than what another has cached since.
     Nothing,
-    /// A change, which may be written late.
+    /// An older one: this is a change, which may be written late.
     Older,
-    /// What can't be used.
+    /// Any: the existing one can't be used.
     Anything,
 }
 
@@ -88,9 +88,10 @@ impl Cache {
         self.entries.refused()
     }
 
-    /// Writes the users that have changed, and the rules unless this process couldn't apply those of the database: then it
-    /// leaves what others have written. `is_whole`: sees to it that everything is there for another [`RULES_TTL`]. Writes
-    /// neither over newer ones, nor over those of another history unless this process is connected to the database.
+    /// Writes the users that have changed, and the rules unless this process couldn't apply those of the database: then
+    /// it leaves what others have written. `is_whole`: makes sure that everything stays for another [`RULES_TTL`].
+    /// Writes neither over newer ones, nor over those of another history unless this process is connected to the
+    /// database.
     pub(crate) async fn write(
         &self,
         of: (Head, bool, bool),

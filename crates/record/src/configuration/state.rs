@@ -1,4 +1,4 @@
-//! What is in force in a process, shared by those who read it and those who follow the database.
+//! What is in force in a process, shared by the code that reads it and the code that follows the database.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, OnceLock};

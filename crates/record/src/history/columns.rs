@@ -1,4 +1,4 @@
-//! The columns of the audit log: once, for those who write, read and archive it.
+//! The columns of the audit log, defined once for all code that writes, reads or archives it.
 
 use tokio_postgres::types::Type;
 
@@ -23,7 +23,7 @@ pub(crate) struct Column {
 }
 
 impl SqlType {
-    /// As PostgreSQL names it.
+    /// PostgreSQL's name for it.
     #[cfg_attr(not(feature = "archive"), allow(dead_code, reason = "the archive checks the table"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ impl SqlType {
         }
     }
 
-    /// As values are sent.
+    /// The type in which values are sent.
     pub(crate) fn wire(self) -> Type {
         match self {
             Self::Timestamptz => Type::TIMESTAMPTZ,

@@ -147,7 +147,7 @@ impl Counts {
 }
 
 impl Metrics {
-    /// Adds all counts or, if these are given, all but those that are `set_aside`.
+    /// Adds all counts; if `set_aside` is given, those that the database refuses are put there instead.
     pub(super) async fn write(
         &self,
         transaction: &Transaction<'_>,

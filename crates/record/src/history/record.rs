@@ -102,7 +102,7 @@ struct Deciding<'a> {
 }
 
 impl<'a> Deciding<'a> {
-    /// Its rule, of several that apply together.
+    /// The limit's rule, if several apply together.
     fn rule(&self, verdict: &Verdict) -> Option<Arc<str>> {
         verdict.together.iter().find(|rule| self.of == Some(&***rule)).cloned()
     }
@@ -191,7 +191,7 @@ pub(super) fn cut(text: &str) -> &str {
     &text[..end(text, MOST_BYTES)]
 }
 
-/// Where a text ends that has at most so many bytes.
+/// The last character boundary within so many bytes.
 fn end(text: &str, most: usize) -> usize {
     (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default()
 }

@@ -101,12 +101,12 @@ impl Recorder {
         &self.settings
     }
 
-    /// Puts a decision into the queue if there is room. The last quarter is reserved for denials, which are asked for
+    /// Puts a decision into the queue if there is room. The last quarter is reserved for denials, which are looked up
     /// most.
     pub(super) fn record(&self, record: DecisionRecord) {
         let (room, all) = (self.queue.capacity(), self.settings.queue);
         let now = self.now();
-        // The first decision's time; where two are first at once, either.
+        // The time of the first decision; if two come first at once, of either.
         if self.oldest.load(Ordering::Relaxed) == 0 {
             let _ = self.oldest.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -319,7 +319,7 @@ impl Batch for HistoryBatch {
     }
 }
 
-/// Whose decision it is, and when it was made.
+/// Names a decision by its user and its time.
 fn name_of(row: &DecisionRecord) -> String {
     let at = jiff::Timestamp::try_from(row.at).unwrap_or_default();
     format!("the decision of user {:?} at {at:.6}", row.user.as_deref().unwrap_or_default())
@@ -383,7 +383,7 @@ pub(super) async fn write(recorder: Weak<Recorder>, much: Arc<Notify>) {
         }
         failed = written.is_err();
         let is_much = recorder.queue.capacity() <= recorder.settings.queue - recorder.settings.queue / 4;
-        // A batch holds only so many users and endpoints: the queue may be small, and old.
+        // A batch holds a limited number of users and endpoints, so even a short queue may be old.
         let is_behind = recorder.lag() > WRITTEN_EVERY;
         drop(recorder);
         let pause = sleep(jittered(WRITTEN_EVERY, 10));

@@ -26,7 +26,7 @@ pub(crate) fn config(address: &str) -> Result<Config, PostgresError> {
     };
     if is_twice {
         return Err(PostgresError::input(
-            "postgres: an option is given twice or has no name: write a password with a space as password='...' or with %20",
+            "postgres: an option is given twice or has no name: a space in a password needs password='...' or %20",
         ));
     }
     let config: Config = address.parse().map_err(|error| unreadable(&error))?;
@@ -44,9 +44,9 @@ pub(crate) fn config(address: &str) -> Result<Config, PostgresError> {
     }
     let texts = config.get_hosts().iter().map(host_of).chain(config.get_dbname().map(str::to_owned));
     if texts.into_iter().any(|text| text.contains(['=', '@']) || text.contains(char::is_whitespace)) {
-        // A backslash at the end of a password's half has taken the space after it along.
+        // For instance, a backslash before a space has made the space part of a value.
         return Err(PostgresError::input(
-            "postgres: a host or database can't contain a space, = or @: put quotes around a password with one of these",
+            "postgres: a host or database can't contain a space, = or @: put quotes around a password that has one",
         ));
     }
     Ok(config)
@@ -82,8 +82,8 @@ fn database(config: &Config) -> &str {
     config.get_dbname().or(config.get_user()).unwrap_or("postgres")
 }
 
-/// The parser quotes what it doesn't know, which may be the second half of a password with a space. Only the name of an
-/// option whose value is wrong is one of its own.
+/// The parser quotes what it doesn't know, which may be the second half of a password with a space. Only where an
+/// option's value is wrong does it quote just the name of a known option.
 fn unreadable(error: &tokio_postgres::Error) -> PostgresError {
     let why = error.source().map(ToString::to_string).filter(|why| why.starts_with("invalid value for option `"));
     let why = why.map(|why| match why.ends_with("`sslmode`") {
@@ -95,8 +95,8 @@ fn unreadable(error: &tokio_postgres::Error) -> PostgresError {
     PostgresError::input(format!("{EXPECTED}: {why}"))
 }
 
-/// Whether a URL, which names hosts and the database before its parameters, has an option twice, as one does whose
-/// password has `&dbname=` or `&host=` in it.
+/// Whether a URL, which names hosts and the database before its parameters, has an option twice, as it does if its
+/// password contains `&dbname=` or `&host=`.
 fn has_a_parameter_twice(url: &str) -> bool {
     let Some((before, parameters)) = url.split_once('?') else { return false };
     let (authority, database) = before.split_once('/').unwrap_or((before, ""));
@@ -107,7 +107,7 @@ fn has_a_parameter_twice(url: &str) -> bool {
     !named.into_iter().flatten().chain(names).all(|name| known.insert(name))
 }
 
-/// The same of an address in libpq's form, whose password has ` dbname=` or ` =` in it.
+/// The same for an address in libpq's form, if its password contains ` dbname=` or ` =`.
 fn has_an_option_twice(address: &str) -> bool {
     let (mut rest, mut known) = (address.chars().peekable(), BTreeSet::new());
     loop {
@@ -123,7 +123,7 @@ fn has_an_option_twice(address: &str) -> bool {
         }
         skip_spaces(&mut rest);
         skip_value(&mut rest);
-        // At an option without a name the parser ends, and takes no notice of what follows.
+        // The parser stops at an option without a name, and ignores what follows.
         if name.is_empty() || !known.insert(name) {
             return true;
         }
@@ -134,7 +134,7 @@ fn skip_spaces(rest: &mut Peekable<Chars<'_>>) {
     while rest.next_if(|character| character.is_whitespace()).is_some() {}
 }
 
-/// A value in quotes, or up to the next space; a backslash takes the next character as it is.
+/// A value in quotes, or up to the next space; a backslash escapes the next character.
 fn skip_value(rest: &mut Peekable<Chars<'_>>) {
     let is_quoted = rest.next_if_eq(&'\'').is_some();
     while let Some(character) =

@@ -1,8 +1,8 @@
-//! Clients of a server by which no statement waits without an end.
+//! Clients of a server with which no statement waits for ever.
 //!
 //! A server that freezes keeps its connections open, and so does the kernel below it: neither TCP nor a timeout of the
-//! server's own ends a call then. So nobody outside `postgres` has a client of `tokio_postgres`, and each step of each
-//! exchange in here has a deadline.
+//! server's own ends a call then. So no code outside `postgres` has a client of `tokio_postgres`, and in here each step
+//! of each exchange has a deadline.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,15 +33,15 @@ pub(super) struct Deadline {
     pub(super) whole_table_within: Duration,
     /// Whether the caller of the library chose these.
     pub(super) is_chosen: bool,
-    /// What is so where an answer is missing, unless it is that to a commit.
+    /// What an error says of the work so far if an answer is missing, other than that to a commit.
     pub(super) so_far: &'static str,
     pub(super) address: Arc<str>,
-    /// Whether the connection is of no more use.
+    /// Whether the connection must not be used again.
     pub(super) is_spent: Arc<AtomicBool>,
 }
 
 impl Deadline {
-    /// What the server answers in time. An answer may still come otherwise, so nobody else gets the connection.
+    /// Waits for the server's answer. After a timeout it may still come, so the connection isn't reused.
     async fn answer<T>(
         &self,
         within: Duration,
@@ -72,7 +72,7 @@ pub(crate) struct Client {
 }
 
 enum Held {
-    /// There until this is dropped.
+    /// Taken out only when this is dropped.
     Pooled(Option<Object>),
     Own(Inner),
 }
@@ -100,7 +100,7 @@ impl Client {
         Self { held: Held::Own(client), deadline }
     }
 
-    /// Another deadline of each statement, unless the library's caller has chosen one.
+    /// Sets another deadline for each statement, unless the library's caller has chosen one.
     pub(crate) fn within(mut self, within: Duration) -> Self {
         if !self.deadline.is_chosen {
             self.deadline.within = within;
@@ -177,7 +177,7 @@ impl Client {
         self.deadline.answer(self.deadline.whole_table_within, work).await.map_err(|error| self.deadline.so_far(error))
     }
 
-    /// For work in many steps, of which those that were done stay done: a next run goes on after them.
+    /// For work in many steps: those that are done stay done, and the next run continues after them.
     pub(crate) fn of_many_steps(mut self) -> Self {
         self.deadline.so_far = "the next run continues from here";
         self
@@ -253,12 +253,13 @@ impl Transaction<'_> {
         }
     }
 
-    /// The server's process that runs this transaction. A pool in front of it may give the next one another.
+    /// The server's process that runs this transaction. A pool in front of the server may give the next transaction
+    /// another process.
     pub(super) async fn pid(&self) -> Result<i32, PostgresError> {
         Ok(self.query_one("SELECT pg_backend_pid()", &[]).await?.get(0))
     }
 
-    /// A query whose rows are taken some at a time.
+    /// A query whose rows are fetched some at a time.
     pub(crate) async fn bind(&self, statement: &str, values: Values<'_>) -> Result<Portal, PostgresError> {
         self.answer(self.transaction.bind(statement, values)).await
     }
@@ -269,13 +270,13 @@ impl Transaction<'_> {
 
     /// Rows for a table, by `COPY ... FROM STDIN (FORMAT binary)`.
     pub(crate) async fn copy_in(&self, copy: &str, types: &[Type]) -> Result<CopyIn, PostgresError> {
-        // If the server refuses it at once, tokio-postgres sends one Sync too many, whose answer would be taken for that
-        // to another statement.
+        // If the server refuses it at once, tokio-postgres sends one Sync too many, whose answer would be taken for
+        // that to another statement.
         let sink = self.answer(self.transaction.copy_in(copy)).await.inspect_err(|_| self.deadline.spend())?;
         Ok(CopyIn { writer: Box::pin(BinaryCopyInWriter::new(sink, types)), deadline: self.deadline.clone() })
     }
 
-    /// Keeps what the transaction has done. Without an answer it isn't known whether that was kept.
+    /// Commits. Without an answer, it isn't known whether the changes were made.
     pub(crate) async fn commit(self) -> Result<(), PostgresError> {
         let Self { transaction, deadline, writes, .. } = self;
         let done = deadline.answer(deadline.within, transaction.commit()).await;

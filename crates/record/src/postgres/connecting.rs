@@ -1,7 +1,7 @@
-//! Makes connections: of several servers, to the first that lets one be made.
+//! Makes connections: to the first of several servers that allows one.
 //!
-//! tokio-postgres bounds how long a server may take to accept a connection, and not how long it then says nothing. So one
-//! that is frozen, or a proxy before one that is gone, would take all the time that there is. Here each server, and each
+//! tokio-postgres bounds how long a server may take to accept a connection, but not how long it is silent after that.
+//! So a frozen server, or a proxy in front of one that is gone, would use up all the time. Here each server, and each
 //! address of its name, has a share.
 
 use std::net::IpAddr;
@@ -16,9 +16,9 @@ use tokio_postgres::{Client, Config, Connection, Error, Socket};
 
 use super::{CONNECTED_WITHIN, Connector, Stream};
 
-/// Runs first on a connection. Which functions and operators an unqualified name means is otherwise for the database's
-/// owner to say and, where a role may create in a schema of the search path, as anybody may in `public` before PostgreSQL
-/// 15, for that role: what it puts there would run with the rights of whoever connects.
+/// Runs first on a connection. Otherwise the database's owner decides which functions and operators an unqualified name
+/// means, and so does any role that may create in a schema of the search path, as all may in `public` before PostgreSQL
+/// 15: what it puts there would run with the rights of the role that connects.
 pub(crate) const SAFE_PATH: &str = "SET search_path = pg_catalog, pg_temp";
 
 pub(super) type Connected = (Client, Connection<Socket, Stream>);
@@ -65,13 +65,13 @@ pub(super) async fn connect(config: &Config, connector: &Connector) -> Result<Co
     }
     match failed {
         Some(error) => Err(error),
-        // It says what is wrong with an address without servers.
+        // Returns the error for an address without servers.
         None => config.connect(Connector::clone(connector)).await,
     }
 }
 
-/// Tries the addresses of a server, of which each has its share of the time; `None` if none has failed before. The last
-/// address of the last server has all the time that there is: then it is too late for another.
+/// Tries the addresses of a server, each for its share of the time; `None` if all of them were silent. The last address
+/// of the last server has all the time that is left, since there is no other to leave it to.
 async fn first(
     config: &Config,
     connector: &Connector,

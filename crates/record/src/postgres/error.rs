@@ -30,11 +30,11 @@ enum Kind {
     Schema,
     /// What was sent can't be stored.
     Data,
-    /// The same, by what a function or a trigger of the database's owner says, or by a limit of the server's.
+    /// The same, because of a function or a trigger of the database's owner, or of a limit of the server.
     Rejected,
     /// Somebody else has held a lock for too long.
     Locked,
-    /// What was to be created is there.
+    /// What was to be created exists already.
     Exists,
     Refused,
 }
@@ -65,7 +65,7 @@ impl PostgresError {
         Self { kind: Kind::Unreachable, message: format!("postgres: no answer within {within:?}") }
     }
 
-    /// Adds what is so although the statement wasn't answered.
+    /// Adds what is known although the statement wasn't answered.
     pub(crate) fn but(mut self, what: &str) -> Self {
         if self.kind == Kind::Unreachable {
             self.message = format!("{}: {what}", self.message);
@@ -73,7 +73,7 @@ impl PostgresError {
         self
     }
 
-    /// Of a statement that may have been carried out, though its answer didn't come.
+    /// For a statement that may have been executed, although its answer didn't come.
     pub(crate) fn unknown(mut self) -> Self {
         if self.kind == Kind::Unreachable {
             self.kind = Kind::Unknown;
@@ -119,15 +119,15 @@ impl PostgresError {
         matches!(self.kind, Kind::Unreachable | Kind::Unknown)
     }
 
-    /// Whether the change was made can't be known: the connection broke, or the server didn't answer in time, when all
-    /// that was missing was its confirmation. Look whether it was made before you repeat it.
+    /// Whether the change was made can't be known: the connection broke, or the server didn't answer in time, when only
+    /// its confirmation was missing. Check whether it was made before you repeat it.
     #[must_use]
     pub fn is_unknown(&self) -> bool {
         self.kind == Kind::Unknown
     }
 
-    /// Whether the database can't be used for now, or by this role. Otherwise there is something wrong that no cached
-    /// configuration mends: the address, the tables' version, or the rules in them.
+    /// Whether the database can't be used for now, or by this role. Otherwise something is wrong that no cached
+    /// configuration makes up for: the address, the tables' version, or the rules in them.
     pub(crate) fn is_of_an_outage(&self) -> bool {
         !matches!(self.kind, Kind::Input | Kind::Schema)
     }
@@ -154,8 +154,8 @@ impl PostgresError {
         matches!(self.kind, Kind::Data | Kind::Rejected)
     }
 
-    /// What was to be created is there, or another transaction made it at the same moment, which an index of the server's
-    /// catalog then refuses.
+    /// What was to be created exists already, or another transaction created it at the same moment, which an index of
+    /// the server's catalog then refuses.
     pub(crate) fn is_made_already(&self) -> bool {
         matches!(self.kind, Kind::Exists | Kind::Data)
     }

@@ -29,10 +29,10 @@ const SETTINGS: &str = "SET LOCAL lock_timeout = '60s'; SET LOCAL search_path = 
 
 /// How long the server may be silent in a statement, each of which may change a large table.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(600);
-/// How often a schema is looked for that another migration makes at the same moment.
+/// How often a migration is tried while others create the schema at the same moment.
 const MOST_ATTEMPTS: usize = 5;
 
-/// Creating a schema needs a right in the database, also where `IF NOT EXISTS` finds it there.
+/// Run only if there is no schema: it needs a right in the database, even with `IF NOT EXISTS` where one exists.
 const OWN_SCHEMA: &str = "CREATE SCHEMA tollgate";
 
 const OWN_TABLE: &str = "
@@ -157,7 +157,7 @@ pub(crate) async fn expect_this_version(transaction: &Transaction<'_>) -> Result
     Ok(())
 }
 
-/// Creates the schema or the table; whether somebody else hasn't done so meanwhile.
+/// Creates the schema or the table; `false` if somebody else has done so meanwhile.
 async fn create(transaction: &Transaction<'_>, sql: &str) -> Result<bool, PostgresError> {
     match transaction.batch_execute(sql).await {
         Err(error) if error.is_made_already() => Ok(false),
@@ -179,7 +179,8 @@ async fn applied_anew(transaction: &Transaction<'_>) -> Result<Vec<Migration>, P
     Ok(made)
 }
 
-/// A view of that name would run its owner's functions with the rights of whoever looks.
+/// Whether there is a table of migrations. A view of that name would run its owner's functions with the reader's
+/// rights.
 async fn is_there(transaction: &Transaction<'_>) -> Result<bool, PostgresError> {
     let select =
         "SELECT EXISTS (SELECT FROM pg_class WHERE oid = to_regclass('tollgate.migrations') AND relkind = 'r')";

@@ -1,4 +1,4 @@
-//! Whose the schema is. Triggers, rules and defaults run with the rights of whoever changes a table, so a schema that
+//! Who owns the schema. Triggers, rules and defaults run with the rights of whoever changes a table, so a schema that
 //! another role has prepared would give it the rights of the role that migrates.
 
 use super::client::Transaction;
@@ -24,7 +24,7 @@ const SCHEMA: &str = "
                 AND NOT EXISTS (SELECT FROM pg_roles WHERE oid = grantee AND rolsuper))
     FROM pg_namespace WHERE nspname = 'tollgate'";
 
-/// What is in the schema and another role owns. Objects of the first superuser aren't recorded.
+/// An object in the schema that another role owns. Objects of the first superuser aren't recorded.
 const OF_OTHERS: &str = "
     SELECT pg_describe_object(inside.classid, inside.objid, 0), rolname::text
     FROM pg_depend AS inside

@@ -1,4 +1,4 @@
-//! How transactions begin: their isolation, how long they wait for a lock, and who held it if that was in vain.
+//! How transactions begin: their isolation, how long they wait for a lock, and who held it if they waited in vain.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const CHANGE: &str = "SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transact
 const ITS_ROWS: &str = "SET LOCAL lock_timeout = '7s'";
 /// How long a read waits for a table that somebody has locked, where no other read waits for this one.
 pub(crate) const READ: &str = "SET LOCAL lock_timeout = '10s'";
-/// For what waits for no lock.
+/// For statements that wait for no lock.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a change waits for others of this process.
 const TURN_WITHIN: Duration = Duration::from_secs(60);
@@ -27,8 +27,8 @@ const TURN_WITHIN: Duration = Duration::from_secs(60);
 const LOOKED_AFTER: Duration = Duration::from_millis(150);
 const LOOKED_EVERY: Duration = Duration::from_secs(1);
 
-/// Those at the head of the queue that a connection waits in. Others' times are shown to members of pg_read_all_stats
-/// alone.
+/// The sessions at the head of the queue that a connection waits in. Times of other users' transactions are shown only
+/// to members of pg_read_all_stats.
 const BLOCKERS: &str = "
     WITH RECURSIVE blocking (pid) AS (
         SELECT unnest(pg_blocking_pids($1)) UNION SELECT unnest(pg_blocking_pids(blocking.pid)) FROM blocking
@@ -40,8 +40,8 @@ const BLOCKERS: &str = "
     ORDER BY xact_start LIMIT 3";
 
 impl Postgres {
-    /// Changes the configuration, after all others who do have ended: changes run one after the other, and each takes
-    /// this lock before any other, so that they can't deadlock. All of the work is done, or nothing.
+    /// Changes the configuration, once all earlier changes have ended: changes run one after the other, and each takes
+    /// this lock before any other, so that they can't deadlock. The work is done as a whole or not at all.
     pub(crate) async fn change<T>(
         &self,
         work: impl AsyncFnOnce(&Transaction<'_>) -> Result<T, PostgresError>,
@@ -64,7 +64,7 @@ impl Postgres {
         Ok(changed)
     }
 
-    /// A query by itself.
+    /// A single query, outside a transaction.
     pub(crate) async fn look(&self, select: &str, values: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, PostgresError> {
         let connection = self.connection().await?;
         let pid = connection.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
@@ -89,7 +89,7 @@ impl Postgres {
         Ok(read)
     }
 
-    /// Does this on the connection with this process id. If it fails because somebody held a lock, the error names who.
+    /// Runs this on the connection with this process id. If it fails because somebody held a lock, the error says who.
     pub(crate) async fn naming_blockers<T>(
         &self,
         pid: i32,
@@ -101,7 +101,7 @@ impl Postgres {
             match select(work.as_mut(), pin!(sleep(pause))).await {
                 Either::Left((done, _)) => return done.map_err(|error| error.held_by(blockers.as_deref())),
                 Either::Right(_) => {
-                    // Only while it waits is it known for whom.
+                    // The server says who blocks a statement only while it waits.
                     let looked = pin!(self.blockers(pid));
                     match select(work.as_mut(), looked).await {
                         Either::Left((done, _)) => return done.map_err(|error| error.held_by(blockers.as_deref())),

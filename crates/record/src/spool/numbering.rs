@@ -1,5 +1,5 @@
-//! Services that write in batches. Each numbers and marks its batches, so that none is written twice, and none is taken
-//! for written that isn't. A killed service is noticed.
+//! Services that write in batches. Each numbers and marks its batches, so that none is written twice, and none that
+//! isn't written is taken for it. A killed service is noticed.
 
 use std::future::Future;
 use std::time::{Duration, Instant, SystemTime};
@@ -40,7 +40,7 @@ pub struct Writer {
     pub client: Option<String>,
     /// Requests in the batches that it wrote.
     pub requests: u64,
-    /// Requests that it could not keep while PostgreSQL was unreachable.
+    /// Requests that it has lost: it couldn't keep them during an outage, or PostgreSQL refused their rows.
     pub lost: u64,
     /// When it began.
     pub started_at: SystemTime,
@@ -60,7 +60,7 @@ pub struct WriterCounts {
     pub all: u64,
     /// Those that haven't ended.
     pub running: u64,
-    /// Those that could not keep all requests.
+    /// Those that have lost requests.
     pub with_losses: u64,
 }
 
@@ -149,9 +149,10 @@ impl Numbering {
         let mut last = self.last(transaction).await?;
         let is_sent = |numbering: &Self, last| numbering.in_flight().is_some_and(|sent| sent == last);
         if last != self.written && !is_sent(self, last) {
-            // Nobody can know a mark before it is written, so this is another's: of a process with the same name, as a
-            // cloned machine has, of an earlier moment, as in a restored backup, or set by hand. What is in flight may
-            // have been written before that, and is then written twice: rather that than not at all.
+            // Nobody can know a mark before it is written, so this isn't this service's batch: a process with the same
+            // name wrote it (a cloned machine), it is of an earlier moment (a restored backup), or somebody set it by
+            // hand. The batch in flight may have been written before that, and is then written twice, which is better
+            // than not at all.
             self.rename();
             last = self.last(transaction).await?;
         }
@@ -181,7 +182,7 @@ impl Numbering {
         self.former = Some(former);
     }
 
-    /// Stores the batch's number, and what was reported with it: the last of the transaction. `is_new`: whether the
+    /// Stores the batch's number, and what was reported with it, at the end of the transaction. `is_new`: whether the
     /// batch is in it; `refused`: how many of its requests are not.
     pub(crate) async fn advance(
         &self,
@@ -214,8 +215,8 @@ impl Numbering {
         self.looks_for_killed = heard.is_some_and(|heard| heard.elapsed() < HEARD_EVERY * 2);
     }
 
-    /// Marks other writers that were killed, once after each report: not after an outage, when every writer looks silent.
-    /// If that fails, the next writer does it.
+    /// Marks other writers that were killed, once after each report: not after an outage, when every writer looks
+    /// silent. If that fails, the next writer does it.
     pub(crate) async fn note_killed(&mut self, postgres: &Postgres) {
         if !std::mem::take(&mut self.looks_for_killed) {
             return;
@@ -244,7 +245,7 @@ impl Written {
     }
 }
 
-/// So that a process that stalls holds up nobody, and that what is answered as written is on the server's disk.
+/// So that a stalled process holds up nobody, and what is confirmed as written is on the server's disk.
 pub(crate) const PATIENCE: &str = "
     SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off';
     SET LOCAL lock_timeout = '5s'; SET LOCAL idle_in_transaction_session_timeout = '5s';
@@ -260,7 +261,7 @@ const ADVANCE: &str = "
         written_at = now(), killed = false, ended_at = CASE WHEN $6 THEN now() END
     WHERE writer = $1";
 
-/// A name under which this service writes no more. Another process that has it goes on, and says so.
+/// Ends a name that this service no longer uses. A process that still uses it undoes that with its next batch.
 const END: &str = "
     UPDATE tollgate.writers SET ended_at = now()
     WHERE writer = (SELECT writer FROM tollgate.writers WHERE writer = $1 AND ended_at IS NULL FOR UPDATE SKIP LOCKED)";
@@ -287,9 +288,9 @@ pub(crate) fn column(count: u64) -> i64 {
 }
 
 impl Postgres {
-    /// The services that write, or did in the last 90 days, at most 100: those first that have lost something, and of
-    /// these and of the others those that run; then the latest to start. A service that writes both totals and history
-    /// appears twice. [`writer_counts`](Self::writer_counts) has how many there are.
+    /// The services that write, or did in the last 90 days, at most 100: first those that have lost something, then
+    /// those that run, those that were killed, and the latest to start. A service that writes both totals and history
+    /// appears twice. [`writer_counts`](Self::writer_counts) counts all of them.
     ///
     /// # Errors
     ///

@@ -10,10 +10,10 @@ use crate::postgres::PostgresError;
 const MOST_ROWS: usize = 16;
 const MOST_NAMES: usize = 3;
 
-/// What is checked at a commit alone would refuse the whole batch then.
+/// Otherwise a constraint that is checked at the commit would refuse the whole batch then.
 const SAVEPOINT: &str = "SAVEPOINT part; SET CONSTRAINTS ALL IMMEDIATE";
 
-/// What of a batch wasn't written.
+/// The rows of a batch that weren't written.
 #[derive(Default)]
 pub(crate) struct SetAside {
     /// How many requests are lost with it.

@@ -2,8 +2,8 @@
 //!
 //! The id has 71 bits and isn't secret: tables, logs and limits name the key by it. The secret has 142 bits from the
 //! system's random generator. The checksum is of all that precedes it, by HMAC-SHA256 with the database's own secret:
-//! mistyped, truncated and made-up keys are recognised without any look-up, and nobody else can make a text that is
-//! worth one. Scanners of source code recognise leaked keys by the prefix and the length.
+//! mistyped, truncated and made-up keys are recognised without any look-up, and nobody else can make a text that costs
+//! one. Scanners of source code recognise leaked keys by the prefix and the length.
 
 use std::fmt;
 
@@ -76,7 +76,7 @@ impl fmt::Debug for NewKey {
 }
 
 /// The id and the hash of what a client sent, if it is spelled as a key and has its checksum. Without `checksums`, any
-/// is as good.
+/// checksum is accepted.
 pub(crate) fn read(sent: &[u8], checksums: Option<&Checksums>) -> Option<(KeyId, Hash)> {
     let text = std::str::from_utf8(sent).ok().filter(|text| text.len() == LENGTH && text.is_ascii())?;
     let (body, sum) = text.split_at(LENGTH - CHECKSUM);
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!((id.as_str(), hash), (key.id(), key.hash()));
             assert!(is_same(&hash, &key.hash()) && !is_same(&hash, &hash[..31]));
             assert!(!format!("{key:?}").contains(&key.secret()[20..]));
-            // Another database's isn't one, unless nobody knows.
+            // Another database's key isn't valid, unless the secret isn't known.
             assert_eq!(super::read(key.secret().as_bytes(), Some(&Checksums::new(b"other"))), None);
             assert_eq!(super::read(key.secret().as_bytes(), None), Some((id, hash)));
         }

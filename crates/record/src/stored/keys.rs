@@ -160,8 +160,8 @@ impl Postgres {
         self.rotate_key_and(id, overlap, by, |_, _| Ok(())).await
     }
 
-    /// Like [`rotate_key`](Self::rotate_key), and hands the new key out before it becomes valid: if that fails, no key is
-    /// created, and the old one stays as it is. Other changes wait meanwhile, as in
+    /// Like [`rotate_key`](Self::rotate_key), and hands the new key out before it becomes valid: if that fails, no key
+    /// is created, and the old one stays as it is. Other changes wait meanwhile, as in
     /// [`create_key_and`](Self::create_key_and).
     ///
     /// # Errors

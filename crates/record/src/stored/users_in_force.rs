@@ -2,8 +2,8 @@
 //! millions of them.
 //!
 //! They are kept in parts by the hash of their name. A part is two slices that never change: the users as
-//! [bytes](record), and where each begins, in order of hash. A change makes the part that it is in anew; an account is
-//! made when it is asked for.
+//! [bytes](record), and where each begins, in order of hash. A change rebuilds the part that it is in; accounts are
+//! built on request.
 
 mod record;
 #[cfg(test)]
@@ -22,7 +22,7 @@ use tollgate::rules::{Account, UserLimits};
 pub(crate) use record::{Block, Settings};
 use record::{UserRecord, UserRecords};
 
-/// How many parts users are kept in. Of a million users, a part has a thousand, and is made anew in some 0.1 ms.
+/// How many parts users are kept in. With a million users, a part has a thousand, and is rebuilt in some 0.1 ms.
 pub(crate) const PARTS: usize = 1024;
 /// Limits that are kept as rules, at some 3 KB each; others are made into a rule by each request.
 const MOST_RULES: usize = 4096;
@@ -38,7 +38,7 @@ pub(crate) struct Users {
 /// Users whose names have certain hashes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// In order.
+    /// In order of hash.
     places: Box<[Place]>,
     records: Box<[u8]>,
 }
@@ -104,7 +104,7 @@ impl Users {
             }
             let before = if are_all { Arc::clone(&none) } else { part.load_full() };
             let after = before.changed(&changes);
-            // A part that is as it was stays the one that the cache has written.
+            // An unchanged part stays the same object, by which the cache knows that it was written.
             if after != **part.load() {
                 part.store(Arc::new(after));
             }
@@ -172,17 +172,17 @@ impl Part {
 }
 
 impl UserUpdates {
-    /// None yet.
+    /// Without any yet.
     pub(crate) fn new(are_all: bool) -> Self {
         Self { parts: vec![Vec::new(); PARTS].into(), are_all }
     }
 
-    /// A user's settings, or none if the user is gone or is as others.
+    /// Adds a user's settings: empty ones if the user was deleted or has none.
     pub(crate) fn add(&mut self, user: &str, settings: &Settings<'_>) {
         record::write(&mut self.parts[place_of(user).0], user, settings);
     }
 
-    /// The users of one part, as bytes. Returns whether all of it could be read.
+    /// Adds the users of one part, as bytes. Returns whether all of them could be read.
     pub(crate) fn add_bytes(&mut self, bytes: &[u8]) -> bool {
         let mut records = UserRecords(bytes);
         for record in &mut records {

@@ -1,11 +1,11 @@
-//! One user as bytes: the name, what is set, and nothing for what isn't. A user with a tier takes some 20 bytes, where a
-//! struct of options takes 150.
+//! One user as bytes: the name, what is set, and nothing for what isn't. A user with a tier takes some 20 bytes, where
+//! a struct of options takes 150.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::stored::input::OwnLimits;
 
-/// What a user has of its own.
+/// A user's own settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings<'a> {
     pub(crate) tier: Option<&'a str>,
@@ -28,7 +28,7 @@ impl Settings<'_> {
     }
 }
 
-/// What follows the name: a bit for each field that is there.
+/// The byte after the name: a bit for each field that follows.
 const TIER: u8 = 1;
 const PER_HOUR: u8 = 2;
 const PER_DAY: u8 = 4;
@@ -37,7 +37,7 @@ const BLOCKED: u8 = 16;
 const REASON: u8 = 32;
 const UNTIL: u8 = 64;
 
-/// Appends a user. One without settings is a user that is as others are, or that is gone.
+/// Appends a user. One without settings was deleted, or has none of its own.
 pub(crate) fn write(bytes: &mut Vec<u8>, user: &str, settings: &Settings<'_>) {
     let OwnLimits { per_hour, per_day, burst, .. } = settings.limits;
     let block = settings.block.unwrap_or_default();
@@ -60,7 +60,7 @@ pub(crate) fn write(bytes: &mut Vec<u8>, user: &str, settings: &Settings<'_>) {
     until.into_iter().for_each(|until| write_number(bytes, until));
 }
 
-/// The users in these bytes, each with its bytes, until the end or until what can't be read.
+/// The users in these bytes, each with its bytes, until the end or the first that can't be read.
 pub(crate) struct UserRecords<'a>(pub(crate) &'a [u8]);
 
 /// A user whose settings haven't been read yet.

@@ -45,7 +45,7 @@ fn user() -> impl Strategy<Value = String> {
     prop_oneof![3 => "[a-e]{1,2}", 1 => ".{1,300}"]
 }
 
-/// What a process has of a user, as the one who asks gets it.
+/// What a process returns for a user, as text.
 fn shown(account: Option<Account>) -> String {
     account.map_or_else(String::new, |account| {
         let limits = account.shared_limits().map(|limits| limits.to_string());
@@ -91,7 +91,7 @@ proptest! {
             }
             prop_assert_eq!(users.len(), map.values().filter(|known| !known.is_usual()).count());
         }
-        // The bytes that the cache has are enough to make the same users of, in whatever order they came.
+        // The cached bytes are enough to rebuild the same users, in whatever order they come.
         let (again, mut changes) = (Users::new(), UserUpdates::new(true));
         for part in users.parts().iter().rev() {
             prop_assert!(changes.add_bytes(part.bytes()));
@@ -100,7 +100,7 @@ proptest! {
         prop_assert_eq!(again.parts(), users.parts());
     }
 
-    /// What isn't a part, as of another version or of another program, is never taken for one, and stops nothing.
+    /// Bytes that aren't a part, as from another version or program, cause no panic and no more users than bytes.
     #[test]
     fn any_bytes_are_read_or_refused(bytes in vec(any::<u8>(), 0..300)) {
         let (users, mut changes) = (Users::new(), UserUpdates::new(true));
