@@ -174,7 +174,7 @@ async fn partitions_are_months_of_utc_and_made_once() {
     }
 }
 
-/// Where partitions can't be made now, those that there are will do; and other users of the database go on.
+/// Where partitions can't be made now, the existing ones are used; and other users of the database go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_on_the_tables_does_not_stop_rows_from_being_written() {
     let (server, tool) = prepared().await;
