@@ -64,7 +64,7 @@ pub fn describe_metrics() {
     describe_gauge!(names::DATABASE, "Whether the database answers: 1, or 0");
     describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
     describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
-    describe_counter!(names::RENAMED, "Batches found under this process's name that it has not written");
+    describe_counter!(names::RENAMED, "Batches found under this process's name that are not its own");
     describe_gauge!(names::HISTORY_LAG, Unit::Seconds, "Age of the oldest decision that is not in the history yet");
     describe_counter!(names::HISTORY_LOST, "Decisions that the history will never have");
 }
