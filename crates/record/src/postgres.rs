@@ -201,7 +201,7 @@ impl Postgres {
     /// ```
     /// use tollgate_record::Postgres;
     ///
-    /// let secret = b"32 bytes by chance, from a vault";
+    /// let secret = b"32 random bytes, from a vault...";
     /// let postgres = Postgres::open("postgres://limits@127.0.0.1/app")?.cache_secret(secret)?;
     /// # Ok::<(), tollgate_record::PostgresError>(())
     /// ```
@@ -361,7 +361,7 @@ pub(crate) async fn begin_reading(client: &mut Client) -> Result<Transaction<'_>
 }
 
 /// Waits for the server's answer for this long, where that is shorter than the [client's](client) deadline. After a
-/// timeout the answer may still come, so the caller gives the connection up.
+/// timeout the answer may still come; the pool verifies a connection before it is used again.
 pub(crate) async fn in_time<T>(
     most: Duration,
     work: impl Future<Output = Result<T, PostgresError>>,

@@ -69,7 +69,7 @@ impl Backlog {
         *self.in_flight_since.lock() = since;
     }
 
-    /// Age of the oldest request that isn't in the database yet, in flight or of those that wait.
+    /// Age of the oldest request that isn't in the database yet, in flight or waiting.
     pub(crate) fn lag(&self, waiting: impl IntoIterator<Item = Instant>) -> Duration {
         let in_flight = *self.in_flight_since.lock();
         waiting.into_iter().chain(in_flight).min().map_or(Duration::ZERO, |since| since.elapsed())

@@ -42,7 +42,7 @@ impl Seal {
     }
 }
 
-/// The content of an entry, whoever wrote it.
+/// The content of an entry, unverified.
 pub(crate) fn unverified(entry: &[u8]) -> Option<&[u8]> {
     entry.get(MAC..)
 }
