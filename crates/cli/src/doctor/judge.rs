@@ -49,7 +49,7 @@ fn loading(facts: &Facts) -> Option<Finding> {
     (facts.count("loading") == 1).then(|| {
         let eta = facts.count("loading_eta_seconds");
         let found = format!("reads its data from disk and refuses every decision (LOADING), for about {eta}s more");
-        Finding::new("loading", Level::Unfit, found).advise("wait, and ask again").number("eta_s", eta)
+        Finding::new("loading", Level::Unfit, found).advise("wait, then run doctor again").number("eta_s", eta)
     })
 }
 
@@ -57,7 +57,7 @@ fn loading(facts: &Facts) -> Option<Finding> {
 fn unchecked(facts: &Facts) -> impl Iterator<Item = Finding> {
     let user = &facts.user;
     let unknown = |what: &'static str, why: &str, lost: &str, right: &str| {
-        let found = format!("{what} can't be checked: {why}; so {lost}");
+        let found = format!("{what} failed: {why}; so {lost}");
         let finding = Finding::new("unchecked", Level::Note, found).number("command", what);
         // If the server doesn't have the command at all, it can't be permitted.
         if why.starts_with("NOPERM") { finding.advise(format!("ACL SETUSER {user} {right}")) } else { finding }

@@ -54,8 +54,8 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
             .set("min-replicas-to-write", "0")
     } else if let Some(replica) = late.first() {
         let found = format!(
-            "a primary with {count} replica{plural}, {} lagging: {} ({}, heard of {}s ago, {} bytes behind); a failover \
-             to it forgets what it lacks, at most one capacity per key",
+            "a primary with {count} replica{plural}, {} lagging: {} ({}, last heard from {}s ago, {} bytes behind); a \
+             failover to it forgets what it lacks, at most one capacity per key",
             late.len(),
             replica.address,
             replica.state,
@@ -64,7 +64,7 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
         );
         Finding::new("replication", Level::Warning, found).advise("look into that replica's log and its network")
     } else if count == 0 {
-        Finding::new("replication", Level::Ok, "a primary without replicas: nobody takes over if it goes")
+        Finding::new("replication", Level::Ok, "a primary without replicas: nothing takes over if it fails")
     } else {
         let behind = replicas.iter().map(|replica| replica.behind).max().unwrap_or(0);
         let lag = replicas.iter().map(|replica| replica.lag).max().unwrap_or(0);
@@ -73,7 +73,7 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
             HumanCount(behind)
         );
         if needed == 0 && facts.setting("min-replicas-to-write").is_some() {
-            let found = format!("{found}; cut off from them, it would go on deciding what a failover then forgets");
+            let found = format!("{found}; if cut off from them, it goes on deciding, and a failover forgets that");
             let finding = Finding::new("replication", Level::Note, found).set("min-replicas-to-write", "1");
             finding.set("min-replicas-max-lag", "2")
         } else {
@@ -125,24 +125,27 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     let (covered, nodes, primaries) =
         (number("cluster_slots_ok"), number("cluster_known_nodes"), number("cluster_size"));
     let found = format!(
-        "a node of a cluster of {nodes}, {primaries} with slots; cluster_state {state}, {covered} of {SLOTS} slots are well"
+        "a node of a cluster of {nodes}, {primaries} with slots; cluster_state {state}, {covered} of {SLOTS} slots are fine"
     );
     let decides_few = !facts.of_cluster && primaries > 1;
-    let found =
-        if decides_few { found + "; by this address only its own keys are decided (others: MOVED)" } else { found };
+    let found = if decides_few {
+        found + "; through this address, only this node's keys are decided (others: MOVED)"
+    } else {
+        found
+    };
     let finding = if state != "ok" {
         let found = format!("{found}: decisions are refused (CLUSTERDOWN)");
         Finding::new("cluster", Level::Unfit, found).advise("redis-cli --cluster check, then --cluster fix")
     } else if covered < SLOTS {
-        let found = format!("{found}: keys of the others can't be decided");
+        let found = format!("{found}: keys in the other slots can't be decided");
         Finding::new("cluster", Level::Warning, found).advise("redis-cli --cluster check, then --cluster fix")
     } else if !facts.moving.is_empty() {
         let slots = facts.moving.iter().take(5).map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let more = facts.moving.len().saturating_sub(5);
         let slots = if more > 0 { format!("{slots} and {more} more") } else { slots };
         let found = format!(
-            "{found}; being moved: slots {slots}, where calls of several keys that need a new one fail until then \
-             (TRYAGAIN): those with an id, of several limits, reservations"
+            "{found}; being moved: slots {slots}; until they are, calls there on several keys, one of them new, fail \
+             (TRYAGAIN): those with an id, those of several limits, and reservations"
         );
         let advice = "if no reshard is running: redis-cli --cluster check, then --cluster fix";
         Finding::new("cluster", Level::Warning, found).advise(advice)
@@ -169,8 +172,9 @@ pub(super) fn batches(facts: &Facts) -> Option<Finding> {
         Err(why)
             if why.starts_with("NOPERM") || why.contains("executing the script can") || why.contains("ACL failure") =>
         {
-            let found =
-                format!("whether concurrent decisions go by node or slot by slot depends on missing rights ({why})");
+            let found = format!(
+                "whether concurrent decisions go by node or slot by slot isn't known: permissions are missing ({why})"
+            );
             Finding::new("batches", Level::Note, found)
         }
         Err(why) => {
@@ -189,19 +193,19 @@ pub(super) fn sentinels(facts: &Facts) -> Option<Finding> {
     let (all, quorum, replicas) = (most("num-other-sentinels") + 1, most("quorum"), most("num-slaves"));
     let down_after = most("down-after-milliseconds");
     let (here, named) = (answered.len() as u64, said.len());
-    let found = format!("{here} of the {named} that are named answer, and know of {all}, quorum {quorum}");
+    let found = format!("{here} of the {named} Sentinels in the address answer; they know of {all}, quorum {quorum}");
     let addresses = answered.iter().map(|fields| (fields.text("ip"), fields.text("port")));
     let agreed = addresses.collect::<BTreeSet<_>>().len() <= 1;
     let silent = said.iter().find_map(|said| said.as_ref().err());
     let finding = if !agreed {
         let found = format!("{found}; they don't name the same primary");
-        Finding::new("sentinels", Level::Warning, found).advise("wait until a failover is over, and ask again")
+        Finding::new("sentinels", Level::Warning, found)
+            .advise("wait until the failover is over, then run doctor again")
     } else if all < 3 || quorum > all || quorum == 0 {
-        let found =
-            format!("{found}: expected three or more, and a quorum that they can reach, to survive the loss of one");
+        let found = format!("{found}: surviving the loss of one takes three or more, and a quorum that they can reach");
         Finding::new("sentinels", Level::Warning, found).advise("add Sentinels, on machines of their own")
     } else if let Some(why) = silent {
-        let found = format!("{found}; not {why}");
+        let found = format!("{found}; no answer from {why}");
         Finding::new("sentinels", Level::Warning, found).advise("look into that Sentinel's log and its network")
     } else if replicas == 0 {
         Finding::new("sentinels", Level::Warning, format!("{found}; they have no replica to promote"))
@@ -222,7 +226,7 @@ pub(super) fn clock(facts: &Facts) -> Option<Finding> {
     let found =
         format!("{} {} this machine's, give or take {}", us(offset.unsigned_abs()), relation(offset), us(uncertainty));
     let certainly = |number: i64, uncertainty: u64| number.unsigned_abs().saturating_sub(uncertainty);
-    let synchronise = "let NTP (chrony) keep both machines' clocks, slewed, not stepped";
+    let synchronise = "keep both machines' clocks with NTP (chrony), slewed, not stepped";
     let finding = if certainly(step, step_uncertainty) > CLOCK_STEP {
         let way = if step < 0 { "back" } else { "forward" };
         let found = format!(
@@ -232,7 +236,7 @@ pub(super) fn clock(facts: &Facts) -> Option<Finding> {
         Finding::new("clock", Level::Warning, found).advise(synchronise)
     } else if certainly(offset, uncertainty) > CLOCK_OFF {
         let found = format!(
-            "{found}: windows begin and end by it, and if it is put right by a step forward, limits refill by as much"
+            "{found}: windows begin and end by it, and if it is corrected by a step forward, limits refill by as much"
         );
         Finding::new("clock", Level::Warning, found).advise(synchronise)
     } else {
@@ -249,16 +253,18 @@ pub(super) fn latency(facts: &Facts) -> Option<Finding> {
         format!("{} takes {} (p50) to {} (p99), of {}", latency.of, human(p50), human(p99), latency.samples.len());
     let deadline = facts.deadline;
     let finding = if p99 * 2 > deadline {
-        let found = format!("{found}: too near to the deadline of {}", human(deadline));
+        let found = format!("{found}: too close to the deadline of {}", human(deadline));
         let finding = Finding::new("latency", Level::Warning, found);
-        finding.advise("decide nearer to Redis, or with a longer deadline; SLOWLOG GET shows what slows it down")
+        finding
+            .advise("run the service nearer to Redis, or with a longer deadline; SLOWLOG GET shows what slows it down")
     } else if fork * 2 > deadline {
-        let found = format!("{found}; its last fork for a save took {}, in which nobody is answered", human(fork));
+        let found = format!("{found}; its last fork for a save took {}, during which no call is answered", human(fork));
         Finding::new("latency", Level::Warning, found)
             .advise("save on a replica, or keep limits in a Redis of their own")
     } else if p50 > SLOW {
-        let found = format!("{found}: every decision costs its caller that");
-        Finding::new("latency", Level::Note, found).advise("decide nearer to Redis, or use a lease for what is hot")
+        let found = format!("{found}: every decision takes that long");
+        Finding::new("latency", Level::Note, found)
+            .advise("run the service nearer to Redis, or use a lease for hot keys")
     } else {
         Finding::new("latency", Level::Ok, found)
     };
@@ -292,7 +298,9 @@ pub(super) fn settings(facts: &Facts) -> Option<Finding> {
     let mut told = Vec::new();
     if let Some(seconds) = facts.number("timeout") {
         if seconds > 0 {
-            told.push(format!("timeout {seconds} closes idle connections: the first decision after so long fails"));
+            told.push(format!(
+                "timeout {seconds} closes idle connections: the first decision after such a pause fails"
+            ));
             finding = Finding { level: Level::Note, ..finding }.set("timeout", "0");
         }
         finding = finding.number("timeout_s", seconds);

@@ -131,7 +131,7 @@ fn needed_for(command: &str) -> String {
     match command {
         _ if command.ends_with("_RO") => "to peek and inspect".into(),
         _ if CALLS.contains(&command) => "for every decision".into(),
-        "MGET" => "for callers who ask at the same time".into(),
+        "MGET" => "for concurrent calls".into(),
         "DEL" => "to reset, refund and release".into(),
         ASKING => "for keys whose slot is moving".into(),
         _ if deciding.is_empty() => "to inspect".into(),

@@ -52,8 +52,12 @@ pub(super) fn version(facts: &Facts) -> Option<Finding> {
     let ends = ENDS.iter().find(|(name, of, _)| (*name, *of) == (product.name, line)).map(|(.., ends)| *ends);
     let found = format!("{} {version}", product.name);
     let finding = if is_sentinel(info) {
-        Finding::new("version", Level::Unfit, "a Sentinel, which keeps no keys: expected the Redis that it watches")
-            .advise("SENTINEL GET-MASTER-ADDR-BY-NAME <name> tells its address")
+        Finding::new(
+            "version",
+            Level::Unfit,
+            "a Sentinel, which keeps no keys: give the address of the Redis that it watches",
+        )
+        .advise("SENTINEL GET-MASTER-ADDR-BY-NAME <name> tells its address")
     } else if product.oldest.is_some_and(|oldest| line < oldest) {
         let found = format!("{found}: expected Redis 7.0 or newer, or Valkey 7.2 or newer");
         Finding::new("version", Level::Unfit, found).advise("upgrade the server")
@@ -68,7 +72,7 @@ pub(super) fn version(facts: &Facts) -> Option<Finding> {
         Finding::new("version", Level::Note, found)
             .advise("upgrade to a release that is supported, such as Redis 8.2 or Valkey 8.1, unless your distribution fixes this one")
     } else {
-        let until = ends.map(|ends| format!(", its vulnerabilities fixed until {ends}")).unwrap_or_default();
+        let until = ends.map(|ends| format!(", whose vulnerabilities are fixed until {ends}")).unwrap_or_default();
         Finding::new("version", Level::Ok, found + &until)
     };
     let finding = match ends {

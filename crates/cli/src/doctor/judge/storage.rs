@@ -40,8 +40,10 @@ pub(super) fn memory(facts: &Facts) -> Option<Finding> {
     let more = || format!("{}mb", (used.saturating_mul(2).max(if most == 0 { machine / 2 } else { 0 }) >> 20) + 1);
     let finding = if most == 0 {
         let of = if machine > 0 { format!(" of the machine's {}", HumanBytes(machine)) } else { String::new() };
-        let found =
-            format!("{}{of}; maxmemory 0 bounds it by the machine, which kills what outgrows it", HumanBytes(used));
+        let found = format!(
+            "{}{of}; maxmemory 0 leaves it unbounded, and the kernel kills what outgrows the machine",
+            HumanBytes(used)
+        );
         Finding::new("memory", Level::Note, found).set("maxmemory", &more())
     } else {
         let percent = percent(used, most);
@@ -142,7 +144,7 @@ pub(super) fn saves(facts: &Facts) -> Option<Finding> {
     let refuses =
         facts.trials.iter().any(|trial| trial.took.as_ref().is_err_and(|refusal| refusal.message.contains("MISCONF")));
     let dont_stop = |finding: Finding| finding.set("stop-writes-on-bgsave-error", "no");
-    let room = "make room on the server's disk, and its directory writable (CONFIG GET dir); then BGSAVE";
+    let room = "make room on the server's disk, and make its directory writable (CONFIG GET dir); then BGSAVE";
     let finding = if appends && !written {
         Finding::new("saves", Level::Unfit, "the AOF can't be written: every decision is refused (MISCONF)")
             .advise(room)
@@ -152,8 +154,12 @@ pub(super) fn saves(facts: &Facts) -> Option<Finding> {
                 .advise(room),
         )
     } else if !saved {
-        Finding::new("saves", Level::Warning, "the last save failed: a restart forgets what came after the one before")
-            .advise(room)
+        Finding::new(
+            "saves",
+            Level::Warning,
+            "the last save failed: a restart forgets what came after the last good one",
+        )
+        .advise(room)
     } else if !rewritten {
         Finding::new("saves", Level::Warning, "the last rewrite of the AOF failed: it grows until the disk is full")
             .advise(room)
