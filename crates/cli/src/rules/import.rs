@@ -76,13 +76,11 @@ impl Import {
         let text = self.read().with_context(|| name.clone())?;
         let format = self.format.or_else(|| looks(&text));
         let format = format.ok_or_else(|| {
-            anyhow!(
-                "{name}: expected a configuration of Envoy's ratelimit, limitador or nginx (see --format), got another"
-            )
+            anyhow!("{name}: not recognised as a configuration of Envoy's ratelimit, limitador or nginx: see --format")
         })?;
         let imported = translated(format, &text).map_err(|fault| anyhow!("{name}:{}: {}", fault.line, fault.what))?;
         if imported.rules.is_empty() {
-            bail!("{name}: expected at least one limit, got none{}", because(&imported.account));
+            bail!("{name}: no limit to import{}", because(&imported.account));
         }
         let file = written(&name, format, &imported);
         let rules = checked(&name, &file)?;
@@ -109,12 +107,12 @@ impl Import {
             std::fs::File::open(&self.file)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
         }
         if bytes.len() as u64 > LARGEST {
-            bail!("expected at most {LARGEST} bytes, got more");
+            bail!("larger than {LARGEST} bytes");
         }
         let text = String::from_utf8(bytes).map_err(|error| {
             let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-            anyhow!("line {line}: expected UTF-8, got other bytes")
+            anyhow!("line {line}: not UTF-8")
         })?;
         Ok(text.trim_start_matches('\u{feff}').to_owned())
     }
@@ -150,7 +148,7 @@ fn translated(format: Format, text: &str) -> Result<Imported, Fault> {
     let asks = |name: &str| imported.rules.iter().any(|rule| rule.asks_for(name));
     let remarks = [
         ("path", "Paths are compared as the service reads them: see `paths` in the format of rules."),
-        ("method", "What is said of GET holds for HEAD too."),
+        ("method", "Rules for GET apply to HEAD too."),
     ];
     imported.about.extend(remarks.iter().filter(|(name, _)| asks(name)).map(|(_, remark)| (*remark).to_owned()));
     Ok(imported)
@@ -206,8 +204,7 @@ fn comment(file: &mut String, text: &str) {
 
 /// The rules of the file, of which what probably isn't as meant is told. That it is valid is for this to ensure.
 fn checked(source: &str, file: &str) -> Result<RuleSet> {
-    let rules: RuleSet =
-        file.parse().map_err(|error| anyhow!("{source}: expected limits that rules can say, got {error}"))?;
+    let rules: RuleSet = file.parse().map_err(|error| anyhow!("{source}: its limits make no valid rules: {error}"))?;
     messages::doubts(&rules);
     Ok(rules)
 }

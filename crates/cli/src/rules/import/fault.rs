@@ -16,6 +16,11 @@ pub(super) fn expected(line: usize, what: &str, got: &str) -> Fault {
     Fault { line, what: format!("expected {what}, got {}", quoted(got)) }
 }
 
+/// Something that is missing, or that happened.
+pub(super) fn fault(line: usize, what: impl Into<String>) -> Fault {
+    Fault { line, what: what.into() }
+}
+
 /// A piece of the source on one line.
 pub(super) fn quoted(text: &str) -> String {
     let short: String = text.chars().take(LONGEST).collect();

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::attribute::{Attributes, literal};
 use super::draft::{Does, Names, Rule, period};
-use super::fault::{Fault, expected, quoted};
+use super::fault::{Fault, expected, fault, quoted};
 use super::yaml::{Entry, Node};
 use super::{Imported, yaml};
 use condition::{Condition, conditions, variable};
@@ -94,12 +94,12 @@ impl Translation {
     }
 
     fn unknown(&mut self, entry: &Entry) {
-        let how = format!("{}: expected a field of a limit, got another", quoted(&entry.key));
+        let how = format!("{}: not a field of a limit", quoted(&entry.key));
         self.imported.account.lose(entry.line..=entry.node.end, &how);
     }
 
     fn limit(&mut self, item: &Node, limit: &Limit) -> Result<(), Fault> {
-        let none = |field: &str| expected(item.line, &format!("a limit with {field}"), "one without");
+        let none = |field: &str| fault(item.line, format!("{field} is missing"));
         if limit.namespace.is_empty() {
             return Err(none("namespace"));
         }
@@ -169,7 +169,7 @@ impl Translation {
         match (excepts.next(), excepts.next()) {
             (None, _) => rule.key = variables,
             (Some((by, values)), None) => rule.count_all_but(&by, &values.into_iter().collect::<Vec<_>>(), variables),
-            _ => return Ok(Err((first_line, "expected != of one variable, got several".to_owned()))),
+            _ => return Ok(Err((first_line, "only one variable can have !=".to_owned()))),
         }
         Ok(Ok(()))
     }

@@ -199,8 +199,7 @@ impl Translation {
         match limit.asks {
             Asks::Connections(count) => {
                 rule.limit = format!("concurrency {count} ttl 1m");
-                rule.comments
-                    .push("What a process held that ended without a word is free again after a minute.".into());
+                rule.comments.push("What a crashed process held is free again after a minute.".into());
             }
             Asks::Requests { burst, delay } => self.requests(&mut rule, &zone, burst, delay, limit.line),
         }

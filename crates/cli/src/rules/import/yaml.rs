@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
-use super::fault::{Fault, expected};
+use super::fault::{Fault, expected, fault, quoted};
 
 /// Deeper than any configuration, and far from the end of the stack.
 const DEEPEST: usize = 64;
@@ -129,7 +129,7 @@ impl<'t> Reader<'t> {
         let line = span.start.line();
         self.grow(line, 1)?;
         if depth > DEEPEST {
-            return Err(expected(line, &format!("at most {DEEPEST} levels"), "one more"));
+            return Err(fault(line, format!("more than {DEEPEST} levels")));
         }
         let (anchor, node) = match event {
             Event::Scalar(text, style, anchor, _) => {
@@ -168,7 +168,7 @@ impl<'t> Reader<'t> {
             let key = self.node(event, span, depth + 1)?;
             let text = key.text("the name of a field")?.to_owned();
             if entries.iter().any(|entry| entry.key == text) {
-                return Err(expected(key.line, &format!("{text} once"), "it again"));
+                return Err(fault(key.line, format!("{} is given twice", quoted(&text))));
             }
             let (event, span) = self.next()?;
             let mut node = self.node(event, span, depth + 1)?;
@@ -183,7 +183,7 @@ impl<'t> Reader<'t> {
 
     /// What is repeated stands where it is repeated.
     fn alias(&mut self, anchor: usize, line: usize) -> Result<Node, Fault> {
-        let unknown = || expected(line, "an alias of an anchor before it", "another");
+        let unknown = || fault(line, "no anchor before this alias has its name");
         let mut node = self.anchors.get(&anchor).cloned().ok_or_else(unknown)?;
         self.grow(line, size(&node))?;
         move_to(&mut node, line);
@@ -192,7 +192,7 @@ impl<'t> Reader<'t> {
 
     fn grow(&mut self, line: usize, by: usize) -> Result<(), Fault> {
         self.nodes += by;
-        if self.nodes > MOST { Err(expected(line, &format!("at most {MOST} values"), "more")) } else { Ok(()) }
+        if self.nodes > MOST { Err(fault(line, format!("more than {MOST} values"))) } else { Ok(()) }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use super::super::account::Account;
-use super::super::fault::{Fault, expected, quoted};
+use super::super::fault::{Fault, expected, fault, quoted};
 use super::super::yaml::{Entry, Node};
 
 /// What Envoy's service counts in a 32-bit number.
@@ -74,7 +74,7 @@ pub(super) fn domain(document: &Node, account: &mut Account) -> Result<Domain, F
         }
     }
     if name.is_empty() {
-        return Err(expected(document.line, "a domain", "none"));
+        return Err(fault(document.line, "domain is missing"));
     }
     Ok(Domain { name, descriptors })
 }
@@ -89,7 +89,7 @@ fn list(node: &Node, account: &mut Account) -> Result<Vec<Descriptor>, Fault> {
     let mut seen = BTreeSet::new();
     for one in &all {
         if !seen.insert((&one.key, &one.value)) {
-            return Err(expected(*one.lines.start(), &format!("{} once in a list", one.shown()), "it again"));
+            return Err(fault(*one.lines.start(), format!("{} stands twice in its list", one.shown())));
         }
     }
     Ok(all)
@@ -131,7 +131,7 @@ fn descriptor(node: &Node, account: &mut Account) -> Result<Descriptor, Fault> {
         own_end = own_end.max(*all.end());
     }
     if one.key.is_empty() {
-        return Err(expected(node.line, "a descriptor with a key", "one without"));
+        return Err(fault(node.line, "key is missing"));
     }
     one.lines = node.line..=own_end;
     Ok(one)
@@ -169,12 +169,12 @@ fn limit(node: &Node, account: &mut Account) -> Result<Limit, Fault> {
     account.take(node.line..=node.line);
     limit.rate = match (unlimited, unit) {
         (true, None) => Rate::Unlimited,
-        (true, Some((line, _))) => return Err(expected(line, "no unit beside unlimited", "one")),
+        (true, Some((line, _))) => return Err(fault(line, "unit and unlimited exclude each other")),
         (false, Some((_, seconds))) => Rate::Per(requests.unwrap_or(0), seconds),
-        (false, None) => return Err(expected(node.line, "a unit", "none")),
+        (false, None) => return Err(fault(node.line, "unit is missing")),
     };
     if limit.replaces.contains(&limit.name) {
-        return Err(expected(node.line, "replaces with the name of another limit", "its own"));
+        return Err(fault(node.line, "replaces names the limit itself"));
     }
     Ok(limit)
 }
@@ -190,7 +190,7 @@ fn replaces(node: &Node) -> Result<Vec<String>, Fault> {
     let name = |item: &Node| {
         let entries = item.entries("the name of a limit to replace")?;
         let entry = entries.iter().find(|entry| entry.key == "name");
-        let entry = entry.ok_or_else(|| expected(item.line, "the name of a limit to replace", "none"))?;
+        let entry = entry.ok_or_else(|| fault(item.line, "the name of the limit to replace is missing"))?;
         Ok(entry.node.text("the name of a limit to replace")?.to_owned())
     };
     node.items("a list of limits to replace")?.iter().map(name).collect()

@@ -1,6 +1,6 @@
 //! nginx's configuration as directives within directives, each with its line.
 
-use super::super::fault::{Fault, expected};
+use super::super::fault::{Fault, expected, fault};
 
 /// Deeper than any configuration, and far from the end of the stack.
 const DEEPEST: usize = 64;
@@ -48,7 +48,7 @@ pub(super) fn directives(text: &str) -> Result<Vec<Directive>, Fault> {
 /// The directives up to the end of the block that opened at this line, or of the file.
 fn block(tokens: &mut Tokens<'_>, opened: Option<usize>, depth: usize) -> Result<Vec<Directive>, Fault> {
     if depth > DEEPEST {
-        return Err(expected(tokens.line, &format!("at most {DEEPEST} levels"), "one more"));
+        return Err(fault(tokens.line, format!("more than {DEEPEST} levels")));
     }
     let mut all = Vec::new();
     loop {

@@ -1,7 +1,7 @@
 //! What is in force at each place: a level has the limits of the one around it unless it has its own.
 
 use super::super::account::Account;
-use super::super::fault::{Fault, expected, quoted};
+use super::super::fault::{Fault, expected, fault, quoted};
 use super::directive::Directive;
 use super::zone::{self, Asks, Use, Zone};
 
@@ -138,7 +138,8 @@ impl Levels {
                 let kind = std::mem::discriminant(&zone.counts);
                 let is_same = |other: &&Zone| other.name == zone.name && std::mem::discriminant(&other.counts) == kind;
                 if let Some(other) = self.zones.iter().find(is_same) {
-                    return Err(expected(one.line, "each zone once", &format!("{} of line {}", zone.name, other.line)));
+                    let (name, first) = (quoted(&zone.name), other.line);
+                    return Err(fault(one.line, format!("zone {name} is already defined by line {first}")));
                 }
                 self.account.take(one.line..=one.end);
                 self.zones.push(zone);
@@ -158,7 +159,7 @@ impl Levels {
                     settings = self.http(one.within(), &settings)?;
                 }
                 "server" => self.server(one, &settings)?,
-                "location" => return Err(expected(one.line, "a location within a server", "one outside")),
+                "location" => return Err(fault(one.line, "location: outside of a server")),
                 "stream" => self.leave_stream(one),
                 _ => self.leave(one),
             }

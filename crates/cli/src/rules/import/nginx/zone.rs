@@ -1,6 +1,6 @@
 //! Zones, and how they are used: what counts, by what, and how much.
 
-use super::super::fault::{Fault, expected, quoted};
+use super::super::fault::{Fault, expected, fault, quoted};
 use super::directive::Directive;
 
 /// nginx's numbers are machine words; no limit comes near this.
@@ -104,11 +104,11 @@ pub(super) fn zone(directive: &Directive, defined: &[String]) -> Result<Zone, Fa
             _ => return Err(expected(line, &format!("a parameter of {}", directive.name), argument)),
         }
     }
-    let name = name.ok_or_else(|| expected(line, "zone=NAME:SIZE", "none"))?.to_owned();
-    let written = key.ok_or_else(|| expected(line, "a key such as $binary_remote_addr", "none"))?;
+    let name = name.ok_or_else(|| fault(line, "zone=NAME:SIZE is missing"))?.to_owned();
+    let written = key.ok_or_else(|| fault(line, "the key is missing, such as $binary_remote_addr"))?;
     let (key, by_query) = attributes(line, written, defined)?;
     let counts = match is_of_requests {
-        true => Counts::Requests(rate.ok_or_else(|| expected(line, "rate=, such as 10r/s", "none"))?),
+        true => Counts::Requests(rate.ok_or_else(|| fault(line, "rate= is missing, such as rate=10r/s"))?),
         false => Counts::Connections,
     };
     Ok(Zone { name, line, counts, key, by_query, used: false })
@@ -166,7 +166,7 @@ pub(super) fn use_of_requests(directive: &Directive) -> Result<Use, Fault> {
             _ => return Err(expected(line, "zone=, burst=, nodelay or delay=", argument)),
         }
     }
-    let zone = zone.ok_or_else(|| expected(line, "zone=NAME", "none"))?;
+    let zone = zone.ok_or_else(|| fault(line, "zone=NAME is missing"))?;
     let delay = delay.filter(|delay| *delay < burst);
     Ok(Use { zone, asks: Asks::Requests { burst, delay }, status: 503, dry_run: false, line })
 }

@@ -141,20 +141,20 @@ fn what_can_not_be_read_is_one_line_with_its_place() {
         (limit("day", "-1"), "6: expected a number of requests up to 4294967295, got -1"),
         (limit("day", "4294967296"), "6: expected a number of requests up to 4294967295, got 4294967296"),
         (limit("day", "1.5"), "6: expected a number of requests up to 4294967295, got 1.5"),
-        (envoy("    rate_limit: {requests_per_unit: 1}\n"), "4: expected a unit, got none"),
+        (envoy("    rate_limit: {requests_per_unit: 1}\n"), "4: unit is missing"),
         (envoy("    rate_limits: {}\n"), "4: expected a field of a descriptor, got rate_limits"),
-        (envoy("    rate_limit: {unlimited: true, unit: day}\n"), "4: expected no unit beside unlimited, got one"),
-        (envoy("  - key: k\n"), "4: expected k once in a list, got it again"),
-        (envoy("    key: l\n"), "4: expected key once, got it again"),
-        (envoy("  - value: v\n"), "4: expected a descriptor with a key, got one without"),
+        (envoy("    rate_limit: {unlimited: true, unit: day}\n"), "4: unit and unlimited exclude each other"),
+        (envoy("  - key: k\n"), "4: k stands twice in its list"),
+        (envoy("    key: l\n"), "4: key is given twice"),
+        (envoy("  - value: v\n"), "4: key is missing"),
         (envoy("    shadow_mode: perhaps\n"), "4: expected true or false, got perhaps"),
-        ("descriptors: []\n".to_owned(), "1: expected a domain, got none"),
-        ("domain: d\ndescriptors: []\n".to_owned(), " expected at least one limit, got none"),
+        ("descriptors: []\n".to_owned(), "1: domain is missing"),
+        ("domain: d\ndescriptors: []\n".to_owned(), " no limit to import"),
         (format!("{zone}limit_req zone=b;\n"), "2: no limit_req_zone defines the zone b (nginx -T"),
         (format!("{zone}limit_conn a 5;\n"), "2: no limit_conn_zone defines the zone a (nginx -T"),
         (format!("{zone}limit_req zone=a burst=-1;\n"), "2: expected burst= with a number, got -1"),
         (format!("{zone}limit_req zone=a brust=1;\n"), "2: expected zone=, burst=, nodelay or delay=, got brust=1"),
-        (format!("{zone}{zone}"), "2: expected each zone once, got a of line 1"),
+        (format!("{zone}{zone}"), "2: zone a is already defined by line 1"),
         (zone.replace("1r/s", "0r/s"), "1: expected a rate such as 10r/s or 30r/m, got 0r/s"),
         (zone.replace("1r/s", "1r/h"), "1: expected a rate such as 10r/s or 30r/m, got 1r/h"),
         (
@@ -165,8 +165,8 @@ fn what_can_not_be_read_is_one_line_with_its_place() {
         (limitador("  max_value: -3\n"), "3: expected a number of requests up to 2^53 - 1, got -3"),
         (limitador("  max_value: many\n"), "3: expected a number of requests up to 2^53 - 1, got many"),
         ("- seconds: 0\n  max_value: 1\n".to_owned(), "1: expected at least a second, got 0"),
-        ("- seconds: 1\n  max_value: 1\n".to_owned(), "1: expected a limit with namespace, got one without"),
-        ("hello\n".to_owned(), " expected a configuration of Envoy's ratelimit, limitador or nginx"),
+        ("- seconds: 1\n  max_value: 1\n".to_owned(), "1: namespace is missing"),
+        ("hello\n".to_owned(), " not recognised as a configuration of Envoy's ratelimit, limitador or nginx"),
     ] {
         let path = file(&directory, "source", &text);
         let output = tollgate(&["rules", "import", &path]);
@@ -177,11 +177,11 @@ fn what_can_not_be_read_is_one_line_with_its_place() {
     let output = tollgate(&["rules", "import", "gone.yaml"]);
     assert!(stderr(&output).starts_with("error: gone.yaml: No such file"), "{}", stderr(&output));
     let output = with_input(&["rules", "import", "-"], b"domain: d\n\xff");
-    assert!(stderr(&output).contains("line 2: expected UTF-8, got other bytes"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("line 2: not UTF-8"), "{}", stderr(&output));
     // Aliases of aliases would be gigabytes.
     let bomb: String = (0..30).map(|at| format!("a{at}: &a{at} [*a{}, *a{}]\n", at - 1, at - 1)).skip(1).collect();
     let output = with_input(&["rules", "import", "--format", "envoy", "-"], format!("a0: &a0 [x]\n{bomb}").as_bytes());
-    assert!(stderr(&output).contains("expected at most 200000 values, got more"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("more than 200000 values"), "{}", stderr(&output));
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn limits_are_rules_and_what_is_no_rule_is_told_by_its_lines() {
     let imported = import("limitador", LIMITS);
     let why = "descriptors[0]['req.path'].startsWith('/x'): expected comparisons with == or !=, joined by &&, so the \
                limit is left out";
-    let field = "policy: expected a field of a limit, got another";
+    let field = "policy: not a field of a limit";
     assert_eq!(imported.warnings, [format!("-:22: warning: {field}"), format!("-:24: warning: {why}")]);
     assert_eq!(list(&imported.rules, "What differs"), [format!("line 22: {field}"), format!("line 24: {why}")]);
     let part = "is part of a limit that is left out, see above";
@@ -64,7 +64,7 @@ fn conditions_that_no_rule_has_leave_a_limit_out() {
         )
     };
     for (conditions, why) in [
-        ("\"a != 'x'\", \"b != 'y'\"", "expected != of one variable, got several"),
+        ("\"a != 'x'\", \"b != 'y'\"", "only one variable can have !="),
         ("\"a == 'x'\", \"a == 'y'\"", "a == 'y': never holds beside the others"),
         ("\"a == '*'\"", "a == '*': no condition has this value"),
         ("\"a == ''\"", "a == '': no condition has this value"),
