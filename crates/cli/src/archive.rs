@@ -181,7 +181,7 @@ impl Store {
 impl Run {
     async fn run(self) -> Result<ExitCode> {
         let (Some(store), Some(database)) = (&self.store, &self.database) else {
-            bail!("archive: expected --store and --database, got one at most");
+            bail!("archive: --store or --database is missing: give both");
         };
         let (archive, postgres) = (store.open()?, database.open()?);
         if self.dry_run {
@@ -253,7 +253,7 @@ fn confirm(losses: &[String]) -> Result<()> {
         return Ok(());
     }
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-        bail!("archive: --replace: expected --yes, got none: {}", losses.join("; "));
+        bail!("archive: --replace: needs --yes where there is no terminal: {}", losses.join("; "));
     }
     losses.iter().for_each(messages::note);
     messages::note("rows that only the archive has are lost; replace it? [y/N]");
@@ -271,10 +271,10 @@ const NOTHING_TO_DO: &str = "nothing to do: no month is old enough";
 fn would_move(month: &Archivable, archived: Option<&ArchivedMonth>) -> String {
     let state = match (month.attachment, archived) {
         (_, Some(archived)) if archived.rows != month.rows => {
-            format!("; the archive has {}, so both would be left: see --replace", archived.rows)
+            format!("; the archive has {}, so both would be left as they are: see --replace", archived.rows)
         }
         (Attachment::Attached, None) => String::new(),
-        _ => "; was begun".to_owned(),
+        _ => "; already begun".to_owned(),
     };
     format!("{}: {}, {} in PostgreSQL{state}", month.month, counted(month.rows, "row"), counted(month.bytes, "byte"))
 }
@@ -417,7 +417,7 @@ impl Verify {
             let listing = archive.list().await?;
             code = all_told(listing.unreadable)?;
             for month in listing.unfinished {
-                let why = "expected a manifest.json beside the files, got none: unfinished, or the manifest is lost";
+                let why = "manifest.json is missing: the archive is unfinished, or its manifest is lost";
                 messages::error(format!("archive of {month}: {why}"));
                 code = ExitCode::from(1);
             }
@@ -435,7 +435,7 @@ impl Verify {
                     }
                     for left in leftovers.unwrap_or_default() {
                         let why = "left over from an attempt that was interrupted or replaced";
-                        messages::error(format!("archive of {month}: {left}: expected no such file: {why}"));
+                        messages::error(format!("archive of {month}: {left}: {why}"));
                         code = ExitCode::from(1);
                     }
                 }
@@ -466,7 +466,7 @@ impl Query {
             }
         }
         if !any && code == ExitCode::SUCCESS {
-            messages::note("no archived row of this user is from this time");
+            messages::note("this user has no archived rows from this time");
             code = ExitCode::from(1);
         }
         found(code, print_all(shape, table))

@@ -47,9 +47,9 @@ impl Described {
         for (name, value) in known {
             let Some(value) = value else { continue };
             let (option, bytes) = (name.replace('_', "-"), value.as_encoded_bytes());
-            ensure!(!bytes.is_empty(), "--{option}: expected at least one byte, got an empty one");
+            ensure!(!bytes.is_empty(), "--{option}: expected at least one byte, got an empty value");
             let twice = all.iter().any(|(other, _)| other == name);
-            ensure!(!twice, "--attr: expected {name} once, got it beside --{option}");
+            ensure!(!twice, "--attr: {name} is already given by --{option}");
             all.push((name.to_owned(), bytes.to_vec()));
         }
         check(&all).map_err(|why| anyhow!("--{}", why.replacen("api_key:", "api-key:", 1)))?;
@@ -64,7 +64,7 @@ pub(crate) fn pairs(option: &str, given: &[OsString]) -> Result<Pairs> {
         let pair = pair(given).map_err(|why| anyhow!("{option}: {why}"))?;
         if pairs.iter().any(|(earlier, _)| *earlier == pair.0) {
             let shown = shown(given.as_encoded_bytes());
-            bail!("{option}: expected {} once, got it again with {shown}", pair.0);
+            bail!("{option}: {} is given twice; the second is {shown}", pair.0);
         }
         pairs.push(pair);
     }
@@ -104,7 +104,7 @@ pub(crate) fn of_key(key: &[u8], counted: &[String], ipv6_prefix: u8) -> Result<
         [] => format!("expected global, since it counts all requests together, got {}", shown(key)),
         counted => {
             let form: Vec<_> = counted.iter().map(|name| format!("{name}:...")).collect();
-            format!("expected a key that it counts by, {}, got {}", form.join("|"), shown(key))
+            format!("expected a key of the form {}, got {}", form.join("|"), shown(key))
         }
     };
     if counted.is_empty() {

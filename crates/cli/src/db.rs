@@ -151,7 +151,7 @@ fn print_made(made: &[Migration]) -> io::Result<()> {
 /// `1 configuration   applied 2026-11-22T18:10:11Z`
 fn print(migration: &Migration) -> io::Result<()> {
     let applied = migration.applied_at.and_then(|at| jiff::Timestamp::try_from(at).ok());
-    let state = applied.map_or("to be made".to_owned(), |at| format!("applied {at:.0}"));
+    let state = applied.map_or("pending".to_owned(), |at| format!("applied {at:.0}"));
     writeln!(anstream::stdout(), "{:>4} {:<16} {state}", migration.number, migration.name)
 }
 
@@ -184,11 +184,11 @@ fn print_writers(writers: &[Writer], now: SystemTime) -> io::Result<()> {
         let ago = now.duration_since(writer.written_at).unwrap_or_default();
         let state = match (writer.killed, writer.ended_at) {
             (true, _) => {
-                format!("killed: what it had not yet written, {} ago, is lost", human(ago))
+                format!("killed: what it had not yet written is lost; last wrote {} ago", human(ago))
             }
             (false, Some(_)) => format!("ended {} ago", human(ago)),
-            (false, None) if ago > SILENCE => format!("not heard of for {}: perhaps killed", human(ago)),
-            (false, None) => format!("runs; wrote {} ago", human(ago)),
+            (false, None) if ago > SILENCE => format!("not heard from for {}: perhaps killed", human(ago)),
+            (false, None) => format!("running; last wrote {} ago", human(ago)),
         };
         let (name, requests) = (shown(writer.name.as_bytes()), counted(writer.requests, "request"));
         let writes = writer.writes.name();

@@ -141,7 +141,7 @@ impl Keys {
             }
             Self::Show(One { key, shown }) => {
                 let Some(known) = shown.database.open()?.key(&key).await? else {
-                    return found(ExitCode::from(1), writeln!(anstream::stdout(), "there is no key of this id"));
+                    return found(ExitCode::from(1), writeln!(anstream::stdout(), "there is no key with this id"));
                 };
                 let code = ExitCode::from(u8::from(!known.is_valid()));
                 found(code, print(shown.output.shape(), record(&known)))
@@ -196,7 +196,7 @@ fn expect_a_reader() -> Result<()> {
         if let (Some(out), Some(null)) = (device("/dev/stdout"), device("/dev/null"))
             && out.rdev() == null.rdev()
         {
-            bail!("output: expected somebody who reads the key, got /dev/null or a closed standard output");
+            bail!("output: standard output is /dev/null or closed, so the key would be lost");
         }
     }
     Ok(())

@@ -168,7 +168,7 @@ impl Load {
             code = failed(&format!("keys of prefix {prefix} are left until they expire: {error}"));
         }
         if tally.asked() == 0 {
-            let why = "it ended before the warm-up did";
+            let why = "the run ended during the warm-up";
             bail!("no call was measured: {why}{}", tally.warmup);
         }
         let report = self.result(&run, &tally, &audit);
@@ -194,7 +194,7 @@ impl Load {
         let Some(service) = self.about.rules_file()? else { return self.about.subject(&self.rules) };
         let [name] = self.rules.as_slice() else {
             let got = self.rules.len();
-            bail!("rule: expected the name of one with --rules, got {got} words");
+            bail!("rule: expected the name of one rule with --rules, got {got} words");
         };
         let subject = service.drawn(name, self.about.attributes()?)?;
         if subject.counts_all_as_one() && self.keys != Spread::Hot {
@@ -288,8 +288,11 @@ impl Load {
 async fn one_clock(timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
     let offset = timeline.offset(limiter, SLACK).await;
     let offset = offset.map_err(|why| format!("the clock of the deciding engine can't be read: {why}"))?;
-    let expected = "expected the deciding engine's clock to agree with this machine's";
-    if offset < SLACK { Ok(()) } else { Err(format!("{expected}, got one that may be {offset:?} off")) }
+    if offset < SLACK {
+        Ok(())
+    } else {
+        Err(format!("the deciding engine's clock may be {offset:?} off this machine's, too far for an audit"))
+    }
 }
 
 /// The audit, or why there is none.

@@ -156,12 +156,12 @@ impl Replay {
             [name] => Some(service.definition(name)?.name.as_str()),
             several => {
                 let got = several.len();
-                bail!("--rule: expected the name of one with --rules, got {got}");
+                bail!("--rule: expected the name of one rule with --rules, got {got}");
             }
         };
         let hashed = service.rules.definitions().iter().find(|rule| rule.hash_keys == Some(true));
         if let (Some(rule), false) = (hashed, self.about.has_key_secret()?) {
-            let why = "expected a secret to hash its keys by (--key-secret-file or TOLLGATE_KEY_SECRET), got none";
+            let why = "the secret to hash its keys with is missing (--key-secret-file or TOLLGATE_KEY_SECRET)";
             bail!("rule {}: {why}", rule.name);
         }
         // A rule that can't block is left as it is.

@@ -57,7 +57,7 @@ impl Reset {
         if let (Some(key), None) = (&self.key, &self.file) {
             let key = shown(key.as_encoded_bytes());
             let how = "probe --op reset RULE KEY forgets one key of a rule that you write out";
-            bail!("KEY: expected --rules FILE beside it, which says how the rule counts it, got {key:?} alone: {how}");
+            bail!("KEY: --rules FILE is missing, which says how the rule counts {key:?}: {how}");
         }
         let service = self.file.as_deref().map(RulesFile::read).transpose()?;
         if let Some(service) = &service {

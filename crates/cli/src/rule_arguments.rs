@@ -125,7 +125,7 @@ impl RulesAndKey {
 
     pub(crate) fn split(&self) -> Result<(Vec<String>, &[u8])> {
         let Some((key, rules @ [_, ..])) = self.rules_and_key.split_last() else {
-            bail!("expected RULE... KEY, such as \"token-bucket 5/10s\" user:42, got only one of them");
+            bail!("RULE or KEY is missing: give both, such as \"token-bucket 5/10s\" user:42");
         };
         Ok((rules.iter().map(|rule| rule.to_string_lossy().into_owned()).collect(), key.as_encoded_bytes()))
     }
@@ -213,7 +213,7 @@ impl RuleOptions {
     pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject> {
         let rule = match rules {
             [one] if is_json(one) => from_json(one, self.name.as_deref())?,
-            [] => bail!("rule: expected at least one, such as \"token-bucket 5/10s\", got none"),
+            [] => bail!("rule: missing; give at least one, such as \"token-bucket 5/10s\""),
             lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
         };
         Subject::of(rule, pairs("--attr", &self.parts)?)
@@ -346,8 +346,8 @@ fn is_json(rule: &str) -> bool {
 /// A rule as JSON in the form of a service's own file, with this name unless it has one.
 fn from_json(text: &str, name: Option<&str>) -> Result<Rule> {
     let rule: Rule = serde_json::from_str(text).map_err(|error| {
-        let expected = "expected {\"name\": \"api\", \"limits\": [\"token-bucket 10/1s\"]} or the like";
-        anyhow!("rule in JSON: {expected}, got one with a mistake: {error}")
+        let form = "{\"name\": \"api\", \"limits\": [\"token-bucket 10/1s\"]}";
+        anyhow!("rule in JSON: {error}; the form is {form}")
     })?;
     match (rule.name(), name) {
         (Some(own), Some(name)) if own != name => {
@@ -361,12 +361,11 @@ fn from_json(text: &str, name: Option<&str>) -> Result<Rule> {
 /// A rule with this name and these limits.
 pub(crate) fn from_lines(rules: &[String], name: &str) -> Result<Rule> {
     if let Some(json) = rules.iter().find(|rule| is_json(rule)) {
-        let why = "expected a rule in JSON alone, with all its limits in its list";
-        bail!("rule: {why}, got others beside {}", json.trim());
+        bail!("rule: a rule in JSON takes no others beside it: put all limits in the list of {}", json.trim());
     }
     let read = rules.iter().map(|rule| line(rule)).collect::<Result<Vec<_>, _>>()?;
     let mut limits = read.iter().flat_map(Rule::limits).cloned();
-    let first = limits.next().context("rule: expected a limit, got nothing")?;
+    let first = limits.next().context("rule: no limit is given")?;
     limits.try_fold(Rule::new(name, first)?, |rule, limit| Ok(rule.and(limit)?))
 }
 

@@ -88,7 +88,7 @@ impl RulesFile {
             Action::Allow => "allows",
             _ => return Ok(definition),
         };
-        bail!("rule {name}: expected one with limits, got one that {does} and counts nothing")
+        bail!("rule {name}: has no limits: it {does}, and counts nothing")
     }
 
     /// The limits that the rule has for a request with this key and these attributes, and the key as it is counted.
@@ -124,14 +124,13 @@ impl RulesFile {
                 of_key(key, key_attributes(definition), definition.ipv6_prefix.unwrap_or(64)).map_err(told)?
             {
                 if given.iter().any(|(other, _)| *other == attribute) {
-                    return Err(told(format!("expected {attribute} once, got it by --attr and in the key")));
+                    return Err(told(format!("{attribute} is given twice, by --attr and in the key")));
                 }
                 given.push((attribute, value));
             }
         }
         let request = attributes::read(&given);
-        let applies =
-            self.rules.by_name(name, &request)?.ok_or_else(|| told("expected one of the set, got none".into()))?;
+        let applies = self.rules.by_name(name, &request)?.ok_or_else(|| told("the set has no such rule".into()))?;
         let listed = |allowed: bool| {
             let key = applies.overridden.unwrap_or_default().to_owned();
             Ok(Ruling::Listed(Listed { rule: name.to_owned(), key, allowed }))
@@ -144,11 +143,11 @@ impl RulesFile {
             Effect::Missing(attribute)
                 if key.is_none() && key_attributes(definition).iter().any(|name| name == attribute) =>
             {
-                Err(told(format!("expected a KEY such as {attribute}:..., or --attr {attribute}=VALUE, got neither")))
+                Err(told(format!("KEY is missing: give {attribute}:..., or --attr {attribute}=VALUE")))
             }
             Effect::Missing(attribute) => {
                 let why = if is_cost(attribute) { "which says what a request takes" } else { "which it counts by" };
-                Err(told(format!("expected --attr {attribute}=VALUE, {why}, got none")))
+                Err(told(format!("--attr {attribute}=VALUE is missing, {why}")))
             }
             Effect::Block => listed(false),
             _ => listed(true),

@@ -92,7 +92,7 @@ impl Stats {
             None => {
                 let ago = SignedDuration::try_from(self.last.unwrap_or(DAY)).ok();
                 let from = ago.and_then(|ago| now.checked_sub(ago).ok());
-                let too_long = || anyhow!("--last: expected a time after the year 0, got a longer one");
+                let too_long = || anyhow!("--last: reaches back before the year 0");
                 (from.ok_or_else(too_long)?, now)
             }
         };

@@ -49,10 +49,11 @@ impl Subject {
             let mut names: Vec<_> = needed.map(String::as_str).collect();
             names.sort_unstable();
             names.dedup();
-            let expected =
-                if names.is_empty() { "none, since it counts the key alone".to_owned() } else { names.join(", ") };
             let name = rule.name().unwrap_or_default();
-            bail!("--attr: of rule {name}, expected {expected}, got {unknown}");
+            if names.is_empty() {
+                bail!("--attr: rule {name} counts the key alone: leave out {unknown}");
+            }
+            bail!("--attr: expected {} for rule {name}, got {unknown}", names.join(", "));
         }
         if let Some(missing) = needed.clone().find(|name| !parts.iter().any(|(given, _)| given == *name)) {
             let why = match counted.iter().position(|part| part.as_ref() == Some(missing)) {
@@ -60,7 +61,7 @@ impl Subject {
                 None => "the tag of its keys".to_owned(),
             };
             let name = rule.name().unwrap_or_default();
-            bail!("rule {name}: expected --attr {missing}=VALUE, {why}, got none");
+            bail!("rule {name}: --attr {missing}=VALUE is missing, {why}");
         }
         let (own_costs, costs_apart) = (Vec::new(), false);
         Ok(Self { rule, cost, costs_apart, own_costs, counted, parts, overridden: None, drawn: None })
@@ -81,7 +82,10 @@ impl Subject {
     pub(crate) fn cost_or_own(&self, given: Option<u64>) -> Result<u64> {
         match given.filter(|_| self.costs_apart) {
             Some(cost) => {
-                bail!("--cost: expected none, since each limit of {} takes a cost of its own, got {cost}", self.name())
+                bail!(
+                    "--cost: has no effect, since each limit of {} has a cost of its own: leave out {cost}",
+                    self.name()
+                )
             }
             None => Ok(given.unwrap_or(self.cost)),
         }

@@ -29,5 +29,5 @@ pub(crate) fn text() -> &'static str {
 /// The error of a command, an option or an input that needs a feature which this build lacks.
 pub(crate) fn lacking(what: &str, feature: &str) -> String {
     let how = format!("cargo install --locked --path crates/cli --features {feature}");
-    format!("{what}: this tollgate is built without the feature {feature}, which brings it: {how}")
+    format!("{what}: this tollgate is built without the feature {feature}, which provides it: {how}")
 }

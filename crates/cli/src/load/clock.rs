@@ -58,7 +58,7 @@ impl Timeline {
         // A node that is gone makes no more decisions.
         match offsets.iter().flatten().max() {
             Some(offset) => Ok(*offset),
-            None => offsets.pop().unwrap_or_else(|| Err("no key to ask by".to_owned())),
+            None => offsets.pop().unwrap_or_else(|| Err("no key to read it with".to_owned())),
         }
     }
 

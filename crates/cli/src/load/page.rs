@@ -38,8 +38,8 @@ pub(super) fn page(report: &Report<'_>) -> Page {
     let latency = "From when a call was due, or sent if it had no due time, to its answer.";
     page.sections.extend(times("Latency", latency, "latency", &tally.latency));
     if report.lateness_us.is_some() {
-        let lateness = "From when a call was due until it was sent: time that this machine lacked, and part of the \
-                        latency above.";
+        let lateness = "From when a call was due until it was sent: delay by this machine, and part of the latency \
+                        above.";
         page.sections.extend(times("Sent late", lateness, "delay", &tally.lateness));
     }
     page

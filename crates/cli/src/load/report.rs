@@ -215,7 +215,7 @@ impl Report<'_> {
             lines.push(("unsent", format!("{WRONG}{}{WRONG:#}, since too many were waiting", tally.unsent)));
         }
         if tally.errors.total() > 0 || tally.has_stand_ins() {
-            lines.push(("longest call", format!("{} from being sent, answered or not", human(tally.longest))));
+            lines.push(("longest call", format!("{} from sending to end, answered or not", human(tally.longest))));
         }
         let Warmup { answered, errors, unsent } = tally.warmup;
         if errors + unsent > 0 {
@@ -264,7 +264,7 @@ impl Report<'_> {
             ("", format!("{admitted} admitted; an exact limiter, about {exact_admitted}")),
         ];
         if audit.sharded && false_denials > 0 {
-            lines.push(("", "with shards: others had what one lacked".to_owned()));
+            lines.push(("", "with shards: one denied while others had units left".to_owned()));
         }
         if left_out > 0 {
             lines.push(("", format!("{left_out} more left out, which {} certainly didn't decide", self.by)));

@@ -73,7 +73,7 @@ impl Confirmation {
     pub(super) fn check_without_redis(self) -> Result<()> {
         match self.confirmed_by {
             0 => Ok(()),
-            _ => bail!("--confirmed-by: expected --url with it, got no --url"),
+            _ => bail!("--confirmed-by: needs --url: the embedded engine has no replicas"),
         }
     }
 }

@@ -42,7 +42,7 @@ impl TlsFiles {
             (Some(url), Some(tls)) => Ok(Some(builder.tls(&tls).open_engine(url)?)),
             (Some(url), None) => Ok(Some(builder.open_engine(url)?)),
             (None, Some(_)) => {
-                bail!("--tls-ca, --tls-cert: expected --url rediss://... with them, got no --url")
+                bail!("--tls-ca, --tls-cert: need --url rediss://...")
             }
             (None, None) => Ok(None),
         }
@@ -99,10 +99,10 @@ impl<'a> Files<'a> {
             }
             (None, None) => {}
             (Some(_), None) => {
-                bail!("{options}-cert: expected {options}-key with it, got none");
+                bail!("{options}-cert: needs {options}-key");
             }
             (None, Some(_)) => {
-                bail!("{options}-key: expected {options}-cert with it, got none");
+                bail!("{options}-key: needs {options}-cert");
             }
         }
         Ok(Some(tls))

@@ -39,7 +39,7 @@ pub(super) const OWN: &str = "rule";
 
 pub(super) const KEY: &str = "a non-empty string";
 /// Describes an empty value in messages.
-pub(super) const EMPTY: &str = "an empty one";
+pub(super) const EMPTY: &str = "an empty string";
 
 /// The length of a block: `10m`.
 pub(super) fn length(text: &str) -> Result<Duration, String> {

@@ -34,14 +34,14 @@ pub(super) fn parse(line: u64, text: &[u8], about: Identity) -> Result<Record, S
     };
     let (key, attributes) = match (about, fields.key, fields.attrs) {
         (Identity::Key(_), _, Some(_)) if !own => {
-            return Err("attrs: expected a key in their place (or --rules FILE, whose rules take attributes)".into());
+            return Err("attrs: only read with --rules FILE; without it, give a key".into());
         }
         (Identity::Key(_), key, _) => match key.ok_or_else(|| missing("key"))? {
             Value::String(key) if !key.is_empty() => (written(key), Vec::new()),
             other => return Err(unexpected("key", field::KEY, &got(&other))),
         },
         (Identity::Attributes, Some(_), _) if !own => {
-            return Err("key: expected attrs in its place, for a set of rules".into());
+            return Err("key: a set of rules reads attrs in its place".into());
         }
         (Identity::Attributes, _, None) => return Err(missing("attrs")),
         (Identity::Attributes, _, Some(Value::Object(attrs))) => {
@@ -261,7 +261,7 @@ mod tests {
         for (text, want) in [
             (r#"{"key":"k"}"#, "t_us: missing"),
             (r#"{"t_us":1}"#, "key: missing"),
-            (r#"{"t_us":1,"key":""}"#, "key: expected a non-empty string, got an empty one"),
+            (r#"{"t_us":1,"key":""}"#, "key: expected a non-empty string, got an empty string"),
             (r#"{"t_us":1,"key":5}"#, "key: expected a non-empty string, got 5"),
             (
                 r#"{"t_us":1,"key":"k","op":"acquier"}"#,

@@ -34,7 +34,7 @@ impl Line<'_> {
 
 /// The message about a line longer than [`LIMIT`].
 pub(super) fn too_long(what: &str) -> String {
-    format!("{what}: expected at most {LIMIT} bytes, got more")
+    format!("{what}: longer than {LIMIT} bytes")
 }
 
 impl<R: BufRead> Lines<R> {

@@ -216,7 +216,7 @@ impl Places {
             (Some(place), ..) => Time::Ended(at("time", place)?),
             (None, Some(place), _) => Time::Began(at("start", place)?),
             (None, None, Some(found)) => found.time,
-            (None, None, None) => return Err("time: expected time=FIELD or start=FIELD in --fields".to_owned()),
+            (None, None, None) => return Err("time: missing; give time=FIELD or start=FIELD in --fields".to_owned()),
         };
         let took = match &self.duration {
             Some(took) => took.of(line)?,
@@ -294,18 +294,18 @@ impl FromStr for Places {
                     places.duration = Some(place.parse()?);
                     continue;
                 }
-                "duration" => return Err("expected duration once".to_owned()),
+                "duration" => return Err("duration is given twice".to_owned()),
                 other => {
                     let names = "time, start, ip, user, method, path, request, status or duration before the =";
                     return Err(format!("expected {names}, got {}", quoted(other.as_bytes())));
                 }
             };
             if slot.replace(place.parse()?).is_some() {
-                return Err(format!("expected {name} once"));
+                return Err(format!("{name} is given twice"));
             }
         }
         if places.time.is_some() && places.start.is_some() {
-            return Err("expected either time, at which requests ended, or start, got both".to_owned());
+            return Err("time, when requests ended, and start, when they arrived, exclude each other".to_owned());
         }
         Ok(places)
     }

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use super::access::{self, Access, Time};
-use super::field::{self, unexpected};
+use super::field;
 use super::place::Place;
 use super::places::{Line, Places, Unit};
 use super::time;
@@ -42,8 +42,7 @@ impl Header {
     /// A line's cells.
     pub(super) fn cells<'l>(&'l self, text: &'l [u8]) -> Result<Cells<'l>, String> {
         if self.columns.is_empty() {
-            let expected = "a line before it that names its columns, such as #Fields: date time c-ip";
-            return Err(unexpected("line", expected, "none"));
+            return Err("line: no line before it names its columns, such as #Fields: date time c-ip".to_owned());
         }
         let cells: Vec<_> = match text.contains(&b'\t') {
             true => text.split(|byte| *byte == b'\t').collect(),
@@ -65,7 +64,7 @@ impl Cells<'_> {
 
     fn time(&self) -> Result<Time, String> {
         let get = |name: &str| self.cell(name).filter(|cell| !matches!(*cell, b"" | b"-"));
-        let expected = "time: expected the columns date and time in #Fields, or time=FIELD in --fields";
+        let expected = "time: no date and time on this line; give time=FIELD in --fields";
         let (date, time) = get("date").zip(get("time")).ok_or(expected)?;
         time::read("time", &[date, b" ", time].concat()).map(Time::Ended)
     }

@@ -82,8 +82,8 @@ pub(super) fn unknown(places: Option<&str>, begins: &str) -> String {
         Some(places) => (format!("--fields, such as --fields {places}"), ""),
         None => (
             "--fields time=FIELD,ip=FIELD,request=FIELD".to_owned(),
-            ", and in which nothing looks like both a time and an address: every request needs its time",
+            ", and no time and address can be seen in it: every request needs its time",
         ),
     };
-    format!("expected {how}, since it has no known format, got what begins with {begins}{why}")
+    format!("its format isn't known: give {how}; it begins with {begins}{why}")
 }

@@ -37,12 +37,16 @@ pub(super) fn page(summary: &Summary, ruled: &str, files: &[PathBuf], order: Ord
     page.fact("Records out of order", format!("{}{played}", grouped(out_of_order)));
     if let permits @ 1.. = summary.permits_not_held() {
         let why = "so denials by concurrency mean little";
-        page.fact("Permits held for another time than in truth", format!("{}, {why}", grouped(permits)));
+        page.fact("Permits not held as long as in reality", format!("{}, {why}", grouped(permits)));
     }
     page.sections.extend(summary.over_time().map(|counted| counted.section("Over time", "requests", times, None)));
     let [rules, shadows] = summary.by_rule();
     page.sections.extend(by_rule("By rule", "The rule that applied decided.", &rules));
-    page.sections.extend(by_rule("Shadow rules", "These had no effect: it is what they would have decided.", &shadows));
+    page.sections.extend(by_rule(
+        "Shadow rules",
+        "These had no effect; shown is what they would have decided.",
+        &shadows,
+    ));
     page.sections.extend(busiest(summary));
     page.sections.extend(summary.waits().section());
     page
@@ -69,9 +73,9 @@ pub(crate) fn busiest(summary: &Summary) -> Option<Section> {
     }
     let denied = summary.keys().filter(|(_, of_key)| of_key.denied > 0).count();
     let says = match denied {
-        0 => "No key was denied. These asked most often.".to_owned(),
+        0 => "No key was denied. These made the most requests.".to_owned(),
         _ if denied < busiest.len() => format!(
-            "{} first; the others are those that asked most often. The hatched part of a bar was denied.",
+            "{} first; the others made the most requests. The hatched part of a bar was denied.",
             if denied == 1 {
                 "The one key that was denied comes".to_owned()
             } else {

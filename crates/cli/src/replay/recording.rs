@@ -196,6 +196,6 @@ pub(crate) fn progress(records: u64) -> ProgressBar {
 
 /// Shows that records are being read, before any is played.
 fn spinner() -> ProgressBar {
-    let style = ProgressStyle::with_template("{spinner} {human_pos} records read, all before they are played");
+    let style = ProgressStyle::with_template("{spinner} {human_pos} records read, to be played once all are read");
     ProgressBar::new_spinner().with_style(style.expect("a well-formed template"))
 }

@@ -89,7 +89,7 @@ impl Reading {
     /// The source of these paths, whose records are read for this.
     pub(crate) fn of(&self, paths: &[PathBuf], about: Identity) -> Result<Source> {
         if paths.iter().filter(|path| is_standard_input(path)).count() > 1 {
-            bail!("expected - once, since standard input can be read only once, got it again");
+            bail!("- is given twice, but standard input can be read only once");
         }
         let inputs = paths.iter().map(|path| Input { path: path.clone(), found: None }).collect();
         Ok(Source { inputs, reading: self.clone(), about, by: None })

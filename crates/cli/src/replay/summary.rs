@@ -301,7 +301,9 @@ impl Totals {
         let why = match order {
             _ if self.out_of_order == 0 => "",
             Order::Sorted => ", earlier than a line before them: played sorted by time",
-            Order::AsItStands => ", earlier than a line before them: played so, with a clock that steps back",
+            Order::AsItStands => {
+                ", earlier than a line before them: played as they stand, with a clock that steps back"
+            }
         };
         let mut lines = vec![
             ("records", self.records.to_string()),

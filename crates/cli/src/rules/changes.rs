@@ -16,11 +16,11 @@ pub(super) fn print(changes: &RuleChanges, count: usize) -> io::Result<()> {
         }
     }
     if changes.reordered {
-        writeln!(out, "{:<10}others stand in another order", "reordered")?;
+        writeln!(out, "{:<10}other rules", "reordered")?;
     }
     if changes.settings {
-        writeln!(out, "{:<10}what all rules share", "changed")?;
+        writeln!(out, "{:<10}settings that all rules share", "changed")?;
     }
     let rules = counted(count as u64, "rule");
-    if changes.is_empty() { writeln!(out, "{rules}, as they were") } else { writeln!(out, "{rules}") }
+    if changes.is_empty() { writeln!(out, "{rules}, unchanged") } else { writeln!(out, "{rules}") }
 }

@@ -219,7 +219,7 @@ fn address(from: &Path) -> Result<Option<String>> {
     match text.strip_prefix("env:") {
         Some(name) => match std::env::var(name) {
             Ok(address) => Ok(Some(address)),
-            Err(_) => bail!("{text}: expected the address of a database in this environment variable, got none"),
+            Err(_) => bail!("{text}: this environment variable isn't set to the address of a database"),
         },
         None => Ok(text.contains("://").then(|| text.to_owned())),
     }

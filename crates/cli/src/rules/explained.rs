@@ -145,7 +145,7 @@ impl<'a> Explained<'a> {
     pub(super) fn print(&self, mut out: impl Write) -> io::Result<()> {
         let mut request: Vec<_> = self.attrs.iter().map(|(name, value)| self.attribute(name, value)).collect();
         if request.is_empty() {
-            request.push("nothing is known of it".to_owned());
+            request.push("no attributes given".to_owned());
         }
         let mut lines: Vec<_> = request.into_iter().map(|line| ("request", line)).collect();
         match self.together.as_slice() {
@@ -240,7 +240,7 @@ impl<'a> Step<'a> {
     fn lines(&self) -> Vec<(&'static str, String)> {
         if self.reason == AMBIGUOUS {
             let why = "none is looked for: the middleware refuses a path that servers read in two ways, unless the file \
-                       says by paths = \"decoded\" or \"segments\" how";
+                       says how to read it (paths = \"decoded\" or \"segments\")";
             return vec![("rule", why.to_owned()), ("denied as", "status 400".to_owned())];
         }
         let Some(rule) = self.rule else {

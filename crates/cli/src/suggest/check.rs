@@ -18,7 +18,7 @@ const DECISIONS: u64 = 500_000;
 /// Of traffic with no more requests than this, what is recommended is checked in full.
 const FEW: u64 = 200_000;
 
-const FAULT: &str = "please report this as a fault of tollgate";
+const FAULT: &str = "please report this as a bug in tollgate";
 
 /// Requests of a key that are replayed by a suggestion.
 struct Replayed {
@@ -114,9 +114,7 @@ impl Share {
                 if limiter.acquire(&rules[*suggestion], asked).await?.allowed != said {
                     let (limit, expected) = (&suggestions[*suggestion].limit, if said { "allowed" } else { "denied" });
                     let (key, at) = (shown(bytes), timestamp(t_us));
-                    bail!(
-                        "{limit}: expected {key:.60} to be {expected} at {at}, got the contrary from a replay; {FAULT}"
-                    );
+                    bail!("{limit}: a replay contradicts that {key:.60} is {expected} at {at}; {FAULT}");
                 }
                 if said {
                     meter.take(state, t_us, cost);
@@ -130,8 +128,7 @@ impl Share {
                 let (limit, said) = (&suggestions[suggestion].limit, said[suggestion].get(&key).copied().unwrap_or(0));
                 if left > 0 || whole && denied != said {
                     let key = shown(keys[key as usize].bytes());
-                    let expected = format!("{said} requests of {key:.60} to be denied");
-                    bail!("{limit}: expected {expected}, got {denied} from a replay; {FAULT}");
+                    bail!("{limit}: a replay denies {denied} requests of {key:.60}, not {said}; {FAULT}");
                 }
             }
         }

@@ -151,14 +151,14 @@ impl Reading {
                 group
             }
         };
-        let prefix = u32::try_from(group).context("expected fewer groups")?;
+        let prefix = u32::try_from(group).context("too many groups")?;
         self.scratch.clear();
         self.scratch.extend_from_slice(&prefix.to_le_bytes());
         self.scratch.extend_from_slice(key);
         let number = match self.numbers.get(self.scratch.as_slice()) {
             Some(number) => *number,
             None => {
-                let number = u32::try_from(self.keys.len()).context("expected at most 2^32 keys, got more")?;
+                let number = u32::try_from(self.keys.len()).context("more than 2^32 keys")?;
                 let bytes: Arc<[u8]> = self.scratch.as_slice().into();
                 self.numbers.insert(Arc::clone(&bytes), number);
                 self.keys.push(Key { bytes, group, requests: 0, units: 0 });
@@ -185,7 +185,7 @@ impl Reading {
                 true => " (an access log's requests have ip, method, path and user)",
                 false => "",
             };
-            bail!("{source}: expected requests to count, got none in {records}{why}{has}");
+            bail!("{source}: no requests to count in {records}{why}{has}");
         };
         horizon.end();
         let spool = if read.out_of_order > 0 { spool.by_time(horizon)? } else { spool };

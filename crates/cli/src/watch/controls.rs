@@ -29,7 +29,7 @@ pub(super) struct Controls {
 /// The keys, and what they do.
 pub(super) const HELP: [(&str, &str); 12] = [
     ("q", "quit (also Ctrl-C)"),
-    ("p, space", "pause, and go on"),
+    ("p, space", "pause or resume"),
     ("s", "sort by the next column"),
     ("/", "only rows that contain a text"),
     ("Esc", "show all rows again"),
@@ -37,7 +37,7 @@ pub(super) const HELP: [(&str, &str); 12] = [
     ("j k, arrows", "scroll by a row"),
     ("PgUp PgDn g G", "scroll by a page, to either end"),
     ("?", "this help"),
-    ("touched", "share of looks that found a use of it"),
+    ("touched", "share of looks that found it used"),
     ("writes", "calls that were allowed: denied ones write nothing"),
     ("", "touched without writes: its calls are denied"),
 ];

@@ -68,7 +68,7 @@ impl Address {
     async fn try_to_read(&self) -> Result<String, String> {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         let stream = TcpStream::connect((host, self.port)).await.map_err(|error| format!("no connection: {error}"))?;
-        let broken = |error: hyper::Error| format!("expected an HTTP response, got none: {error}");
+        let broken = |error: hyper::Error| format!("no HTTP response: {error}");
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
         let request = Request::get(&self.path)
@@ -85,7 +85,7 @@ impl Address {
             }
             let too_long = |error: Box<dyn std::error::Error + Send + Sync>| match error.downcast::<hyper::Error>() {
                 Ok(error) => format!("the response broke off: {error}"),
-                Err(_) => format!("expected at most {} MiB of metrics, got more", MOST_BYTES >> 20),
+                Err(_) => format!("the response is larger than {} MiB", MOST_BYTES >> 20),
             };
             let body = Limited::new(response.into_body(), MOST_BYTES).collect().await.map_err(too_long)?;
             Ok(body.to_bytes())
@@ -100,7 +100,7 @@ impl Address {
                 Err(error) => return Err(broken(error)),
             }
         };
-        String::from_utf8(bytes.to_vec()).map_err(|_| "expected text, got bytes that aren't UTF-8".to_owned())
+        String::from_utf8(bytes.to_vec()).map_err(|_| "the response isn't UTF-8".to_owned())
     }
 }
 

@@ -100,7 +100,7 @@ impl View<'_> {
     fn draw_keys(&self, controls: &Controls, area: Rect, buffer: &mut Buffer) {
         let (text, style) = match (controls.typing, controls.paused) {
             (true, _) => (format!("/{}_  Enter keeps it, Esc ends it", controls.filter), self.theme.chosen()),
-            (false, true) => ("paused: p goes on, q quits".to_owned(), self.theme.chosen()),
+            (false, true) => ("paused: p resumes, q quits".to_owned(), self.theme.chosen()),
             (false, false) => {
                 let all = "q quit  p pause  s sort  / filter  Tab table  jk scroll  ? help";
                 let few = "q quit  p pause  s sort  / filter  ?";

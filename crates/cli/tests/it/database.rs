@@ -32,7 +32,7 @@ async fn the_tool_makes_the_tables_and_shows_them() {
     let (first, rest) =
         stdout(&status).split_once('\n').map(|(first, rest)| (first.to_owned(), rest.to_owned())).expect("lines");
     assert!(first.starts_with(&format!("127.0.0.1:{}/postgres: PostgreSQL 1", server.port())), "{first}");
-    assert_eq!(rest, "   1 configuration    to be made\n   2 history          to be made\n");
+    assert_eq!(rest, "   1 configuration    pending\n   2 history          pending\n");
     let made = run("migrate");
     assert!(code(&made) == 0 && stdout(&made).starts_with("   1 configuration    applied 20"), "{made:?}");
     assert_eq!(stdout(&run("migrate")), "nothing to do: the database has all migrations\n");

@@ -91,10 +91,10 @@ fn keys_choose_what_watch_shows() {
     terminal.press(&["Tab"]);
     terminal.until("the rules", |screen| screen.contains("nodes  by writes") && screen.contains("cli/token-bucket-1s"));
     terminal.press(&["?"]);
-    terminal.until("help", |screen| screen.contains("pause, and go on"));
+    terminal.until("help", |screen| screen.contains("pause or resume"));
     terminal.press(&["x", "p"]);
-    let paused = terminal.until("paused", |screen| screen.ends_with("paused: p goes on, q quits\n"));
-    assert!(!paused.contains("pause, and go on"), "{paused}");
+    let paused = terminal.until("paused", |screen| screen.ends_with("paused: p resumes, q quits\n"));
+    assert!(!paused.contains("pause or resume"), "{paused}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn hostile(format: &str) -> Vec<(Vec<u8>, Option<&'static str>)> {
             (b"{\"t_us\":1,\"key\":\"\xff\"}".to_vec(), Some("line: expected UTF-8")),
             (b"\0\0\0\0".to_vec(), Some("line: expected a JSON object")),
             (b"\x1b]0;gotcha\x07".to_vec(), Some("line: expected a JSON object")),
-            (long("{\"t_us\":1,\"key\":\""), Some("line: expected at most 16777216 bytes")),
+            (long("{\"t_us\":1,\"key\":\""), Some("line: longer than 16777216 bytes")),
             (
                 text(r#"{"t_us":2,"key":"a","op":"block","for":"99999999999d"}"#),
                 Some("block: expected at most 71 years"),
@@ -54,7 +54,7 @@ fn hostile(format: &str) -> Vec<(Vec<u8>, Option<&'static str>)> {
             (text("1,a"), Some("row: expected 3 fields, got 2")),
             (b"1,\xff\0\x1b[2J,1".to_vec(), None),
             (b"\0\0\0".to_vec(), Some("row: expected 3 fields, got 1")),
-            (long("1,"), Some("row: expected at most 16777216 bytes")),
+            (long("1,"), Some("row: longer than 16777216 bytes")),
             (text("4503599627370496,a,9007199254740991"), None),
         ],
         "access-json" => vec![
@@ -68,7 +68,7 @@ fn hostile(format: &str) -> Vec<(Vec<u8>, Option<&'static str>)> {
             (deep("ts"), Some("json: recursion limit")),
             (b"{\"ts\":1,\"remote_addr\":\"\xff\"}".to_vec(), Some("line: expected UTF-8")),
             (b"\0\0\0\0".to_vec(), Some("line: expected a JSON object")),
-            (long("{\"ts\":1,\"remote_addr\":\""), Some("line: expected at most 16777216 bytes")),
+            (long("{\"ts\":1,\"remote_addr\":\""), Some("line: longer than 16777216 bytes")),
         ],
         _ => vec![
             (text("1.2.3.4 - - [17/May/2015:10:05:03 +0000] \"GET /\" 200 1"), None),
@@ -76,7 +76,7 @@ fn hostile(format: &str) -> Vec<(Vec<u8>, Option<&'static str>)> {
             (text("1.2.3.4 - - [17/May/2015:10:05:03 +9999999999] \"-\" 200 1"), Some("time: expected")),
             (b"\xff\0 - - [17/May/2015:10:05:03 +0000] \"\\\"".to_vec(), Some("request: expected text")),
             (b"\0\0\0".to_vec(), Some("line: expected host")),
-            (long("h - - ["), Some("line: expected at most 16777216 bytes")),
+            (long("h - - ["), Some("line: longer than 16777216 bytes")),
             (b"\xff\0 - - [17/May/2015:10:05:03 +0000] \"-\" 1e400 x".to_vec(), None),
         ],
     }

@@ -90,7 +90,7 @@ fn what_needs_another_feature_names_it() {
         (&[&replay[..], &[&zstd]].concat(), format!("{zstd}: zstd"), "compression"),
     ] {
         let output = tollgate(arguments);
-        let why = format!("this tollgate is built without the feature {feature}, which brings it");
+        let why = format!("this tollgate is built without the feature {feature}, which provides it");
         let install = format!("cargo install --locked --path crates/cli --features {feature}");
         assert_eq!((code(&output), stderr(&output)), (2, format!("error: {what}: {why}: {install}\n")));
     }

@@ -168,7 +168,7 @@ fn keys_change_the_table_its_order_its_rows_and_the_time() {
     assert!(rows("G")[0].contains("user:49"));
     let (text, _) = drawn(&snapshot(), (80, 24), "\tp", false);
     assert!(
-        text.contains("     858      ~1,200  api/token-bucket-1s") && text.ends_with("paused: p goes on, q quits"),
+        text.contains("     858      ~1,200  api/token-bucket-1s") && text.ends_with("paused: p resumes, q quits"),
         "{text}"
     );
     let (text, _) = drawn(&snapshot(), (80, 24), "/zzz", false);

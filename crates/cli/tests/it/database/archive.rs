@@ -368,7 +368,7 @@ async fn archives_that_have_expired_are_listed_and_deleted_on_request_only() {
     std::fs::remove_file(place.folder(march()).join("manifest.json")).expect("removed");
     let verified = run(&["verify"]);
     assert!(
-        code(&verified) == 1 && stderr(&verified).contains("archive of 2020-03: expected a manifest.json"),
+        code(&verified) == 1 && stderr(&verified).contains("archive of 2020-03: manifest.json is missing"),
         "{verified:?}"
     );
     assert_eq!(stdout(&run(&["delete", "2020-03", "--yes"])), "2020-03: deleted\n");
@@ -444,7 +444,7 @@ async fn the_tool_moves_the_months_that_it_listed() {
     assert!(found.iter().all(inside), "{found:?}");
     let nobody = run(&["query", "--user", "nobody"]);
     assert_eq!((code(&nobody), stdout(&nobody)), (1, String::new()));
-    assert_eq!(stderr(&nobody), "tollgate: no archived row of this user is from this time\n");
+    assert_eq!(stderr(&nobody), "tollgate: this user has no archived rows from this time\n");
     for to in ["2020-03-04", "2020-03-01"] {
         let backwards = run(&["query", "--user", "zoë", "--from", "2020-03-05", "--to", to]);
         let why = stderr(&backwards);

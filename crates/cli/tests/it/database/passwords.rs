@@ -83,8 +83,8 @@ async fn rules_are_compared_with_a_database_named_by_a_variable() {
         tool.env("STAGING", server.url()).output().expect("the tool runs")
     };
     let same = diff("env:STAGING");
-    assert_eq!((code(&same), stdout(&same)), (0, "1 rule, as they were\n".to_owned()), "{same:?}");
+    assert_eq!((code(&same), stdout(&same)), (0, "1 rule, unchanged\n".to_owned()), "{same:?}");
     let none = diff("env:PRODUCTION");
-    let expected = "env:PRODUCTION: expected the address of a database in this environment variable, got none";
+    let expected = "env:PRODUCTION: this environment variable isn't set to the address of a database";
     assert!(code(&none) == 2 && stderr(&none).contains(expected), "{none:?}");
 }

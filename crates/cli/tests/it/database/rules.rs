@@ -16,16 +16,16 @@ async fn the_tool_pushes_and_pulls() {
     let push = |more: &[&str]| tollgate(&[&["rules", "push", &file, "--database", &url], more].concat());
     let dry = push(&["--dry-run"]);
     assert_eq!((code(&dry), stdout(&dry)), (1, "added     a, b\n2 rules\n".to_owned()));
-    assert_eq!((code(&push(&[])), stdout(&push(&["--dry-run"]))), (0, "2 rules, as they were\n".to_owned()));
+    assert_eq!((code(&push(&[])), stdout(&push(&["--dry-run"]))), (0, "2 rules, unchanged\n".to_owned()));
     std::fs::write(&file, [rule("b", "gcra 2/1s"), rule("c", "gcra 1/1s")].concat()).expect("a file");
     assert_eq!(stdout(&push(&[])), "added     c\nchanged   b\nremoved   a\n2 rules\n");
     let pulled = tollgate(&["rules", "pull", "--database", &url]);
     std::fs::write(&file, stdout(&pulled)).expect("a file");
-    assert_eq!((code(&pulled), stdout(&push(&[]))), (0, "2 rules, as they were\n".to_owned()));
+    assert_eq!((code(&pulled), stdout(&push(&[]))), (0, "2 rules, unchanged\n".to_owned()));
     // Compared with another file, and with itself.
     let diff = |from: &str, to: &str| tollgate(&["rules", "diff", from, to]);
     let same = diff(&url, &file);
-    assert_eq!((code(&same), stdout(&same)), (0, "2 rules, as they were\n".to_owned()));
+    assert_eq!((code(&same), stdout(&same)), (0, "2 rules, unchanged\n".to_owned()));
     let other = directory.path().join("other.toml").to_str().expect("text").to_owned();
     std::fs::write(&other, rule("b", "gcra 9/1s")).expect("a file");
     let differ = diff(&url, &other);

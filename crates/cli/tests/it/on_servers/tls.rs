@@ -45,9 +45,9 @@ fn the_tool_decides_by_tls() {
         (vec!["--url", &url, "--tls-ca", &missing], format!("--tls-ca {missing}: No such file")),
         (vec!["--url", &url, "--tls-ca", &key], format!("--tls-ca {key}: authority: expected")),
         (vec!["--url", &url, "--tls-cert", &cert, "--tls-key", &cert], format!("--tls-key {cert}: key: expected")),
-        (vec!["--url", &url, "--tls-cert", &cert], "--tls-cert: expected --tls-key".into()),
-        (vec!["--url", &url, "--tls-key", &key], "--tls-key: expected --tls-cert".into()),
-        (vec!["--tls-ca", &ca], "expected --url rediss://".into()),
+        (vec!["--url", &url, "--tls-cert", &cert], "--tls-cert: needs --tls-key".into()),
+        (vec!["--url", &url, "--tls-key", &key], "--tls-key: needs --tls-cert".into()),
+        (vec!["--tls-ca", &ca], "need --url rediss://".into()),
         (vec!["--url", "redis://127.0.0.1:1", "--tls-ca", &ca], "expected rediss://".into()),
         (vec!["--url", &url], "UnknownIssuer".into()),
     ] {

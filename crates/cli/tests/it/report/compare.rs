@@ -89,7 +89,7 @@ fn bad_input_is_one_line_that_names_the_value() {
     let many = vec!["token-bucket 1/1s"; 13];
     for (arguments, expected) in [
         (vec!["token-bucket 5/1s", &at("cut.gz")], "the gzip data is cut off"),
-        (vec!["token-bucket 5/1s", &at("list")], "got what begins with \"# a list\""),
+        (vec!["token-bucket 5/1s", &at("list")], "it begins with \"# a list\""),
         (vec!["token-bucket 5/1s", &at("log"), "--input", "jsonl"], "it looks like combined: give --input combined"),
         (vec!["token-bucket 5/1s"], "expected RULE... FILE"),
         (

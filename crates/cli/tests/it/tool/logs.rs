@@ -314,8 +314,8 @@ fn fields_that_cannot_be_are_refused() {
         ("time=", "expected NAME=FIELD with commas between"),
         ("when=ts", "before the =, got \"when\""),
         ("ip=0", "its position from 1"),
-        ("time=a,time=b", "expected time once"),
-        ("time=a,start=b", "expected either time"),
+        ("time=a,time=b", "time is given twice"),
+        ("time=a,start=b", "exclude each other"),
         ("duration=a:h", "expected a unit after the colon, s, ms, us or ns, got \"h\""),
     ] {
         let (output, said) = read(&folder().join("pino.log"), &["--fields", fields]);

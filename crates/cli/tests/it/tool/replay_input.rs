@@ -96,9 +96,9 @@ fn compressed_records_are_read_and_those_that_are_cut_off_are_an_error() {
 #[test]
 fn an_unknown_format_is_reported_with_the_known_ones_and_empty_input_is_no_records() {
     for (name, output) in replays(&[], "# a list\n1 2 3\n") {
-        let expected = "expected --fields time=FIELD,ip=FIELD,request=FIELD, since it has no known format";
-        let why = "and in which nothing looks like both a time and an address: every request needs its time";
-        assert_eq!(stderr(&output), format!("error: {name}: {expected}, got what begins with \"# a list\", {why}\n"));
+        let expected = "its format isn't known: give --fields time=FIELD,ip=FIELD,request=FIELD";
+        let why = "and no time and address can be seen in it: every request needs its time";
+        assert_eq!(stderr(&output), format!("error: {name}: {expected}; it begins with \"# a list\", {why}\n"));
         assert_eq!((code(&output), stdout(&output).as_str()), (2, ""));
     }
     for (_, output) in replays(&[], "\n \n") {
@@ -260,7 +260,7 @@ fn lines_are_named_by_their_own_file_and_standard_input_is_read_once() {
     );
     assert!(told[1].contains("(under sliding-log 5/1s)"), "{said}");
     for (arguments, expected) in [
-        (&["replay", "--rule", "gcra 5/1s", "-", "-"][..], "error: expected - once, since standard input"),
+        (&["replay", "--rule", "gcra 5/1s", "-", "-"][..], "error: - is given twice, but standard input"),
         (&["compare", &one, &other], "error: expected RULE... FILE..., such as"),
         (&["suggest", &one, "nowhere"], "error: nowhere: No such file"),
     ] {

@@ -217,17 +217,14 @@ fn settings_of_a_rule_in_json_hold_unless_an_option_overrides_them() {
 #[test]
 fn a_missing_or_wrong_part_is_one_line_that_says_what_to_give() {
     for (arguments, told) in [
-        (&[API][..], "rule api: expected --attr org=VALUE, which orgs counts, got none"),
+        (&[API][..], "rule api: --attr org=VALUE is missing, which orgs counts"),
         (
             &[r#"{"name": "a", "limits": ["token-bucket 5/1s"], "tag": "org"}"#],
-            "rule a: expected --attr org=VALUE, the tag of its keys, got none",
+            "rule a: --attr org=VALUE is missing, the tag of its keys",
         ),
-        (
-            &["token-bucket 5/1s", "--attr", "org=acme"],
-            "--attr: of rule cli, expected none, since it counts the key alone, got org",
-        ),
-        (&[API, "--attr", "org=a", "--attr", "team=b"], "--attr: of rule api, expected org, got team"),
-        (&[API, "--attr", "org=a", "--attr", "org=b"], "--attr: expected org once, got it again with org=b"),
+        (&["token-bucket 5/1s", "--attr", "org=acme"], "--attr: rule cli counts the key alone: leave out org"),
+        (&[API, "--attr", "org=a", "--attr", "team=b"], "--attr: expected org for rule api, got team"),
+        (&[API, "--attr", "org=a", "--attr", "org=b"], "--attr: org is given twice; the second is org=b"),
         (&[API, "--attr", "org"], "--attr: expected NAME=VALUE, such as org=acme, got org"),
         (&[API, "--attr", "=acme"], "--attr: expected NAME=VALUE, such as org=acme, got =acme"),
         (&[API, "--attr", "org="], "--attr: expected at least one byte after the =, got org="),
@@ -235,7 +232,7 @@ fn a_missing_or_wrong_part_is_one_line_that_says_what_to_give() {
         (&[r#"{"name": "api", "limits": ["token-bucket 5/1s"]"#], "EOF while parsing an object"),
         (&[r#"{"name": "api", "limit": "token-bucket 5/1s"}"#], "unknown field `limit`"),
         (&[r#"{"name": "api", "limits": ["token-bucket 5/1min"]}"#], "such as 5/1m, got \"5/1min\""),
-        (&["token-bucket 5/1s", API], "expected a rule in JSON alone"),
+        (&["token-bucket 5/1s", API], "a rule in JSON takes no others beside it"),
         (&["token-bucket 5/1s", "--name", "a b"], "got \"a b\""),
         (&["token-bucket 5/1s", "--prefix", "a{b"], "got \"a{b\""),
         (&["token-bucket 5/1s,"], "rule: the limit is missing: "),

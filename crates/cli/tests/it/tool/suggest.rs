@@ -276,9 +276,9 @@ fn what_cannot_be_used_is_one_line_that_names_the_value() {
     for (arguments, expected) in [
         (vec!["no-such-file".to_owned()], "no-such-file"),
         (vec![of(&cut_off)], "the gzip data is cut off"),
-        (vec![of(&other)], "got what begins with \"a list of things\""),
-        (vec![of(&empty)], "expected requests to count, got none in 0 records"),
-        (vec![of(&peeks)], "got none in 1 record; 1 with the operation peek"),
+        (vec![of(&other)], "it begins with \"a list of things\""),
+        (vec![of(&empty)], "no requests to count in 0 records"),
+        (vec![of(&peeks)], "no requests to count in 1 record; 1 with the operation peek"),
         (vec![path.into(), "--input".into(), "combined".into()], "its first line can't be read as combined"),
         (vec![path.into(), "--deny-at-most".into(), "0.1".into()], "'0.1'"),
         (vec![path.into(), "--deny-at-most".into(), "-1%".into()], "'-1%'"),

@@ -130,7 +130,7 @@ async fn an_archive_is_replaced_only_by_consent_that_knows_how_many_rows_are_los
     let arguments = ["archive", "--database", &url, "--store", place.url(), "--replace", "2020-03"];
     let would = "2020-03: the archive's 100 rows would be replaced by the 7 rows of its table";
     let refused = tollgate(&arguments);
-    let expected = format!("error: archive: --replace: expected --yes, got none: {would}\n");
+    let expected = format!("error: archive: --replace: needs --yes where there is no terminal: {would}\n");
     assert_eq!((code(&refused), stdout(&refused), stderr(&refused)), (2, String::new(), expected));
     let refused = answered(&arguments, "n\n");
     assert!(code(&refused) == 2 && stderr(&refused).contains(would), "{refused:?}");

@@ -83,14 +83,14 @@ fn nonsense_from_an_endpoint_is_one_line_and_the_rest_is_shown() {
     for (endpoint, expected) in [
         (of_body("<!DOCTYPE html>\n<p>hello"), "expected Prometheus's text format, got \"<!DOCTYPE html>\" in line 1"),
         (of_body(megabyte), "got \"tollgate nonsense tollgate nonsense toll\" in line 1"),
-        (of_body([0xff, 0xfe, b'\n']), "expected text, got bytes that aren't UTF-8"),
-        (endless, "expected at most 8 MiB of metrics, got more"),
+        (of_body([0xff, 0xfe, b'\n']), "the response isn't UTF-8"),
+        (endless, "the response is larger than 8 MiB"),
         (
             answer("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"),
             "expected the status 200 OK, got 404 Not Found",
         ),
-        (answer("+OK\r\n"), "expected an HTTP response, got none"),
-        (answer(""), "expected an HTTP response, got none"),
+        (answer("+OK\r\n"), "no HTTP response"),
+        (answer(""), "no HTTP response"),
         (answer("HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nup 1\n"), "the response broke off"),
         (nobody, "no connection: "),
     ] {
@@ -164,7 +164,7 @@ fn misuse_is_one_line_and_exits_with_two() {
     let nobody = format!("redis://127.0.0.1:{}", free_port());
     let with = |option: &'static str, value: &'static str| vec!["--url", &nobody, option, value];
     for (arguments, expected) in [
-        (vec![], "url: expected the Redis to watch"),
+        (vec![], "url: missing; give the Redis to watch"),
         (with("--prefix", "{"), "prefix: expected some text without braces, got \"{\""),
         (with("--interval", "1ms"), "'1ms' for '--interval <D>': expected from 100ms to 1h"),
         (with("--interval", "2h"), "expected from 100ms to 1h"),

@@ -74,12 +74,12 @@ fn a_cost_that_is_given_is_that_of_the_limits_without_one_of_their_own() {
     let costly = tollgate(&[&probe[..], &["user:43", "--attr", "tokens=900", "--cost", "7"]].concat());
     assert_eq!(remaining(&lines(&costly)[0]), [2, 100, 43], "{}", stderr(&costly));
     let lacking = tollgate(&[&probe[..], &["user:43", "--cost", "7"]].concat());
-    assert!(stderr(&lacking).contains("rule model: expected --attr tokens=VALUE"), "{}", stderr(&lacking));
+    assert!(stderr(&lacking).contains("rule model: --attr tokens=VALUE is missing"), "{}", stderr(&lacking));
     let apart = MODEL.replace("start first-hit\" },\n]", "start first-hit\", cost = 2 },\n]");
     let all_apart = file(&directory, "apart.toml", &apart);
     let costly = ["probe", "--rules", &all_apart, "model", "user:43", "--attr", "tokens=900", "--cost", "7"];
     let output = tollgate(&costly);
-    let expected = "--cost: expected none, since each limit of model takes a cost of its own, got 7";
+    let expected = "--cost: has no effect, since each limit of model has a cost of its own: leave out 7";
     assert_eq!((code(&output), stderr(&output).contains(expected)), (2, true), "{}", stderr(&output));
 
     let least = file(

@@ -169,7 +169,7 @@ fn an_access_log_and_csv_give_attributes_and_options_give_the_rest() {
     assert!(stderr(&output).contains(said), "{}", stderr(&output));
 
     for (line, expected) in [
-        ("{\"t_us\":1,\"key\":\"k\"}", "key: expected attrs in its place, for a set of rules"),
+        ("{\"t_us\":1,\"key\":\"k\"}", "key: a set of rules reads attrs in its place"),
         ("{\"t_us\":1}", "attrs: missing"),
         ("{\"t_us\":1,\"attrs\":[]}", "attrs: expected an object, got []"),
         ("{\"t_us\":1,\"attrs\":{\"user\":null}}", "attrs: user: expected a string, got null"),
@@ -179,7 +179,7 @@ fn an_access_log_and_csv_give_attributes_and_options_give_the_rest() {
         assert!(code(&output) == 2 && stderr(&output).contains(expected), "{line}: {}", stderr(&output));
     }
     let output = with_input(&["replay", "--rule", "token-bucket 5/1s", "-"], b"{\"t_us\":1,\"attrs\":{}}");
-    assert!(stderr(&output).contains("attrs: expected a key in their place"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("attrs: only read with --rules FILE"), "{}", stderr(&output));
 }
 
 /// Whichever attributes it needs.
