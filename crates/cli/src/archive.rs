@@ -35,7 +35,7 @@ pub(crate) struct ArchiveCommand {
 
 #[derive(Debug, Args)]
 struct Run {
-    // Not available beside a subcommand.
+    // Not available with a subcommand.
     #[command(flatten)]
     store: Option<Store>,
     /// How long ago a month must have ended, at least 31d.

@@ -1,4 +1,4 @@
-//! Records by time, with only those in memory that stand out of order, up to a bound: more wait in a temporary file.
+//! Sorts records by time. Only those out of order are kept in memory, up to a bound; more wait in a temporary file.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -9,19 +9,19 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Records of which only the least time is kept, to learn how far they are out of order.
+/// Records in a block, of which only the earliest time is kept, to learn how far records are out of order.
 pub(crate) const BLOCK: u64 = 4096;
 
-/// What has a time.
+/// Anything with a time.
 pub(crate) trait At {
     /// In microseconds since 1970.
     fn t_us(&self) -> u64;
 }
 
-/// From when on, after so many records, none follows that is earlier.
+/// The earliest time that can still follow after a given number of records.
 #[derive(Debug, Default)]
 pub(crate) struct Horizon {
-    /// The least time in each block of records; at the end, also in those after it.
+    /// The earliest time in each block of records; after the end, in the block and all that follow.
     least: Vec<u64>,
     records: u64,
 }
@@ -47,7 +47,7 @@ impl Horizon {
         }
     }
 
-    /// None of the records after the first so many is earlier than this.
+    /// The earliest time among the records after the first `records`.
     fn after(&self, records: u64) -> u64 {
         if records >= self.records {
             return u64::MAX;
@@ -57,16 +57,16 @@ impl Horizon {
     }
 }
 
-/// Records by time; those of one time in the order in which they came.
+/// Records by time; records of the same time keep their order.
 pub(crate) struct Sorted<I, T> {
     horizon: Horizon,
     records: I,
     read: u64,
-    /// The last block that was read, by time and place: mostly, all but a few of it are next.
+    /// The last block read, by time and place; mostly, nearly all of it comes next.
     block: VecDeque<(Place, T)>,
-    /// Those from before it of which an earlier one may follow, by time and place.
+    /// Records before that block that an earlier record may still precede, by time and place.
     waiting: BTreeMap<Place, T>,
-    /// How many wait in memory.
+    /// The most that wait in memory.
     most: usize,
     runs: Option<Runs<T>>,
 }
@@ -107,7 +107,7 @@ impl<T: At + Serialize + DeserializeOwned, I: Iterator<Item = Result<T>>> Sorted
         }
     }
 
-    /// Lets what is left of the block wait.
+    /// Moves the rest of the block to the waiting records.
     fn put_aside(&mut self) -> Result<()> {
         for (place, record) in self.block.drain(..) {
             if self.waiting.len() >= self.most {
@@ -122,12 +122,12 @@ impl<T: At + Serialize + DeserializeOwned, I: Iterator<Item = Result<T>>> Sorted
         Ok(())
     }
 
-    /// Reads as many records as the horizon tells apart.
+    /// Reads one block, the resolution of the horizon.
     fn read_block(&mut self) -> Result<()> {
         let end = self.read + BLOCK;
         while self.read < end {
             let Some(record) = self.records.next().transpose()? else {
-                // Fewer than before, if the file has become shorter since.
+                // The file may have been truncated since the first pass.
                 self.read = self.read.max(self.horizon.records);
                 break;
             };
@@ -147,12 +147,12 @@ impl<T: At + Serialize + DeserializeOwned, I: Iterator<Item = Result<T>>> Iterat
     }
 }
 
-/// Sorted runs of records in a temporary file, which is gone with the process.
+/// Sorted runs of records in a temporary file, which the system removes when the process ends.
 struct Runs<T> {
     file: File,
     end: u64,
     runs: Vec<Run<T>>,
-    /// The first record of each run that has some left.
+    /// The first remaining record of each run.
     heads: BinaryHeap<Reverse<(Place, usize)>>,
 }
 
@@ -218,7 +218,7 @@ impl<T: At + Serialize + DeserializeOwned> Runs<T> {
     }
 }
 
-/// What a message calls such a file.
+/// The name of such a file in messages.
 fn told() -> String {
     format!("a temporary file in {}", std::env::temp_dir().display())
 }

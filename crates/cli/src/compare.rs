@@ -51,7 +51,7 @@ pub(crate) struct Compare {
 /// More rules than this can't be told apart side by side.
 const MOST_RULES: usize = 12;
 
-/// A rule at play.
+/// A rule being played.
 struct Contender {
     rule: Rule,
     clock: Clock,
@@ -60,7 +60,7 @@ struct Contender {
     unplayed: u64,
 }
 
-/// What was read.
+/// Counts of what was read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Input {
     records: u64,
@@ -98,7 +98,7 @@ impl Compare {
         let words = &self.rules_and_file;
         let is_rule = |word: &OsString| word.to_str().is_some_and(|text| subject_of(text).is_ok());
         let is_file = |word: &OsString| word == "-" || !is_rule(word) && Path::new(word).exists();
-        // The last word is a file, whether there is one or not, and so are those before it that are there.
+        // The last word is a file, whether it exists or not; so are the words before it that name existing files.
         let files = 1 + words.iter().rev().skip(1).take_while(|word| is_file(word)).count();
         let (rules, files) = words.split_at(words.len().saturating_sub(files));
         if rules.is_empty() {
@@ -127,7 +127,7 @@ impl Compare {
 impl Contender {
     fn new(text: &str, at: usize) -> Result<Self> {
         let subject = subject_of(text).with_context(|| format!("rule {}", at + 1))?;
-        // It stands still where the records' own times are given, so that keys expire by these alone.
+        // It stands still, and each call gives its record's time, so that keys expire by records' times alone.
         let clock = Clock::set_to(UNIX_EPOCH);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let (rule, edges) = (subject.rule.clone(), Edges::of(&subject.rule));

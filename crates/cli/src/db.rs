@@ -28,8 +28,8 @@ pub(crate) enum Db {
     Migrate(Database),
     /// Show which migrations the database has, and which services write to it.
     ///
-    /// Of the services, at most 100: those first that have lost something, then those that run, then the latest to start;
-    /// a last line says how many are left out. Where the address has several hosts, the server that answers is named.
+    /// At most 100 services are shown: first those that have lost something, then running ones, then the latest to
+    /// start; a last line says how many are left out. If the address has several hosts, the one that answers is named.
     ///
     /// Exit code: 0 if it has all, 1 if some are pending, 2 on an error.
     Status(Database),
@@ -39,7 +39,8 @@ pub(crate) enum Db {
 pub(crate) struct Database {
     /// PostgreSQL 14 or newer, such as postgres://user:password@127.0.0.1/app.
     ///
-    /// A password is best kept in the environment: other users of this machine can see arguments, for a moment at least.
+    /// A password is best kept in the environment: other users of this machine can see arguments, for a moment at
+    /// least.
     #[arg(long = "database", value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
     #[arg(help_heading = "Database")]
     url: String,
@@ -62,7 +63,7 @@ pub(crate) struct Database {
     database_deadline: Option<Duration>,
 }
 
-/// The database, and who changes it.
+/// The database, and the author of a change.
 #[derive(Debug, Args)]
 pub(crate) struct Author {
     /// Who makes the change; stored with it. Default: the database's role.
@@ -96,7 +97,7 @@ impl Database {
     }
 }
 
-/// Adds which command shows whether a change was made, where its error can't tell.
+/// Adds the command that shows whether a change was made, if the error leaves that open.
 pub(crate) fn look_by(command: impl FnOnce() -> String) -> impl FnOnce(PostgresError) -> anyhow::Error {
     move |error| match error.is_unknown() {
         true => anyhow!("{error}: see tollgate {}", command()),
@@ -122,7 +123,7 @@ impl Db {
                     return found(code, printed);
                 }
                 let (writers, counts) = (postgres.writers().await?, postgres.writer_counts().await?);
-                // Their times are of the database's clock.
+                // The services' times are by the database's clock.
                 let now = postgres.now().await?;
                 let printed = printed.and_then(|()| print_writers(&writers, now));
                 found(code, printed.and_then(|()| print_left_out(&writers, counts)))

@@ -1,9 +1,9 @@
-//! Bytes as text and back: different values have different texts, and none is printed that can't be seen.
+//! Bytes as text and back: different values have different texts, and invisible characters are escaped.
 //!
 //! Printable text stays as it is. `\xff` is a byte that isn't UTF-8, `\n` or `\u{1b}` a character that can't be seen or
 //! that moves what is around it, `\x20` a space at an end, and `\\` a backslash.
 
-/// A key, a part or an id, as all output shows it.
+/// A key, a part or an id as text, the same in all output.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     let spaces = |bytes: &mut dyn Iterator<Item = &u8>| bytes.take_while(|byte| **byte == b' ').count();
@@ -24,7 +24,7 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
     text
 }
 
-/// Whether all of it stands for itself: the common case, told at a glance.
+/// Whether no character needs an escape: the common case, checked quickly.
 fn is_plain(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~') && byte != b'\\')
 }
@@ -38,7 +38,7 @@ fn push_shown(text: &mut String, character: char) {
     }
 }
 
-/// Whether a character can be seen, and leaves the order of those around it alone. A combining one can, after another.
+/// Whether a character is visible and doesn't reorder its neighbours. A combining one is visible after another.
 pub(crate) fn is_visible(character: char) -> bool {
     match character {
         ' '..='~' => true,

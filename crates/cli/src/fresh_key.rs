@@ -1,5 +1,5 @@
-//! A key to be blocked or reset that has no state: probably the prefix or the rule's name isn't the service's, so
-//! others are looked for.
+//! A key to be blocked or reset that has no state: the prefix or the rule's name is probably wrong, so similar keys are
+//! looked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +17,8 @@ const MOST_KEYS: usize = 20_000;
 /// Keys for each SCAN.
 const STEP: usize = 500;
 
-/// Warns if a key to be blocked or reset has no state. A missing right or too little time makes the warning shorter,
-/// and is no error.
+/// Warns if a key to be blocked or reset has no state. A missing permission or a passed deadline shortens the warning,
+/// and isn't an error.
 pub(crate) async fn warn(subject: &Subject, limiter: &Limiter, options: &Options, request: Request<'_>) {
     let Ok(states) = limiter.inspect(&subject.rule, request).await else { return };
     if states.iter().any(|state| state.exists) {
@@ -27,7 +27,7 @@ pub(crate) async fn warn(subject: &Subject, limiter: &Limiter, options: &Options
     let names: Vec<_> = states.iter().filter_map(|state| Name::parse(state.key.as_bytes())).collect();
     let Some(first) = names.first() else { return };
     let mut found = Found::new(first, &names);
-    // What was found in time counts.
+    // After the deadline, what was found so far is used.
     let _ = tokio::time::timeout(options.deadline(), found.search(options)).await;
     let unused = shown(states.first().map(|state| state.key.as_bytes()).unwrap_or_default());
     match found.best() {
@@ -39,47 +39,47 @@ pub(crate) async fn warn(subject: &Subject, limiter: &Limiter, options: &Options
     }
 }
 
-/// The name of a key, as far as it says where it belongs.
+/// The parts of a key's name that say which prefix, rule and limit it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Name<'a> {
     prefix: &'a str,
-    /// The tag, and the key if it is another.
+    /// The tag, and the key if it differs.
     subject: &'a [u8],
     rule: &'a str,
-    /// With the slash before it; of a call's id, the id with its `#`.
+    /// With its leading slash; for a call's id, the id with its `#`.
     limit: &'a str,
 }
 
-/// What a key has in common with the one that was named; the first says most.
+/// What a key has in common with the named key, the most telling first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Likeness {
-    /// The subject has been used under the same prefix, by another rule or limit.
+    /// The subject is used under the same prefix, by another rule or limit.
     SubjectAndPrefix,
     SubjectAndRule,
     Subject,
     Rule,
-    /// The prefix, and a key that ends in the one that was named, or the reverse: `42` and `user:42`.
+    /// The same prefix, and one key ends in the other: `42` and `user:42`.
     Ending,
 }
 
-/// Keys that are like the one that was named.
+/// Keys similar to the named key.
 #[derive(Debug)]
 struct Found<'a> {
     subjects: BTreeSet<&'a [u8]>,
     limits: BTreeSet<&'a str>,
     first: &'a Name<'a>,
-    /// Whether others use the rule under this prefix, so that both names are right.
+    /// Whether other keys use the rule under this prefix, so that both names are right.
     is_rule_used: bool,
-    /// Whether they use a limit of it.
+    /// Whether other keys use this limit.
     is_limit_used: bool,
     /// By likeness, prefix and the rule's name: how many there are, and one of them.
     likely: BTreeMap<(Likeness, String, String), (u64, String)>,
 }
 
 impl<'a> Name<'a> {
-    /// None if it isn't the key of a limit, nor the marker of a call's id.
+    /// None if it's neither the key of a limit nor the marker of a call's id.
     fn parse(key: &'a [u8]) -> Option<Self> {
-        // No prefix has braces.
+        // A prefix can't contain braces.
         let (prefix, rest) = key.split_at(key.iter().position(|byte| *byte == b'{')?);
         let prefix = std::str::from_utf8(prefix.strip_suffix(b":")?).ok()?;
         let (subject, rule) = rest.split_at(rest.iter().rposition(|byte| *byte == b':')?);
@@ -95,7 +95,7 @@ impl<'a> Name<'a> {
         })
     }
 
-    /// Whether one of the two subjects is the end of the other, after a colon.
+    /// Whether one subject ends in a colon and the other.
     fn ends_alike(&self, other: &Name<'_>) -> bool {
         fn inner(subject: &[u8]) -> Option<&[u8]> {
             subject.strip_prefix(b"{")?.strip_suffix(b"}")
@@ -118,7 +118,8 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// Scans each node, up to the most keys: the same key elsewhere doesn't count if others use the rule here.
+    /// Scans each node, up to `MOST_KEYS` keys in all: even if the same key is found elsewhere, other keys may use the
+    /// rule here.
     async fn search(&mut self, options: &Options) {
         let nodes = match options.redis() {
             Ok(Some(Engine::Redis(redis))) => vec![redis],
@@ -127,7 +128,7 @@ impl<'a> Found<'a> {
         };
         let steps = (MOST_KEYS / STEP / nodes.len().max(1)).max(1);
         for node in nodes.iter().take(MOST_KEYS / STEP) {
-            // Where this one doesn't answer, the next one may.
+            // If this node doesn't answer, the next one may.
             let _ = self.scan(node, options, steps).await;
         }
     }
@@ -150,13 +151,13 @@ impl<'a> Found<'a> {
         Ok(())
     }
 
-    /// Counts the key if it may be the one that was meant.
+    /// Counts the key if it may be the intended one.
     fn note(&mut self, key: &[u8]) {
         let Some(name) = Name::parse(key).filter(|name| !is_own_prefix(name.prefix)) else { return };
         let is_here = name.prefix == self.first.prefix;
         let is_unnamed = self.first.rule == UNNAMED;
         let is_rule = name.rule == self.first.rule;
-        // No service names its rule so: this tool has made that key, perhaps by the mistake that is warned of here.
+        // No service names its rule like this: the tool wrote that key, perhaps by the very mistake warned of here.
         let is_own = name.rule == UNNAMED;
         if is_here && is_rule && !is_own {
             self.is_rule_used = true;
@@ -177,7 +178,7 @@ impl<'a> Found<'a> {
         self.likely.entry(place).or_insert_with(|| (0, shown(key))).0 += 1;
     }
 
-    /// One of the most similar keys, where there are most of them, and the options that lead there, if any do.
+    /// A key of the most similar kind, from the prefix and rule with most of them, and the options that lead there.
     fn best(&self) -> Option<String> {
         let fits = |likeness: Likeness| match likeness {
             Likeness::Ending => true,
@@ -205,7 +206,7 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Whether every shell takes it as one word, and no program as an option.
+/// Whether every shell reads it as one word, and no program as an option.
 fn is_plain(word: &str) -> bool {
     !word.starts_with('-') && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte))
 }

@@ -1,5 +1,5 @@
-//! What recorded requests hold until they have ended, as far as the records say when: permits, and what their response
-//! gives back.
+//! What recorded requests hold until they end, if the records say when: permits, and units that their response gives
+//! back.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -13,30 +13,30 @@ use crate::operation;
 use crate::output::{counted, micros};
 use crate::records::{Permits, Record};
 
-/// Requests under way, and what the records don't say of others.
+/// Requests in progress, and counts of those whose end or status the records lack.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    /// By the time at which something is due, and the order in which they were taken.
+    /// By the time of the next renewal or release, then by the order in which they were taken.
     due: BinaryHeap<Reverse<(u64, u64)>>,
     holders: HashMap<u64, Holder>,
     taken: u64,
-    /// Given back at once, since it isn't known for how long they were held.
+    /// Permits given back at once, since their duration isn't known.
     unknown: u64,
-    /// Left to later records to give back, and whether any of these did.
+    /// Permits that later records have to give back, and whether any did.
     left: u64,
     any_given_back: bool,
-    /// Charged for good, although their rule counts by a status that isn't known.
+    /// Requests that stay charged although their rule counts by status, since their status isn't known.
     without_status: u64,
 }
 
-/// What becomes of what a request took once it has its response.
+/// What a response does to the units that its request took.
 #[derive(Clone, Debug)]
 pub(crate) enum ByResponse {
-    /// It stays, whatever the status.
+    /// They stay charged, whatever the status.
     Stays,
-    /// It has a status by which its rule, or one of its rules, doesn't count: what it takes in the end.
+    /// A rule doesn't count this status: the request for what remains charged in the end.
     GivenBack(Box<OwnedRequest>),
-    /// The record doesn't say by which status its rule counts.
+    /// The rule counts by status, and the record has none.
     Unknown,
 }
 
@@ -47,12 +47,12 @@ struct Holder {
     ends_us: u64,
     /// A service renews its permits for as long as a request takes.
     renewed_every_us: u64,
-    /// What it takes in the end, if that isn't what it took.
+    /// The request for what remains charged in the end, if that differs.
     settled: Option<Box<OwnedRequest>>,
 }
 
 impl ByResponse {
-    /// Of this request, which is charged.
+    /// For this request, which is charged.
     pub(crate) fn of(charge: &Charge<'_>, request: Request<'_>, record: &Record) -> Self {
         match record.status {
             _ if !charge.counts_by_response() => Self::Stays,
@@ -71,12 +71,12 @@ pub(crate) fn holds(rule: &Rule) -> bool {
 }
 
 impl Held {
-    /// Whether there are any.
+    /// Whether any request is in progress.
     pub(crate) fn are_any(&self) -> bool {
         !self.holders.is_empty()
     }
 
-    /// Renews and gives back what is due by now.
+    /// Does the renewals and releases that are due by now.
     pub(crate) async fn until(&mut self, limiter: &Limiter, now_us: u64) -> Result<(), Error> {
         while let Some(&Reverse((at, place))) = self.due.peek().filter(|Reverse((at, _))| *at <= now_us) {
             self.due.pop();
@@ -106,7 +106,7 @@ impl Held {
         Ok(())
     }
 
-    /// Notes what this record has done by this rule.
+    /// Notes what this record took or gave back by this rule.
     pub(crate) async fn note(
         &mut self,
         limiter: &Limiter,
@@ -140,7 +140,7 @@ impl Held {
                 return Ok(());
             }
         };
-        // Nor is a permit held for longer than its rule says.
+        // A permit isn't held for longer than its rule allows.
         let longest = rule.holds_for().map_or(u64::MAX, |time| record.t_us.saturating_add(micros(time)));
         let ends_us = ends_us.min(longest);
         let ttl = rule.limits().filter(|limit| limit.algorithm().holds()).map(|limit| micros(limit.period())).min();
@@ -161,12 +161,12 @@ impl Held {
         self.holders.insert(place, holder);
     }
 
-    /// How many permits were not held for as long as they were in truth.
+    /// How many permits weren't held as long as in reality.
     pub(crate) fn not_replayed(&self) -> u64 {
         self.unknown + if self.any_given_back { 0 } else { self.left }
     }
 
-    /// Says so.
+    /// Reports what could not be replayed.
     pub(crate) fn sum_up(&self) {
         if self.without_status > 0 {
             messages::note(format!(

@@ -42,7 +42,7 @@ struct Report<'a> {
     /// What the limit counts.
     key: String,
     rule: &'a str,
-    /// The key of the override that has this limit in place of the rule's own, in a service's set.
+    /// In a service's set, the key of the override whose limits replace the rule's own.
     #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
     overridden: Option<String>,
     limit_text: String,

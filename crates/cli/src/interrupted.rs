@@ -1,4 +1,4 @@
-//! The end of a command, as the user or the system asks for it.
+//! Interrupts of a command by the user or the system.
 
 use std::future::pending;
 use std::io;
@@ -9,9 +9,8 @@ use tokio::sync::watch;
 
 use crate::messages;
 
-/// Ends when the user or the system asks the process to end, from this call on, whenever it is polled. A second time ends
-/// the process at once: the first may have come while this thread waits for a file, and what is done to end, such as
-/// removing keys, may take long.
+/// Completes once the process is asked to end, by a signal at any time from this call on. A second signal ends the
+/// process at once: this thread may be waiting for a file, and cleaning up, such as removing keys, may take long.
 ///
 /// # Errors
 ///
@@ -21,13 +20,13 @@ pub(crate) fn interrupted() -> impl Future<Output = io::Result<()>> {
     async {
         match asked?.changed().await {
             Ok(()) => Ok(()),
-            // Its thread has ended, which it doesn't before the process.
+            // The thread of the sender lives as long as the process.
             Err(_) => pending().await,
         }
     }
 }
 
-/// What changes when the process is asked to end after this.
+/// A value that changes when the process is asked to end after this call.
 fn asked() -> io::Result<watch::Receiver<()>> {
     static ASKED: OnceLock<watch::Receiver<()>> = OnceLock::new();
     if let Some(asked) = ASKED.get() {
@@ -39,7 +38,7 @@ fn asked() -> io::Result<watch::Receiver<()>> {
     Ok(ASKED.get_or_init(|| asked).clone())
 }
 
-/// Receives signals in a thread of its own, which nothing keeps from it.
+/// Receives signals in a thread of its own, which nothing else blocks.
 fn receive() -> io::Result<watch::Receiver<()>> {
     let (sender, asked) = watch::channel(());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -103,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// As between what a command draws first and its first wait. No other test of this process asks for signals.
+    /// As between the first output of a command and its first wait. No other test of this process uses signals.
     #[tokio::test]
     async fn a_signal_before_the_first_poll_is_not_lost() {
         let ended = interrupted();

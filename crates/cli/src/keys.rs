@@ -128,7 +128,7 @@ impl Keys {
             }
             Self::Revoke(Change { key, author }) => {
                 let revoked = author.database.open()?.revoke_key(&key, &author.by).await;
-                // Its id may be given as the whole key, which is repeated nowhere.
+                // The whole key may be given as its id, so the message doesn't repeat it.
                 let revoked = revoked.map_err(look_by(|| "keys show, by the key's id".to_owned()))?;
                 let at = time(revoked.revoked_at);
                 let line = format!(
@@ -186,7 +186,7 @@ fn handed_out(stored: &StoredKey) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A standard output that was closed, which the runtime replaces by /dev/null, would take the key without an error.
+/// The runtime replaces a closed standard output by /dev/null, where writing the key succeeds and loses it.
 fn expect_a_reader() -> Result<()> {
     #[cfg(unix)]
     {

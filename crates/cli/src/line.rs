@@ -1,4 +1,4 @@
-//! Decisions as they are printed: JSON lines that other programs read, a table for people.
+//! Prints decisions: JSON lines for other programs, a table for people.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ pub(crate) struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     t_us: Option<u64>,
     op: Operation,
-    /// What is known of the request, if a set of rules decided.
+    /// The request's attributes, if a set of rules decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     attrs: Option<Shown<'a>>,
     /// The key that the rule counts; `None` if it counts none.
@@ -35,18 +35,18 @@ pub(crate) struct Line<'a> {
     /// All rules that apply, if several do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     together: Vec<&'a str>,
-    /// Why, if a set of rules decided: no-rule, allowed, blocked, missing (an attribute that the rule counts by), limits
-    /// or ambiguous (its path).
+    /// Why, if a set of rules decided: no-rule, allowed, blocked, missing (an attribute that the rule counts by),
+    /// limits or ambiguous (its path).
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     allowed: bool,
-    /// `None` if no limit was asked.
+    /// `None` if no limit was checked.
     limit: Option<u64>,
     remaining: Option<u64>,
     retry_after_us: RetryAfter,
     reset_after_us: Option<u64>,
     denied_by: Option<&'a str>,
-    /// What decided: the rules themselves, if no limit was asked.
+    /// What decided: the rules themselves, if no limit was checked.
     by: String,
     /// Each limit's own decision: if a set of rules decided, or the rule has several.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,9 +117,9 @@ pub(crate) struct Printer<W: Write> {
 }
 
 impl<'a> Line<'a> {
-    /// A decision that says only what is known of any.
+    /// The fields that every decision has.
     fn of(op: Operation, allowed: bool, decision: Option<&'a Decision>) -> Self {
-        // A denial by a rule without limits lasts however long one waits.
+        // A denial without limits never ends by waiting.
         let without = if allowed { RetryAfter::Now } else { RetryAfter::Never };
         Self {
             t_us: None,
@@ -158,7 +158,7 @@ impl<'a> Line<'a> {
             key: Some(shown(key)),
             cost: Some(cost),
             rule: Some(subject.name()),
-            // A single limit's own decision is the line's.
+            // With a single limit, the line itself is its decision.
             limits: (decision.limits.len() > 1).then(|| limits.collect()),
             overridden: subject.overridden.as_ref().map(|key| shown(key.as_bytes())),
             ..Self::of(op, decision.allowed, Some(decision))
@@ -230,7 +230,7 @@ impl<'a> Line<'a> {
         self
     }
 
-    /// The word for it in a table.
+    /// The word for the outcome in a table.
     fn verdict(&self) -> (Style, &'static str) {
         let by_rule = self.reason.is_some_and(|reason| ["blocked", AMBIGUOUS].contains(&reason));
         match (self.allowed, self.op) {
@@ -242,12 +242,12 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Counted denials, where a table has a column for them: not of a set, whose rules may count them or not.
+    /// Counted denials, for the column of a table. A set has no such column, since its rules may differ in this.
     fn counted_denials(&self) -> Option<u64> {
         self.overage.filter(|_| self.reason.is_none())
     }
 
-    /// Whom it was about, for a table.
+    /// The last column of a table: whom the decision was about.
     fn whom(&self) -> String {
         let Some(reason) = self.reason else {
             let id = self.id.as_ref().map(|id| format!("  {QUIET}id {id}{QUIET:#}")).unwrap_or_default();
@@ -272,7 +272,7 @@ fn limits((call, decision): &(Call, Decision)) -> Vec<LimitLine<'_>> {
     if let [only] = limits.as_slice() {
         return vec![LimitLine::only(title(only), counted(0), decision)];
     }
-    // Those that the operation asks, in their order; rules that apply together may have limits of one name.
+    // The limits that the operation asks, in their order; rules that apply together may have limits with the same name.
     let mut from = 0;
     let mut at = |name: &str| {
         let found = limits[from..].iter().position(|limit| title(limit) == name).map_or(0, |at| from + at);
@@ -303,7 +303,7 @@ impl<'a> LimitLine<'a> {
         }
     }
 
-    /// For a rule's only limit, which a policy may have answered for.
+    /// The only limit of a rule, for which a policy may have answered.
     fn only(name: String, key: &[u8], decision: &Decision) -> Self {
         Self {
             rule: None,
@@ -331,7 +331,7 @@ impl<'a> ShadowLine<'a> {
 }
 
 impl Printer<Vec<u8>> {
-    /// What was printed since.
+    /// Takes what was printed since the last call.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         let room = self.out.len();
         std::mem::replace(&mut self.out, Vec::with_capacity(room))
@@ -386,7 +386,7 @@ impl<W: Write> Printer<W> {
         let overage = line.counted_denials().map(|count| format!("{count:>9} ")).unwrap_or_default();
         let (by, whom) = (&line.by, line.whom());
         writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {by:<8} {whom}")?;
-        // Followed by each limit's own, and by what shadow rules would have done.
+        // Each limit's own decision follows, then what shadow rules would have done.
         let (indent, gap) = (" ".repeat(time.len()), " ".repeat(overage.len()));
         for limit in line.limits.iter().flatten().filter(|_| line.limits.as_ref().is_some_and(|all| all.len() > 1)) {
             let (style, verdict) = if limit.allowed { (QUIET, " allowed") } else { (WRONG, " denied") };

@@ -133,7 +133,7 @@ impl Load {
         let limiter = self.about.of_prefix(&prefix, self.options.limiter(self.confirmation)?)?;
         self.options.say_who_decides();
         let patient = limiter.clone().deadline(PATIENCE);
-        // Connects, and ends here if the server doesn't reply.
+        // Connects, and fails here if the server doesn't reply.
         let (first, _) = subject.drawn(0);
         patient.peek(&subject.rule, Request::new(&first).parts(&subject.parts())).await?;
         let timeline = Timeline::now(subject.name());
@@ -220,7 +220,7 @@ impl Load {
         Ok(())
     }
 
-    /// Why the run can't be audited, if it can't.
+    /// Checks that the run can be audited; the error says why not.
     async fn auditable(&self, subject: &Subject, timeline: &Timeline, limiter: &Limiter) -> Result<(), String> {
         if self.no_audit {
             return Err("--no-audit".into());

@@ -3,22 +3,21 @@
 //!
 //! # Layout
 //!
-//! A command has a file of its own, named as it is: `probe`, `replay`, `compare`, `suggest`, `inspect`, `load`, `doctor`,
-//! `watch`, `rules`, `block`, `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`, `stats`, and
-//! with `archive` `archive`.
-//! What they share:
+//! Each command has a file of its own with its name: `probe`, `replay`, `compare`, `suggest`, `inspect`, `load`,
+//! `doctor`, `watch`, `rules`, `block`, `reset`, `script`; with the feature `postgres` `db`, `users`, `keys`, `audit`,
+//! `stats`, and with `archive` `archive`. They share:
 //!
-//! - what a user writes: `options` (where to decide, how to print), `rule_arguments` and `rules_file` (which rule),
-//!   `attributes`, `time_options`, `secrets`, `records` (recorded traffic);
-//! - what it means: `subject` (a rule, and what it counts), `operation`, `verdict` (what a set of rules decides on a
+//! - input: `options` (where to decide, how to print), `rule_arguments` and `rules_file` (which rule), `attributes`,
+//!   `time_options`, `secrets`, `records` (recorded traffic);
+//! - its meaning: `subject` (a rule, and what it counts), `operation`, `verdict` (what a set of rules decides on a
 //!   record), `held` (permits of recorded requests), `fresh_key` (where a key without state probably is);
 //! - recorded requests between the passes over them: `by_time` (sorted), `spool` (kept);
-//! - what many decisions come to: `over_time` (when they were denied), `waits` (how long they would have waited);
+//! - statistics of decisions: `over_time` (when they were denied), `waits` (how long they would have waited);
 //! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `page` (a
 //!   report in HTML), `escape` (bytes as text), `messages` (on standard error);
 //! - what Redis reports about itself: `info`.
 //!
-//! The library, and the system of record where it is built in, are used as anybody may use them.
+//! It uses only the public interfaces of the library and, where built in, of the system of record.
 //!
 //! Exit code: 0 allowed, 1 denied or a fault found, 2 an error (under load, a single call without a reply) or misuse.
 
@@ -111,19 +110,19 @@ enum Command {
     ///
     /// A permit is held for the record's request_time, in seconds, and renewed meanwhile; in an access log, that is
     /// nginx's $request_time: what follows rt= or request_time=, or the first number with three decimals after the
-    /// request. Its lines have the time at which a request ended. Without it, a record's permit lasts until another
-    /// gives its id back, or until the ttl ends; an access log's is given back at once, and the log is said not to
-    /// tell. With --rules, requests that the middleware refuses, since servers read their path in two ways, are denied.
+    /// request. The times of its lines are when requests ended. Without it, a record's permit lasts until another gives
+    /// its id back, or until the ttl ends; an access log's is given back at once, and a note says so. With --rules,
+    /// requests that the middleware refuses, since servers read their path in two ways, are denied.
     ///
     /// Exit code: 0, whatever was decided; 2 on an error.
     Replay(replay::Replay),
     /// Suggest limits from recorded traffic: the lowest that deny a given share.
     ///
-    /// For each algorithm, it finds the smallest numbers under which at most the given share would have been denied: for
-    /// token buckets the burst for each rate, for windows and logs the rate. Keys start unused, as in a replay.
-    /// What is printed keeps to the share, and one unit less doesn't. If the share is of keys, or if every request costs
-    /// one unit and the algorithm isn't sliding-window, no smaller number does either. Limits are checked by a replay
-    /// before they are printed.
+    /// For each algorithm, it finds the smallest numbers under which at most the given share would have been denied:
+    /// for token buckets the burst for each rate, for windows and logs the rate. Keys start unused, as in a replay.
+    /// What is printed keeps to the share, and one unit less doesn't. If the share is of keys, or if every request
+    /// costs one unit and the algorithm isn't sliding-window, no smaller number does either. Limits are checked by a
+    /// replay before they are printed.
     ///
     /// Only acquires are counted, each by its own cost, whatever their ids; a rule with several limits gets numbers for
     /// each as if it were alone. Concurrency isn't suggested.
@@ -133,7 +132,8 @@ enum Command {
     /// Play recorded traffic under several rules, and show what each denies.
     ///
     /// Each RULE is one text, such as "token-bucket 100/1m burst 20"; several limits in it, separated by commas, are
-    /// decided together. The embedded engine decides, on a clock taken from the records, and every rule starts with no keys.
+    /// decided together. The embedded engine decides, on a clock taken from the records, and every rule starts with no
+    /// keys.
     ///
     /// Exit code: 0; 2 on an error.
     Compare(compare::Compare),
@@ -154,8 +154,8 @@ enum Command {
     /// Deny every call on a key for a time, whatever remains, or lift that.
     ///
     /// A key that nobody has used yet is blocked too, with a note. If a similar key exists, with another prefix, rule's
-    /// name or limit, it's a warning that names that key, with the --prefix or --name that lead there. To find it, at
-    /// most 20,000 keys are scanned, within --deadline, and none if the user may not SCAN.
+    /// name or limit, a warning names it, and the --prefix or --name that lead there. To find it, at most 20,000 keys
+    /// are scanned, within --deadline, and none if the user may not SCAN.
     ///
     /// Exit code: 0; 2 on an error.
     #[command(override_usage = rule_arguments::usage_of_rules_and_key!("block"))]
@@ -180,9 +180,9 @@ enum Command {
     /// redrawn each --interval: p pauses, s sorts, / filters, Tab shows another table, q quits, ? lists all keys. With
     /// --format jsonl, or where there is no terminal, each interval is one JSON object.
     ///
-    /// Hottest keys are a sample, which costs Redis less than 1 % of a core: writes are seen for a part of the time, and
-    /// keys are scanned in small steps. No state is read or changed, and no key counts as used. A denied call writes
-    /// nothing: a key that is touched and not written is one whose calls are denied.
+    /// Hottest keys are a sample, which costs Redis less than 1 % of a core: writes are seen for a part of the time,
+    /// and keys are scanned in small steps. No state is read or changed, and no key counts as used. A denied call
+    /// writes nothing: a key that is touched and not written is one whose calls are denied.
     ///
     /// Exit code: 0; 2 on an error, with --once also if a node or an endpoint can't be read.
     #[cfg(feature = "watch")]
@@ -227,7 +227,7 @@ enum Command {
     Keys(keys::Keys),
     /// Show why a user was denied at a given time.
     ///
-    /// The decisions that services have recorded.
+    /// From the decisions that services have recorded.
     ///
     /// Exit code: 0; 1 if none is recorded; 2 on an error.
     #[cfg(feature = "postgres")]
@@ -309,7 +309,7 @@ fn misused(error: &clap::Error) -> ExitCode {
     failed(message.strip_prefix("error: ").unwrap_or(&message))
 }
 
-/// If the command exists, but isn't built in: which feature brings it.
+/// The message for a command that exists but isn't built in: which feature provides it.
 fn feature_of(error: &clap::Error) -> Option<String> {
     const OF_FEATURES: [(&str, &str); 8] = [
         ("watch", "watch"),

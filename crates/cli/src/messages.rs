@@ -1,4 +1,4 @@
-//! Messages to people, on standard error. If nobody reads that any more, they are dropped without an error.
+//! Messages to people, on standard error. If it is closed, they are dropped without an error.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ pub(crate) fn error(message: impl Display) {
     say(format_args!("{WRONG}error:{WRONG:#}"), message);
 }
 
-/// A line that other programs look for: `rules.toml:12:10: ...`.
+/// A line that other programs parse: `rules.toml:12:10: ...`.
 pub(crate) fn fault(fault: impl Display) {
     let line = printable(&fault.to_string());
     let _ = anstream::stderr().write_all(format!("{line}\n").as_bytes());
@@ -75,7 +75,7 @@ pub(crate) fn in_full(error: &tollgate::Error) -> String {
     }
 }
 
-/// Makes a message one line, without passwords; what can't be seen in it is escaped.
+/// Makes a message one line, without passwords; invisible characters are escaped.
 fn printable(message: &str) -> String {
     let mut line = String::with_capacity(message.len());
     for character in hidden(message).chars() {

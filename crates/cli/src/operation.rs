@@ -1,4 +1,4 @@
-//! What the tool has to know of an operation.
+//! What the tool needs to know of an operation.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ pub(crate) fn any() -> impl TypedValueParser<Value = Operation> {
     PossibleValuesParser::new(Operation::ALL.iter().map(|operation| operation.name())).try_map(|name| named(&name))
 }
 
-/// What may become of a key's state when its rule has changed, as an option's values.
+/// What may happen to a key's state when its rule has changed, as an option's values.
 pub(crate) fn change() -> impl TypedValueParser<Value = Change> {
     PossibleValuesParser::new(["keep-used", "as-is", "reset"]).try_map(|name| name.parse::<Change>())
 }
 
-/// What the operation lacks or has too much of, as one short line.
+/// Checks that the operation has what it needs and no more; the error is one short line.
 pub(crate) fn check(operation: Operation, has_id: bool, has_length: bool) -> Result<(), String> {
     use Operation::{Block, Cancel, Release, Renew, Settle};
     let of_an_id = matches!(operation, Renew | Release | Settle | Cancel);
@@ -55,7 +55,7 @@ pub(crate) fn costs(operation: Operation) -> bool {
     !matches!(operation, Block | Renew | Release | Cancel | Reset)
 }
 
-/// Makes the call; a block lasts for this long.
+/// Makes the call; `length` is that of a block.
 pub(crate) async fn call(
     limiter: &Limiter,
     rule: &Rule,

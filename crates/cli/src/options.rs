@@ -58,12 +58,12 @@ impl Options {
         self.deadline
     }
 
-    /// Where the Redis is if that isn't this machine.
+    /// The address of the Redis, if it isn't on this machine.
     pub(crate) fn remote(&self) -> Result<Option<String>> {
         Ok(self.redis()?.and_then(|engine| engine.remote_address()))
     }
 
-    /// The engine that decides, unless another does in its place.
+    /// The engine that decides, unless a policy answers in its place.
     pub(crate) fn engine(&self) -> By {
         if self.url().is_some() { By::Redis } else { By::Embedded }
     }
@@ -73,7 +73,7 @@ impl Options {
         self.limiter_by(Clock::default(), confirmation)
     }
 
-    /// The same; the embedded engine has this clock.
+    /// The same, with this clock for the embedded engine.
     pub(crate) fn limiter_by(&self, clock: Clock, confirmation: Confirmation) -> Result<Limiter> {
         let engine = self.redis_confirmed(confirmation)?;
         let limiter = engine.map_or_else(|| Limiter::new(Embedded::with_clock(clock)), Limiter::new);

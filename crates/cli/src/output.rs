@@ -53,7 +53,7 @@ pub(crate) fn json(mut out: impl Write, value: &impl Serialize) -> io::Result<()
     out.write_all(b"\n")
 }
 
-/// Compact JSON of characters that can be seen.
+/// Compact JSON of visible characters.
 struct Visible;
 
 impl Formatter for Visible {
@@ -104,7 +104,7 @@ pub(crate) fn facts(mut out: impl Write, facts: &[(&str, String)]) -> io::Result
     Ok(())
 }
 
-/// The last numbers as a line of bars, each by the largest of them.
+/// The last numbers as a line of bars, relative to the largest.
 pub(crate) fn bars(numbers: impl DoubleEndedIterator<Item = f64> + Clone, width: usize) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let last: Vec<_> = numbers.rev().take(width).collect();

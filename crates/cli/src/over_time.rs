@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use crate::output::{human, percent, timestamp};
 
-/// The most intervals.
+/// The maximum number of intervals.
 const MOST: u64 = 48;
 
-/// The lengths of intervals, in seconds, each a multiple of the one before; then twice as long each time.
+/// The lengths of intervals in seconds, each a multiple of the one before; beyond these, lengths double.
 const SECONDS: [u64; 11] = [1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 43_200, 86_400];
 
 /// Counts by interval, from the first that has a record to the last.
@@ -44,10 +44,10 @@ impl OverTime {
         if allowed { interval.allowed += 1 } else { interval.denied += 1 }
     }
 
-    /// Adds what was counted elsewhere.
+    /// Adds the counts of another.
     pub(crate) fn add(&mut self, other: &Self) {
         for (number, counted) in (other.first..).zip(&other.intervals) {
-            // An interval is divided by no other.
+            // Intervals can only be merged, so that both have the longer ones.
             while !self.intervals.is_empty() && self.each_us < other.each_us {
                 self.merge();
             }
@@ -60,7 +60,7 @@ impl OverTime {
         }
     }
 
-    /// The interval of this time, which is there from now on.
+    /// The interval of this time, created if needed.
     pub(crate) fn reach(&mut self, t_us: u64) -> &mut Interval {
         if self.intervals.is_empty() {
             self.each_us = SECONDS[0] * 1_000_000;
@@ -71,7 +71,7 @@ impl OverTime {
             self.merge();
         }
         let number = t_us / self.each_us;
-        // A clock that steps back begins earlier.
+        // A time before the first interval, as by a clock that steps back, prepends intervals.
         let missing = usize::try_from(self.first.saturating_sub(number)).unwrap_or(0);
         self.intervals.splice(0..0, std::iter::repeat_n(Interval::default(), missing));
         self.first = self.first.min(number);
@@ -82,13 +82,13 @@ impl OverTime {
         &mut self.intervals[at]
     }
 
-    /// Whether the intervals from the first to the last are still few with one for this time.
+    /// Whether there are still at most `MOST` intervals once this time is covered.
     fn covers(&self, t_us: u64) -> bool {
         let (number, last) = (t_us / self.each_us, self.first + self.intervals.len() as u64 - 1);
         last.max(number) - self.first.min(number) < MOST
     }
 
-    /// Makes intervals longer.
+    /// Merges intervals into longer ones.
     fn merge(&mut self) {
         let longer = SECONDS.iter().map(|seconds| seconds * 1_000_000).find(|us| *us > self.each_us);
         let longer = longer.unwrap_or(self.each_us * 2);
@@ -118,8 +118,8 @@ impl OverTime {
 }
 
 impl Counted {
-    /// The share of each interval's records that were denied, as a line of bars relative to the highest, and what they
-    /// mean. None if nothing was denied.
+    /// The share of each interval's records that were denied, as a line of bars relative to the highest, with a legend.
+    /// None if nothing was denied.
     pub(crate) fn drawn(&self) -> Option<String> {
         let most = self.highest();
         let each = human(Duration::from_micros(self.each_us));
@@ -127,7 +127,7 @@ impl Counted {
         (most > 0.0).then(|| format!("{}  {meaning}", self.bars(most)))
     }
 
-    /// The share of each interval's records that were denied, as a line of bars: a full one for this share.
+    /// The share of each interval's records that were denied, as a line of bars, of which a full one is this share.
     pub(crate) fn bars(&self, full: f64) -> String {
         const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
         let bar = |at| match (self.total(at), self.denied[at]) {
@@ -153,7 +153,7 @@ impl Counted {
         timestamp(self.from_us).replace(".000000", "")
     }
 
-    /// The same in at most so many intervals, each so many times as long.
+    /// The same counts in at most so many intervals, each a multiple as long.
     pub(crate) fn in_at_most(&self, most: usize) -> Self {
         let times = self.denied.len().div_ceil(most.max(1)).max(1);
         let sums = |counts: &[u64]| counts.chunks(times).map(|counts| counts.iter().sum()).collect();
@@ -223,7 +223,7 @@ mod tests {
         let counted = over_time.counted().unwrap();
         assert_eq!((counted.each_us, counted.from_us), (SECOND, 99 * SECOND));
         assert_eq!((counted.allowed, counted.denied), (vec![0, 1, 0, 0, 1], vec![1, 1, 0, 0, 0]));
-        // Too far away for seconds, so that five of them are one.
+        // Too far away for intervals of a second, so they become five seconds long.
         over_time.note(200 * SECOND, true);
         let counted = over_time.counted().unwrap();
         assert_eq!((counted.each_us, counted.from_us, counted.denied.len()), (5 * SECOND, 95 * SECOND, 22));

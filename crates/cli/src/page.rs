@@ -2,9 +2,9 @@
 //!
 //! A command describes what it found as a [`Page`], and [`ReportFile`] writes it:
 //!
-//! - `html` puts the text together, and `style.css` gives it its looks: on light and dark screens, and on paper;
+//! - `html` writes the text, and `style.css` styles it for light and dark screens and for paper;
 //! - `plot` says what can be drawn, and `draw` draws it, each kind in a file of its own;
-//! - `bins` counts times by intervals, `axis` labels the axis of time, `text` makes any text fit for a page;
+//! - `bins` counts times by intervals, `axis` labels the axis of time, `text` escapes and shortens any text;
 //! - `file` is the option `--report`, and the file.
 //!
 //! It knows nothing of commands, rules or Redis.
@@ -35,10 +35,10 @@ pub(crate) use plot::{Bars, Columns, Ink, Plot, Series};
 pub(crate) use plot::{Line, Lines, Measure, Point, Points};
 pub(crate) use text::{bytes, file_names, grouped};
 
-/// What a page says.
+/// The content of a page.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Page {
-    /// What was done, with what.
+    /// What was done, and with what.
     pub(crate) title: String,
     /// The result, in a sentence or two.
     pub(crate) says: String,
@@ -51,7 +51,7 @@ pub(crate) struct Page {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Section {
     pub(crate) title: String,
-    /// What the plot shows, and the result in words and numbers: also for those who can't see it.
+    /// What the plot shows, and the result in words and numbers: also for screen readers.
     pub(crate) says: String,
     pub(crate) plot: Option<Plot>,
     pub(crate) table: Table,

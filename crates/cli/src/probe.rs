@@ -39,8 +39,8 @@ pub(crate) struct Probe {
     op: Operation,
     /// An id for the call: calls with the same id are charged once.
     ///
-    /// They can be settled by it, and permits are held, renewed and released under it; a call that takes permits without
-    /// an id gets one, which is shown.
+    /// They can be settled by it, and permits are held, renewed and released under it; a call that takes permits
+    /// without an id gets one, which is shown.
     #[arg(long, value_name = "ID", help_heading = "Request")]
     id: Option<OsString>,
     /// How long a block lasts; 0s lifts it.

@@ -1,8 +1,8 @@
 //! Recorded traffic as a stream of [`Record`]s: JSON lines, CSV, or a web server's access log; compressed or not.
 //!
 //! A line that can't be read is an item like any other ([`Unreadable`]), so that one bad line neither stops a replay
-//! nor goes uncounted. Memory is bounded by one line of at most 16 MiB: enough for a key of a megabyte with every byte
-//! escaped.
+//! nor is lost from the counts. Memory is bounded by one line of at most 16 MiB: enough for a key of a megabyte with
+//! every byte escaped.
 
 use std::fmt;
 use std::io::{self, BufRead};
@@ -100,7 +100,7 @@ impl Record {
     }
 }
 
-/// How records are written down.
+/// The format of recorded traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// A JSON object per line: t_us and key; op and cost if not acquire and 1; optionally id; for with a block;
@@ -110,15 +110,15 @@ pub(crate) enum Format {
     /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute. With --fields, any CSV
     /// with a header.
     Csv,
-    /// A web server's Combined (or Common) Log Format; of nginx also with $request_time after it, of Apache also with the
-    /// virtual host before it (vhost_combined).
+    /// A web server's Combined (or Common) Log Format; nginx's may end with $request_time, Apache's may begin with the
+    /// virtual host (vhost_combined).
     Combined,
-    /// A web server's access log with a JSON object per line, as nginx, Caddy, Envoy and Traefik write it; with --fields,
-    /// any other.
+    /// A web server's access log with a JSON object per line, as nginx, Caddy, Envoy and Traefik write it; with
+    /// --fields, any other.
     AccessJson,
     /// HAProxy's HTTP log (option httplog).
     Haproxy,
-    /// The W3C's extended format, whose columns a line #Fields names, as IIS and CloudFront write it.
+    /// The W3C's extended format, with a line #Fields that names its columns, as IIS and CloudFront write it.
     W3c,
     /// Lines of words, as Envoy, AWS's balancers and Heroku's router write them; with --fields, any other.
     Text,
@@ -186,10 +186,10 @@ impl fmt::Display for Unreadable {
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) about: Identity,
-    /// Where an access log has what, as far as that was said.
+    /// Where an access log has its fields, as far as given.
     pub(crate) places: Places,
     pub(crate) clients: Clients,
-    /// Where it is noted what isn't a record.
+    /// Counts what isn't a record.
     pub(crate) tally: Arc<Tally>,
 }
 

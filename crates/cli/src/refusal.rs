@@ -1,4 +1,4 @@
-//! What a server says as it refuses a connection, which redis-rs may report as the end of the connection alone.
+//! What a server says when it refuses a connection, where redis-rs may only report that the connection was closed.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tollgate::redis::{Client, ConnectionAddr, RedisError};
 /// How long a server may take to say it; one that doesn't refuse the connection says nothing.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// The error of a connection that couldn't be made, or this refusal in its place.
+/// The error of a failed connection, or the server's refusal in its place.
 pub(crate) async fn explained(client: &Client, error: &RedisError, told: impl Fn(&RedisError) -> String) -> String {
     let refused =
         if error.is_io_error() { tokio::time::timeout(PATIENCE, said(client)).await.ok().flatten() } else { None };

@@ -104,7 +104,7 @@ impl Replay {
         let prefix = self.about.own_prefix("replay");
         let of_prefix = self.about.to_prefix(&prefix)?;
         let one = || {
-            // It stands still where the records' own times are given, so that keys expire by these alone.
+            // It stands still, and each call gives its record's time, so that keys expire by records' times alone.
             let clock = Clock::set_to(UNIX_EPOCH);
             anyhow::Ok((of_prefix(self.options.limiter_by(clock.clone(), self.confirmation)?)?, clock))
         };
@@ -184,7 +184,7 @@ impl Replay {
         }
     }
 
-    /// Where decisions are printed. JSON lines have nothing that a terminal alone may get.
+    /// Where decisions are printed. Only tables have styles, to be stripped where there is no terminal.
     fn out(&self) -> Box<dyn Write> {
         const BUFFER: usize = 1 << 16;
         match self.options.shape() {
@@ -193,7 +193,7 @@ impl Replay {
         }
     }
 
-    /// By these limiters, each with the clock of its engine.
+    /// Plays the records on these limiters, each with the clock of its engine.
     async fn play(&self, player: &mut Player<'_, impl Write>, limiters: Vec<(Limiter, Clock)>) -> Result<()> {
         let source = match player.plays_a_set() {
             true => self.reading.of(&self.files, Identity::Attributes)?,
@@ -202,7 +202,7 @@ impl Replay {
         if self.unsorted && self.files.iter().any(|file| file.as_os_str() == "-") {
             let mut through = Through::as_they_come(source);
             let played = self.play_as_they_come(player, &mut through).await;
-            // What was read before an error is decided all the same.
+            // Records read before an error are still decided.
             let played = played.and(play_waiting(player, &mut through.warnings).await);
             through.warnings.sum_up();
             return played;
@@ -242,7 +242,7 @@ impl Replay {
             latest = latest.max(record.t_us);
             let played = player.play(record).await?;
             unplayed(played.unreadable, player, &mut through.warnings)?;
-            // What has come is decided together, and shown as soon as nothing more is there.
+            // Records that have arrived are decided together, and shown once no more are ready.
             if through.is_drained() {
                 play_waiting(player, &mut through.warnings).await?;
                 player.flush()?;

@@ -182,13 +182,13 @@ pub(crate) struct KeyOptions {
 }
 
 impl Denials {
-    /// The subject whose rule does so.
+    /// The subject, with a rule that blocks denied keys if asked for.
     pub(crate) fn applied(self, mut subject: Subject) -> Result<Subject> {
         subject.rule = self.applied_to(subject.rule)?;
         Ok(subject)
     }
 
-    /// The rule; it blocks a denied key, if that was asked for.
+    /// The rule, which blocks denied keys if asked for.
     pub(crate) fn applied_to(self, rule: Rule) -> Result<Rule> {
         Ok(match self.block_for {
             Some(time) => rule.block_for(time)?,
@@ -198,12 +198,12 @@ impl Denials {
 }
 
 impl RuleOptions {
-    /// The service's own file, if it is named.
+    /// The path of the service's own file, if given.
     pub(crate) fn rules_path(&self) -> Option<&Path> {
         self.set.as_deref()
     }
 
-    /// What is read, beside these files.
+    /// These files, and the others that are read.
     pub(crate) fn files_read<'p>(&'p self, files: &'p [PathBuf]) -> Vec<Option<&'p Path>> {
         let others = [self.set.as_deref(), self.place.key_secret_file.as_deref()];
         files.iter().map(|file| Some(file.as_path())).chain(others).collect()
@@ -251,7 +251,7 @@ impl RuleOptions {
         self.place.of_service(limiter)
     }
 
-    /// The limiter for its own keys, spelled as the service's are.
+    /// The limiter for keys under this prefix, spelled as the service's are.
     pub(crate) fn of_prefix(&self, prefix: &str, limiter: Limiter) -> Result<Limiter> {
         self.place.of_prefix(prefix, limiter)
     }
@@ -261,7 +261,7 @@ impl RuleOptions {
         self.place.to_prefix(prefix)
     }
 
-    /// A prefix under the service's that no other run has.
+    /// A prefix under the service's that no other run uses.
     pub(crate) fn own_prefix(&self, what: &str) -> String {
         own_prefix(&self.place.prefix, what)
     }

@@ -18,32 +18,33 @@ use clap::Subcommand;
 pub(crate) enum Rules {
     /// Check a set: print how many rules there are, or their mistakes.
     ///
-    /// The first mistake of each rule, as FILE:LINE:COLUMN: what. Values that are valid and probably don't match as meant, such as a regular expression in a path, are warnings in
-    /// the same form: FILE:LINE:COLUMN: warning: what.
+    /// The first mistake of each rule, as FILE:LINE:COLUMN: what. Values that are valid and probably don't match as
+    /// meant, such as a regular expression in a path, are warnings in the same form: FILE:LINE:COLUMN: warning: what.
     ///
     /// Exit code: 0; 1 if there is any warning; 2 if there is any mistake.
     Check(check::Check),
     /// Show which rule applies to a request and why, and why others don't.
     ///
-    /// Also what it counts, and in which keys. A path that servers read in two ways has no rule: the middleware refuses it (reason ambiguous), unless the file
-    /// says how to read it. Needs no Redis. Exit code: 0, even if the request would be denied; 2 on an error.
+    /// Also what it counts, and in which keys. A path that servers read in two ways has no rule: the middleware refuses
+    /// it (reason ambiguous), unless the file says how to read it. Needs no Redis. Exit code: 0, even if the request
+    /// would be denied; 2 on an error.
     Explain(explain::Explain),
     /// Compare two sets: their rules or, with a log, whom they treat differently.
     ///
-    /// A set is a file or, with the feature postgres, the address of a database that has one: postgres://..., or, so
-    /// that no password is an argument, env: and the name of a variable, such as env:TOLLGATE_DATABASE. With a log, each
-    /// set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only verdicts
-    /// are compared: if another rule gives the same verdict, that isn't a difference, and is counted separately. Shadow
-    /// rules aren't compared. Requests that the middleware refuses, since servers read their path in two ways, are
-    /// denied by both. A permit is held as in a replay (see there). If the output isn't a terminal, each record that is
-    /// treated differently is printed as one JSON object, followed by the totals.
+    /// A set is a file or, with the feature postgres, the address of a database that has one: postgres://... or, to
+    /// keep a password out of the arguments, env: and the name of a variable, such as env:TOLLGATE_DATABASE. With a
+    /// log, each set decides with an embedded engine that starts with no keys, on a clock taken from the records. Only
+    /// verdicts are compared: if another rule gives the same verdict, that isn't a difference, and is counted
+    /// separately. Shadow rules aren't compared. Requests that the middleware refuses, since servers read their path in
+    /// two ways, are denied by both. A permit is held as in a replay (see there). If the output isn't a terminal, each
+    /// record that is treated differently is printed as one JSON object, followed by the totals.
     ///
     /// Exit code: 0; 1 if a rule differs or, with a log, if anybody is treated differently; 2 on an error.
     Diff(diff::Diff),
     /// Print rules that do what the configuration of another limiter says.
     ///
-    /// Of Envoy's rate limit service, of limitador, or of nginx. What the rules do otherwise, and what isn't in them,
-    /// stands in comments with its lines, and each difference is a warning: FILE:LINE: warning: what. Needs no Redis.
+    /// Of Envoy's rate limit service, of limitador, or of nginx. What the rules do differently or leave out is listed
+    /// in comments with its lines, and each difference is a warning: FILE:LINE: warning: what. Needs no Redis.
     ///
     /// Exit code: 0; 1 if there is any warning; 2 on an error.
     Import(import::Import),

@@ -19,7 +19,7 @@ pub(crate) struct RulesFile {
     pub(crate) rules: RuleSet,
 }
 
-/// Which costs the attributes of a request have to say.
+/// Which costs the attributes of a request have to give.
 #[derive(Clone, Copy)]
 pub(crate) enum NeededCosts {
     All,
@@ -28,7 +28,7 @@ pub(crate) enum NeededCosts {
     None,
 }
 
-/// What applies to a key by a rule.
+/// What a rule says about a key.
 pub(crate) enum Ruling {
     /// Limits, and the key as they count it.
     Limits(Box<Subject>, Vec<u8>),
@@ -43,7 +43,7 @@ pub(crate) struct Listed {
 }
 
 impl Ruling {
-    /// For operations on counted keys only.
+    /// The limits, for operations that need a counted key.
     pub(crate) fn limits(self) -> Result<(Subject, Vec<u8>)> {
         match self {
             Self::Limits(subject, key) => Ok((*subject, key)),

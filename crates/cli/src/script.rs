@@ -59,7 +59,7 @@ impl ScriptCommand {
             written(&name, script.text())?;
             sums += &format!("{}  {name}\n", script.digest());
         }
-        // Of one script alone it would replace the list of all.
+        // With one script alone, it would replace the list of all.
         if self.names.is_empty() {
             written("SHA1SUMS", &sums)?;
         }
@@ -67,7 +67,7 @@ impl ScriptCommand {
     }
 }
 
-/// The algorithm whose file is called so, or which a rule calls so, with dashes or underscores.
+/// The algorithm by the name of its file or in rules, with dashes or underscores.
 fn named(name: &str) -> Result<Algorithm> {
     let sought = if name == "gcra" { "token_bucket".to_owned() } else { name.replace('-', "_") };
     let is_named = |algorithm: &Algorithm| {

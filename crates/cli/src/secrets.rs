@@ -1,20 +1,20 @@
-//! Passwords in the addresses of arguments and of the environment: kept out of messages, and of what `ps` shows to other
-//! users of the machine.
+//! Passwords in the addresses of arguments and of the environment: kept out of messages, and of what `ps` shows to
+//! other users of the machine.
 
 use std::env;
 use std::ffi::OsString;
 use std::ops::Range;
 
-/// In place of a password.
+/// Shown in place of a password.
 const HIDDEN: &str = "***";
-/// The environment variable, with the argument's number, that an argument with a password is moved to. Others can't read a
-/// process's environment.
+/// The environment variable, with the argument's number, that an argument with a password is moved to. Other users
+/// can't read the environment of a process.
 const MOVED: &str = "TOLLGATE_ARGUMENT_";
 /// Shorter passwords are hidden only as parts of their address, since they may be parts of other words.
 const LEAST: usize = 6;
 
-/// This command's arguments. If one has a password, the tool is started anew in this process, with its arguments without
-/// passwords. If that fails, it runs as it was started.
+/// This command's arguments. If one has a password, this process executes the tool again, without passwords in its
+/// arguments. If that fails, it runs as it was started.
 pub(crate) fn arguments() -> Vec<OsString> {
     let given: Vec<OsString> = env::args_os().collect();
     let full = |(number, shown): (usize, &OsString)| {
@@ -92,8 +92,8 @@ fn without_password(text: &str) -> String {
     text
 }
 
-/// Where the password is in an address, of which this text may be the end: `--url=redis://user:password@host`. In libpq's
-/// form, where its end can't be told for sure, it is all that follows.
+/// Where the password of an address is, which may end this text: `--url=redis://user:password@host`. In libpq's form
+/// its end isn't certain, so it is all that follows.
 fn password(text: &str) -> Option<Range<usize>> {
     let of_user = |begin: usize| {
         let end = begin + text[begin..].rfind('@')?;
@@ -101,7 +101,7 @@ fn password(text: &str) -> Option<Range<usize>> {
     };
     let in_url = text.find("://").and_then(|at| of_user(at + 3));
     let range = match (in_url, option(text)) {
-        // Of both, all from the first on.
+        // With both, everything from the first on.
         (Some(url), Some(option)) => url.start.min(option)..text.len(),
         (Some(url), None) => url,
         (None, Some(option)) => option..text.len(),

@@ -1,4 +1,5 @@
-//! Requests between the passes over them: in memory while they are few, then in a file that is gone with the process.
+//! Requests between the passes over them: in memory while they are few, then in a temporary file, which the system
+//! removes when the process ends.
 
 use std::env;
 use std::fmt;
@@ -12,11 +13,11 @@ use tempfile::SpooledTempFile;
 
 use crate::by_time::{At, Horizon, Sorted};
 
-/// What stays in memory, in bytes.
+/// How much stays in memory, in bytes.
 const IN_MEMORY: usize = 32 << 20;
 const BUFFER: usize = 1 << 18;
 
-/// A request as so many bytes.
+/// A request packed into `BYTES` bytes.
 pub(crate) trait Packed<const BYTES: usize>: At {
     fn pack(&self) -> [u8; BYTES];
     fn unpack(bytes: &[u8; BYTES]) -> Self;
@@ -43,7 +44,7 @@ impl<T: Packed<BYTES>, const BYTES: usize> Spool<T, BYTES> {
         Requests::of(self.file.get_mut())
     }
 
-    /// The same, for good.
+    /// All requests, in order; consumes the spool.
     pub(crate) fn into_requests(self) -> Result<Requests<SpooledTempFile, T, BYTES>> {
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error);
         Requests::of(file.with_context(told)?)
@@ -51,7 +52,7 @@ impl<T: Packed<BYTES>, const BYTES: usize> Spool<T, BYTES> {
 }
 
 impl<T: Packed<BYTES> + Serialize + DeserializeOwned, const BYTES: usize> Spool<T, BYTES> {
-    /// The same requests by time; those of one time in the order in which they came.
+    /// The requests sorted by time; requests of the same time keep their order.
     pub(crate) fn by_time(mut self, horizon: Horizon) -> Result<Self> {
         let mut sorted = Self::new();
         for request in Sorted::new(horizon, self.requests()?) {

@@ -105,7 +105,7 @@ impl Stats {
         let asked = from;
         let from = unit.beginning(from);
         if self.each.is_some() && (unit.beginning(end) != end || from != asked) {
-            // Rows by time show this themselves.
+            // Rows by time show their own range.
             let until = unit.beginning(end).checked_add(SignedDuration::from_secs(unit.seconds())).unwrap_or(end);
             let name = unit.width().name();
             note(format!("counted by the {name}, from {from:.0} to {until:.0}"));
@@ -323,7 +323,7 @@ fn draw(heads: &[&str], lines: &[Line]) -> io::Result<()> {
     Ok(())
 }
 
-/// Allowed and then denied requests, to the scale of the longest bar; their number, and the share of denials.
+/// Allowed, then denied requests, on the scale of the longest bar; their number, and the share of denials.
 fn bars(line: &Line, lines: &[Line], room: usize) -> String {
     let requests = |line: &Line| line.allowed.saturating_add(line.denied);
     let most = lines.iter().map(requests).max().unwrap_or_default().max(1);

@@ -9,7 +9,7 @@ use crate::escape::shown;
 use crate::messages;
 use crate::options::Policy;
 
-/// A rule, and what is known about it and about the request, apart from the key.
+/// A rule, and what is known of the request apart from its key.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) rule: Rule,
@@ -28,7 +28,7 @@ pub(crate) struct Subject {
     drawn: Option<Drawn>,
 }
 
-/// Generated requests for one rule, by number: each counts as somebody else.
+/// Generated requests for one rule, by number, each with other values of the varying attributes.
 #[derive(Debug)]
 pub(crate) struct Drawn {
     /// The rule alone, without overrides.
@@ -177,7 +177,7 @@ impl Drawn {
         let mut all = self.given.clone();
         for name in &self.varying {
             let value = match name.as_str() {
-                // From a range of private addresses large enough for a run.
+                // Private addresses, of a range large enough for a run.
                 "ip" => std::net::Ipv4Addr::from(0x0a00_0000 | (number & 0x00ff_ffff)).to_string(),
                 "path" => format!("/key-{number}"),
                 _ => format!("key-{number}"),

@@ -1,7 +1,7 @@
-//! `tollgate suggest`: limits that recorded traffic would have kept to, but for a small share of it.
+//! `tollgate suggest`: limits that recorded traffic would have kept, except for a small share.
 //!
-//! The records are read once. What algorithms need of them goes to a temporary file, by number of key, and all else is
-//! found in passes over that: what is in memory grows with the keys, not with the records.
+//! The records are read once. What algorithms need goes to a temporary file, with keys as numbers, and all else is
+//! found in passes over that file, so that memory grows with the keys, not with the records.
 
 mod check;
 mod counting;
@@ -50,7 +50,7 @@ pub(crate) struct Suggest {
     /// How much of the traffic may be denied.
     #[arg(long, value_name = "SHARE", default_value = "0.1%", allow_hyphen_values = true, help_heading = "Limits")]
     deny_at_most: Share,
-    /// Of what that is a share.
+    /// What the share is of.
     #[arg(long, value_enum, default_value = "requests", help_heading = "Limits")]
     of: Of,
     /// The period of rates and windows, such as 1m.
@@ -71,7 +71,7 @@ pub(crate) struct Suggest {
     each: Option<String>,
     /// Suggest numbers for the rules in this file.
     ///
-    /// For each, from the requests to which it applies; of a shadow rule, those to which it would.
+    /// For each, from the requests to which it applies or, as a shadow rule, would apply.
     #[arg(long, value_name = "FILE", help_heading = "Limits")]
     rules: Option<PathBuf>,
     #[command(flatten)]
@@ -82,9 +82,9 @@ pub(crate) struct Suggest {
     report: ReportFile,
 }
 
-/// How many values of --each are shown, or rules' limits; the busiest.
+/// How many values of --each are shown, the busiest first.
 const GROUPS: usize = 10;
-/// Of a set of rules.
+/// How many limits of a set of rules are shown.
 const LIMITS: usize = 100;
 
 impl Suggest {
@@ -96,7 +96,7 @@ impl Suggest {
         let file = self.report.open(&read.collect::<Vec<_>>())?;
         let progress = progress();
         let mut traffic = Traffic::read(source, &counting, &progress).await?;
-        // Not before: messages about the records would be printed into its line.
+        // Not earlier: messages about the records would break its line.
         progress.set_position(traffic.read.records);
         progress.set_message(", finding limits");
         progress.enable_steady_tick(Duration::from_millis(200));
@@ -108,11 +108,11 @@ impl Suggest {
         let all = groups.len();
         if let Some(service) = &service {
             let place = |at: &usize| &traffic.groups[*at].place;
-            // All of a rule's limits or none, since they are pasted together.
+            // All limits of a rule or none, since they are pasted together.
             let cut: HashSet<_> = groups.iter().skip(most).filter_map(|at| place(at).rule()).collect();
             groups.truncate(most);
             groups.retain(|at| place(at).rule().is_none_or(|rule| !cut.contains(rule)));
-            // As the file has them.
+            // In the order of the file.
             let names: Vec<_> = service.rules.definitions().iter().map(|rule| rule.name.as_str()).collect();
             groups.sort_by_key(|at| place(at).in_order(&names));
         }
@@ -163,7 +163,7 @@ impl Suggest {
     }
 }
 
-/// Shows that something is being done, on a terminal.
+/// A spinner on a terminal.
 fn progress() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {human_pos} records read{msg}");
     ProgressBar::new_spinner().with_style(style.expect("a well-formed template"))

@@ -61,7 +61,7 @@ pub(crate) fn span(from: &str, to: Option<&str>, now: Timestamp) -> Result<Range
     Ok(begin..end)
 }
 
-/// The same of times that may both be left out, and each has its day.
+/// The same for times that may both be left out, each with its own day.
 #[cfg(feature = "archive")]
 pub(crate) fn between(from: Option<&str>, to: Option<&str>, now: Timestamp) -> Result<[Option<Timestamp>; 2]> {
     let from = from.map(|from| moment("--from", from, now)).transpose()?.map(|from| from.start);
@@ -69,7 +69,7 @@ pub(crate) fn between(from: Option<&str>, to: Option<&str>, now: Timestamp) -> R
     in_order(from, end).map(|()| [from, end])
 }
 
-/// Nothing lies between a time and one that isn't after it.
+/// The end must be after the start.
 fn in_order(from: Option<Timestamp>, end: Option<Timestamp>) -> Result<()> {
     match (from, end) {
         (Some(from), Some(end)) if from >= end => {
@@ -83,7 +83,7 @@ pub(crate) fn times(range: &Range<Timestamp>) -> (SystemTime, SystemTime) {
     (range.start.into(), range.end.into())
 }
 
-/// When something that begins now and is this long ends, by the database's clock.
+/// The end of something that begins now and lasts this long, by the database's clock.
 pub(crate) async fn end_of(postgres: &Postgres, length: Option<Duration>) -> Result<Option<SystemTime>> {
     let Some(length) = length else { return Ok(None) };
     let end = postgres.now().await?.checked_add(length);

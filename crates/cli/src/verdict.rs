@@ -10,21 +10,21 @@ use crate::held::{self, ByResponse, Held};
 use crate::operation;
 use crate::records::{Record, counted};
 
-/// Why a request is refused whose path can be read in two ways.
+/// Why a request is refused if its path can be read in two ways.
 pub(crate) const AMBIGUOUS: &str = "ambiguous";
 
 /// How long the middleware remembers a request whose response may give it back.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// Why a request is denied that lacks an attribute which a rule's key names.
+/// Why a request is denied if it lacks an attribute of a rule's key.
 pub(crate) const MISSING: &str = "missing";
 
-/// A rule that applies to a record, or would if it weren't a shadow rule, before its limits are asked.
+/// A rule that applies to a record, or a shadow rule that would, before its limits are checked.
 #[derive(Debug)]
 pub(crate) struct Plan<'s> {
     /// None if the middleware refuses the request before any rule.
     applies: Option<Applies<'s>>,
-    /// What to ask of its limits, if it has some.
+    /// The call for its limits, if it has any.
     pub(crate) call: Option<Call>,
 }
 
@@ -36,19 +36,19 @@ pub(crate) struct Call {
     pub(crate) cost: u64,
     /// The call's id: the record's, or a generated one if it holds permits or may be given back.
     pub(crate) id: Option<Vec<u8>>,
-    /// What becomes of it with its response.
+    /// What its response does to what it took.
     pub(crate) counted: ByResponse,
     /// What each limit counts.
     pub(crate) keys: Vec<Vec<u8>>,
 }
 
-/// A rule that applies to a record, or would if it weren't a shadow rule, and the outcome.
+/// A rule that applies to a record, or a shadow rule that would, and the outcome.
 #[derive(Debug)]
 pub(crate) struct Judged<'s> {
     /// None if the middleware refuses the request before any rule.
     pub(crate) applies: Option<Applies<'s>>,
     pub(crate) allowed: bool,
-    /// If its limits were asked: whom they charged, and what they decided.
+    /// If its limits were checked: whom they charged, and what they decided.
     pub(crate) asked: Option<(Call, Decision)>,
 }
 
@@ -58,13 +58,13 @@ impl<'s> Plan<'s> {
         Self { applies: None, call: None }
     }
 
-    /// At the record's time; `adapted` changes a rule as the options ask.
+    /// The plan at the record's time; `adapted` changes a rule as the options ask.
     pub(crate) fn of(applies: Applies<'s>, adapted: &(dyn Fn(Rule) -> Rule + Sync), record: &Record) -> Self {
         let Record { line, t_us, op, cost, ref id, .. } = *record;
         let Effect::Limit(charge) = &applies.effect else { return Self { applies: Some(applies), call: None } };
         let rule = adapted(charge.rule().clone());
         let cost = cost.unwrap_or(charge.cost());
-        // What has an end needs an id: the same one in every replay of the file.
+        // A call that ends later needs an id: the same one in every replay of the file.
         let is_given_back = matches!(ByResponse::of(charge, charge.request(), record), ByResponse::GivenBack(_));
         let has_end = held::holds(&rule) || is_given_back;
         let own = (id.is_none() && operation::takes(op) && has_end).then(|| format!("replay-{t_us}-{line}"));
@@ -81,7 +81,7 @@ impl<'s> Plan<'s> {
         Self { applies: Some(applies), call: Some(Call { rule, request, cost, id, counted, keys }) }
     }
 
-    /// Asks its limits, if it has some.
+    /// Checks its limits, if it has any.
     pub(crate) async fn decide(self, limiter: &Limiter, record: &Record) -> Result<Judged<'s>, Error> {
         let Self { applies, call } = self;
         let Some(call) = call else {
@@ -105,7 +105,7 @@ impl<'s> Judged<'s> {
         }
     }
 
-    /// The rule that decides: of several the first that denies or, if none does, the first.
+    /// The rule that decides: the first that denies or, if none does, the first.
     fn decisive(&self) -> Option<&Applies<'s>> {
         let applies = self.applies.as_ref()?;
         let denied_by = self.asked.as_ref().filter(|(_, decision)| !decision.allowed);
@@ -123,8 +123,8 @@ impl<'s> Judged<'s> {
         self.applies.iter().flat_map(|applies| &applies.together).filter_map(|own| own.rule).collect()
     }
 
-    /// Each rule that decides, and whether its own limits allow the request: of several, none but the one that denies
-    /// without limits.
+    /// Each rule that decides, and whether its own limits allow the request. If a rule without limits denies, only that
+    /// one.
     pub(crate) fn each(&self) -> Vec<(Option<&'s str>, bool)> {
         let limits = self.asked.as_ref().map(|(_, decision)| &decision.limits);
         let allows = |own: &Applies<'s>| {

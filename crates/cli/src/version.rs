@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-/// Empty where it isn't known: neither in a clone nor from a published package.
+/// Empty if unknown: the build was neither from a clone nor from a published package.
 const COMMIT: &str = env!("TOLLGATE_COMMIT");
 
 /// Each feature of this crate, and whether it is built in.

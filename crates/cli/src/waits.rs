@@ -9,7 +9,7 @@ use tollgate::RetryAfter;
 use crate::output::{human, micros, percent};
 use crate::page::{Bins, Columns, Ink, Plot, Section, Series, Table, grouped};
 
-/// Waits, within 0.1 %, and denials that no wait helps.
+/// Waits, within 0.1 %, and denials that never end by waiting.
 #[derive(Debug)]
 pub(crate) struct Waits {
     times: Histogram<u64>,
@@ -49,7 +49,7 @@ impl Waits {
         }
     }
 
-    /// Adds those that were noted elsewhere.
+    /// Adds the waits of another.
     pub(crate) fn add(&mut self, other: &Self) {
         self.times.add(&other.times).expect("within what it can grow to");
         self.longest_us = self.longest_us.max(other.longest_us);
@@ -66,7 +66,8 @@ impl Waits {
         (!self.times.is_empty()).then(|| Quantiles { p50: at(50.0), p90: at(90.0), max: self.longest_us })
     }
 
-    /// A time as far as the histogram knows it: in three digits where these can't be told from it, else not less.
+    /// A time at the histogram's precision: rounded to three digits if that is in the same bucket, otherwise up to
+    /// four.
     fn shown(&self, us: u64) -> u64 {
         let unit = |digits: u32| 10_u64.pow(us.checked_ilog10().unwrap_or_default().saturating_sub(digits - 1));
         let short = (us + unit(3) / 2) / unit(3) * unit(3);

@@ -1,4 +1,4 @@
-//! `tollgate watch`: a live Redis, and the service that is limited by it.
+//! `tollgate watch`: a live Redis, and a service that it limits.
 
 mod census;
 mod collect;
@@ -48,7 +48,7 @@ pub(crate) struct Watch {
     /// In Prometheus's text format. May be given several times; their numbers are added.
     #[arg(long, value_name = "URL")]
     metrics: Vec<Address>,
-    /// The time between two pictures, over which rates are taken.
+    /// The time between two pictures, over which rates are computed.
     #[arg(long, value_name = "D", default_value = "1s", value_parser = interval)]
     interval: Duration,
     /// Print one picture, of one interval, and end.
@@ -58,13 +58,13 @@ pub(crate) struct Watch {
     options: Options,
 }
 
-/// What the first look takes: after it, the rates of the next are known.
+/// How long the first look takes, after which the next one has rates.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 
 impl Watch {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let Some(engine) = self.options.redis()? else { return Err(options::no_redis("watch")) };
-        // Refuses a prefix that no limiter can have.
+        // Rejects an invalid prefix.
         let limiter = Limiter::new(engine.clone()).prefix(&self.prefix)?;
         let services = self.metrics.iter().cloned().map(Watched::new).collect();
         let deadline = self.options.deadline();
@@ -99,7 +99,7 @@ impl Watch {
     }
 }
 
-/// One after the other, until interrupted.
+/// Prints snapshots one after the other, until interrupted.
 async fn print_all(mut snapshots: Snapshots, shape: Shape) -> Result<ExitCode> {
     let unwanted = interrupted();
     tokio::pin!(unwanted);

@@ -1,4 +1,4 @@
-//! What a rule's keys take in Redis, estimated: the lengths of a key's name and state, and what Redis adds.
+//! Estimates the memory of a rule's keys in Redis: the lengths of a key's name and state, and the overhead of Redis.
 
 use tollgate::{Algorithm, Limit, Limiter, Request, Rule};
 
@@ -8,7 +8,7 @@ use crate::replay::Edges;
 /// object, and rounding. Measured on Redis 7.0.15 as used_memory over 10,000 keys; it was 120 to 145.
 const PER_KEY: u64 = 130;
 
-/// Bytes on one server for these keys at once, each as full as it ever was. The names are as in a service with the default prefix.
+/// Bytes on one server for all these keys at once, each at its fullest, named with the default prefix.
 pub(super) fn bytes<'k>(rule: &Rule, keys: impl Iterator<Item = &'k Vec<u8>>, edges: &Edges) -> u64 {
     let names = Limiter::new(tollgate::Embedded::new());
     let of_key = |key: &Vec<u8>| {
@@ -34,7 +34,7 @@ fn state(limit: &Limit, entries: usize) -> u64 {
         Algorithm::Concurrency => 57,
         Algorithm::FixedWindow => 55,
         Algorithm::CalendarWindow => 34,
-        // The test below holds it for all others.
+        // The test below checks that this holds for all others.
         _ => 44,
     }
 }

@@ -23,9 +23,9 @@ pub(super) struct Outcome {
     pub(super) not_played: u64,
     pub(super) keys: u64,
     pub(super) keys_denied: u64,
-    /// Of denied requests, if any has one.
+    /// The waits of denied requests, if any has one.
     pub(super) wait_us: Option<Quantiles>,
-    /// Denied requests that no wait helps.
+    /// Denied requests that are never allowed, however long they wait.
     pub(super) never: u64,
     /// None for permits, which have no rate.
     pub(super) most_in_a_period: Option<Most>,
@@ -59,7 +59,7 @@ impl Outcome {
         percent(self.denied as f64 / self.records.max(1) as f64)
     }
 
-    /// Half of the waits are no longer than this, and all of them no longer than that.
+    /// The median and the longest wait.
     pub(super) fn waits(&self) -> [String; 2] {
         let shown = |us| human(Duration::from_micros(us));
         self.wait_us.map_or_else(|| ["-", "-"].map(str::to_owned), |Quantiles { p50, max, .. }| [p50, max].map(shown))

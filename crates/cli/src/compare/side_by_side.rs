@@ -24,7 +24,7 @@ struct Worker {
     thread: JoinHandle<Contender>,
 }
 
-/// Plays all records, and reports those that a rule can't decide; `are_plain` if the engines' clocks can follow them.
+/// Plays all records, and reports those that a rule can't decide. If `are_plain`, the engines' clocks can follow them.
 pub(super) async fn play(
     contenders: Vec<Contender>,
     are_plain: bool,
@@ -38,7 +38,7 @@ pub(super) async fn play(
     while let Some((chunk, read)) = records.next().await {
         let (count, chunk) = (chunk.len() as u64, Arc::new(chunk));
         for worker in &workers {
-            // One that has ended has said why.
+            // A worker that has ended reports why itself.
             let _ = worker.records.send(Arc::clone(&chunk));
         }
         under_way.push_back(chunk);
@@ -54,7 +54,7 @@ pub(super) async fn play(
     workers.into_iter().map(Worker::end).collect()
 }
 
-/// Reports what rules could not decide of the oldest chunk: in its order, and then by rule.
+/// Reports the records of the oldest chunk that rules could not decide, in its order and then by rule.
 async fn take(workers: &mut [Worker], chunk: Option<Arc<Vec<Record>>>, warnings: &mut Warnings) -> Result<()> {
     let mut unplayed = Vec::new();
     for worker in workers {

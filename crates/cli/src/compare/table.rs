@@ -62,7 +62,7 @@ fn cells(outcome: &Outcome) -> [String; 8] {
     [denied, outcome.share(), keys, median, longest, most, bytes(outcome.redis_bytes), outcome.rule.clone()]
 }
 
-/// One row a rule, below one with the names of the columns; rules are named last, or numbered first.
+/// A row of column names, then a row for each rule, which is named in the last column or numbered in the first.
 fn columns(outcomes: &[Outcome], named: bool) -> Vec<String> {
     let mut rows = vec![HEADS.map(str::to_owned)];
     rows.extend(outcomes.iter().map(cells));
@@ -74,7 +74,7 @@ fn columns(outcomes: &[Outcome], named: bool) -> Vec<String> {
         (0..HEADS.len()).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
     let line = |row: &[String; 8]| {
         let cell = |(at, (cell, width)): (usize, (&String, &usize))| {
-            // Names are aligned at their beginnings, and numbers at their ends.
+            // Names are left-aligned, numbers right-aligned.
             if named && at == 7 { cell.clone() } else { format!("{cell:>width$}") }
         };
         row.iter().zip(&widths).enumerate().map(cell).collect::<Vec<_>>().join("  ")
@@ -98,7 +98,7 @@ fn as_facts(outcome: &Outcome) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Which rules couldn't decide some records, where there is no column for that.
+/// Prints which rules couldn't decide some records, if there is no column for that.
 fn not_played(out: &mut impl Write, outcomes: &[Outcome], width: usize) -> io::Result<()> {
     for outcome in outcomes.iter().filter(|outcome| outcome.not_played > 0) {
         let text = format!("not played under {}: {}", outcome.rule, counted(outcome.not_played, "record"));
@@ -107,9 +107,9 @@ fn not_played(out: &mut impl Write, outcomes: &[Outcome], width: usize) -> io::R
     Ok(())
 }
 
-/// The share that each rule denied, over time, all to one scale.
+/// Prints the share that each rule denied over time, all on one scale.
 fn over_time(out: &mut impl Write, outcomes: &[Outcome], width: usize) -> io::Result<()> {
-    /// Beside the bars, at least the beginning of a rule can be read.
+    /// The least width for a rule beside its bars, so that its beginning can be read.
     const RULE: usize = 16;
     let room = width.saturating_sub(RULE + 2).max(8);
     let counts = |outcome: &Outcome| Some((outcome.rule.clone(), outcome.over_time.as_ref()?.in_at_most(room)));

@@ -7,11 +7,11 @@ use super::facts::Why;
 
 /// The ways to call a script. Decisions need the first two, peeks the others.
 pub(super) const CALLS: [&str; 4] = ["EVALSHA", "EVAL", "EVALSHA_RO", "EVAL_RO"];
-/// Commands that decisions don't need, and what does.
+/// Commands that decisions don't need, and what needs them.
 pub(super) const EXTRAS: [(&str, &str); 3] =
     [("SCAN", "`tollgate reset`"), ("UNLINK", "`tollgate reset`"), ("DBSIZE", "`tollgate reset`")];
 
-/// What a cluster's client sends before a call on a slot that moves to this node.
+/// What a cluster's client sends before a call on a slot that is moving to this node.
 pub(super) const ASKING: &str = "ASKING";
 
 /// A command that a script calls, as the headers of its files list it.
@@ -56,7 +56,7 @@ pub(super) fn all() -> Vec<&'static str> {
     all
 }
 
-/// A call that changes nothing, since the key doesn't exist: only whether it is permitted matters.
+/// A call that changes nothing, since the key doesn't exist; it only shows whether the command is permitted.
 pub(super) fn attempt(command: &str, key: &str) -> Cmd {
     // Any digest will do.
     const NOBODY: &str = "0000000000000000000000000000000000000000";

@@ -24,7 +24,7 @@ pub(super) struct Facts {
     pub(super) config: Known<Fields>,
     /// CLUSTER INFO.
     pub(super) cluster: Known<Fields>,
-    /// The slots that are being moved, as far as the node tells.
+    /// The slots being moved, as far as the node reports.
     pub(super) moving: Vec<u16>,
     /// Whether the whole cluster is examined rather than this node alone.
     pub(super) of_cluster: bool,
@@ -57,7 +57,7 @@ pub(super) enum Why {
     Unknown,
 }
 
-/// The outcome of really calling a script.
+/// The outcome of an actual call of a script.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
     /// The script's name: those of its algorithms' files, joined by `+`.

@@ -154,7 +154,7 @@ impl Asked {
         let connection = tokio::time::timeout(deadline, connecting).await.map_err(|_| late(deadline))?;
         let connection = match connection {
             Ok(mut connection) => {
-                // A server that has too many clients may have been noticed only now.
+                // That a server has too many clients may show only now.
                 let ping = tokio::time::timeout(deadline, connection.req_packed_command(&cmd("PING"))).await;
                 ping.map_err(|_| late(deadline))?.map(|_| connection)
             }
@@ -206,14 +206,14 @@ impl Asked {
         all.into_iter().zip(answers).filter_map(missing).collect()
     }
 
-    /// Keys whose slots are on this node, as far as some can be found; at least one key.
+    /// Keys whose slots are on this node, as many as can be found; at least one key.
     async fn keys_of_this_node(&mut self, scratch: &str) -> Vec<String> {
         let mut pipeline = Pipeline::with_capacity(CANDIDATES);
         for number in 1..=CANDIDATES {
             pipeline.add_command(commands::attempt("GET", &name(scratch, &candidate(number))));
         }
         let answers = self.all(&pipeline, CANDIDATES).await;
-        // Also those whose slot is moving.
+        // Keys whose slot is moving are left out too.
         let codes = ["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"];
         let elsewhere = |error: &String| codes.iter().any(|code| error.starts_with(code));
         let here = (1..).zip(answers).filter(|(_, answer)| !answer.as_ref().is_err_and(elsewhere));
@@ -221,8 +221,8 @@ impl Asked {
         if here.is_empty() { vec![candidate(1)] } else { here }
     }
 
-    /// Reads these keys, which are in different slots, as a batch of decisions would: one that can't be read, such as one
-    /// whose slot has just begun to move, doesn't fail the others.
+    /// Reads these keys, which are in different slots, as a batch of decisions would: one that can't be read, such as
+    /// one whose slot has just begun to move, doesn't fail the others.
     async fn across_slots(&mut self, scratch: &str, keys: &[String]) -> Known<()> {
         const TEXT: &str = "#!lua flags=allow-cross-slot-keys
 local read, error = 0, nil
@@ -277,7 +277,7 @@ return read > 0 and read or error";
     }
 }
 
-/// As long as the generated ids of holders.
+/// Ids as long as the generated ones of holders.
 const HOLDERS: [&str; 2] = ["held-0000000000000000000000000000000000", "held-1111111111111111111111111111111111"];
 
 /// Calls each algorithm's script on its own key, as a limiter does, and removes the key.

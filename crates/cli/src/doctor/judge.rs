@@ -44,7 +44,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     }
 }
 
-/// Only while Redis is loading.
+/// Reported only while Redis is loading.
 fn loading(facts: &Facts) -> Option<Finding> {
     (facts.count("loading") == 1).then(|| {
         let eta = facts.count("loading_eta_seconds");
@@ -59,7 +59,7 @@ fn unchecked(facts: &Facts) -> impl Iterator<Item = Finding> {
     let unknown = |what: &'static str, why: &str, lost: &str, right: &str| {
         let found = format!("{what} failed: {why}; so {lost}");
         let finding = Finding::new("unchecked", Level::Note, found).number("command", what);
-        // If the server doesn't have the command at all, it can't be permitted.
+        // A command that the server doesn't have can't be permitted.
         if why.starts_with("NOPERM") { finding.advise(format!("ACL SETUSER {user} {right}")) } else { finding }
     };
     let info = facts.info.as_ref().err().map(|why| {

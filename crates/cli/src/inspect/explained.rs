@@ -61,7 +61,7 @@ impl Fields<'_> {
             }
             ("state_tick", _) => format!("{} ({number})", human(of_micros(number))),
             (name, _) if name.ends_with("_us") => u64::try_from(number).map_or_else(|_| number.to_string(), timestamp),
-            // A bucket's is stored in fractions of a unit, what windows have in whole units.
+            // A bucket stores fractions of a unit, windows store whole units.
             ("lead", Some(period)) => in_units(number, period),
             _ => number.to_string(),
         }

@@ -39,10 +39,10 @@ pub(super) const SLACK: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Audit {
     pub(super) calls: u64,
-    /// How many calls there were to judge: if more than are kept, the audit is of a sample.
+    /// How many calls there were; if that is more than were kept, the audit is of a sample.
     pub(super) total: u64,
     /// Further calls that the engine certainly didn't decide: they failed before they were sent, or something else
-    /// decided in its place. They prove nothing.
+    /// decided in its place. They can't be judged.
     pub(super) left_out: u64,
     pub(super) keys: u64,
     pub(super) admitted: u64,
@@ -56,7 +56,7 @@ pub(crate) struct Audit {
     /// Too few keys were left to drop any more, so the end of the run was dropped.
     #[serde(skip)]
     pub(super) of_beginning: bool,
-    /// With shards, one may deny what others still had: that is the price of sharding, and no fault.
+    /// With shards, one may deny while others have units left; that is the price of sharding, and no fault.
     #[serde(skip)]
     pub(super) sharded: bool,
 }
@@ -103,7 +103,8 @@ pub(super) async fn audit(
     mut progress: impl FnMut(usize),
 ) -> Result<Audit, Error> {
     let mut audit = Audit { sharded: rule.limits().any(|limit| limit.shards() > 1), ..Audit::default() };
-    // A clock that stands still, so that keys expire only in the time of the calls. Decides by the whole limit.
+    // A clock that stands still, so that keys expire only by the calls' times. Limits are decided whole, without
+    // shards.
     let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
         let (name, parts) = calls.first().map(|call| whom(call.key)).unwrap_or_default();
@@ -112,7 +113,7 @@ pub(super) async fn audit(
         let with = |verdict| calls.iter().filter(move |call| call.verdict == verdict).copied().map(Bounds::of);
         let (admitted, unknown): (Vec<_>, Vec<_>) =
             (with(Verdict::Allowed).collect(), with(Verdict::Unknown).collect());
-        // A call denied after calls that aren't among these may have been denied because of them.
+        // A call denied later may have been denied because of calls that aren't among these.
         let denied: Vec<_> = with(Verdict::Denied).filter(|denied| denied.last <= until).collect();
         audit.keys += 1;
         audit.calls += calls.len() as u64;

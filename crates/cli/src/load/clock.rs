@@ -17,9 +17,9 @@ pub(super) struct Timeline {
 
 /// The most attempts to read this machine's clocks at the same instant.
 const TRIES: usize = 50;
-/// How long an engine's clock is read, if it can't be told sooner whether it is near: on a busy machine.
+/// How long an engine's clock is read at most, as on a busy machine, to find whether it is near.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How many readings in a row tell that a clock is far off.
+/// How many readings in a row show that a clock is far off.
 const SAME: u32 = 5;
 /// How many keys are used to find clocks: each node of a small cluster likely has one of them.
 const KEYS: usize = 24;
@@ -73,8 +73,8 @@ impl Timeline {
         true
     }
 
-    /// Each decision bounds the engine's clock from both sides. What delays requests or replies widens one bound of one
-    /// decision, so the closest of all bounds count: a busy machine needs more decisions, not a quiet moment for one.
+    /// Each decision bounds the engine's clock from both sides. A delayed request or reply widens only one bound, so
+    /// the closest of all bounds count: a busy machine needs more decisions, but no quiet moment.
     async fn offset_by(&self, limiter: &Limiter, rule: &Rule, key: &str, enough: Duration) -> Result<Duration, String> {
         let (mut ahead, mut behind, mut far) = (i64::MAX, i64::MAX, 0);
         let began = Instant::now();
@@ -89,8 +89,8 @@ impl Timeline {
             let after_sent = decided.saturating_sub_unsigned(sent);
             let before_answer = 0_i64.saturating_add_unsigned(answered).saturating_sub(decided);
             let is_late = began.elapsed() > PATIENCE;
-            // A clock that is far off is so each time. Once only, what was read may be the state of another decision,
-            // since a server lost its keys meanwhile, or a policy answered in its place.
+            // A clock that is far off stays so. A single such reading may be of the state of another decision, after a
+            // server lost its keys, or of a policy in its place.
             let is_far = after_sent.min(before_answer) <= -i64::try_from(micros(enough)).unwrap_or(i64::MAX);
             far = if is_far { far + 1 } else { 0 };
             if is_far && far < SAME && !is_late {

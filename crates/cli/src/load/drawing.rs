@@ -1,4 +1,4 @@
-//! What is drawn on a terminal while a load runs: its rate, p99 and denials, second by second.
+//! Draws the rate, p99 and denials of each second on a terminal while a load runs.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::{bars, can_be_redrawn, human, width};
 
-/// The time that a bar stands for.
+/// The time of one bar.
 const SECOND: Duration = Duration::from_secs(1);
 /// The most seconds that are drawn.
 const MOST_BARS: usize = 60;
@@ -78,7 +78,7 @@ impl Drawing {
     }
 }
 
-/// A line for each number, no wider than this unless it is less than the numbers themselves need.
+/// A line for each number, no wider than this unless the number itself is.
 fn lines(seconds: &[Drawn], width: usize) -> String {
     let Some(last) = seconds.last() else { return String::new() };
     let course = |of: fn(&Drawn) -> f64| bars(seconds.iter().map(of), width.saturating_sub(BEFORE_BARS).min(MOST_BARS));

@@ -11,7 +11,7 @@ use crate::output::human;
 /// The longest bar.
 const LONGEST: usize = 40;
 
-/// Calls that took longer than the bucket before says, and up to this long.
+/// Calls that took longer than the bound of the bucket before, and up to this long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Bucket {
     up_to_us: u64,
@@ -49,7 +49,7 @@ impl Bucket {
     }
 }
 
-/// In eighths of a character; never nothing for something.
+/// In eighths of a character; at least one if there are any calls.
 fn bar(calls: u64, most: u64, room: usize) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (calls as f64 / most as f64 * room as f64 * 8.0).round() as usize;
@@ -57,7 +57,7 @@ fn bar(calls: u64, most: u64, room: usize) -> String {
     "█".repeat(eighths / 8) + PARTS[eighths % 8]
 }
 
-/// The least bound that is not below this.
+/// The least bound at or above this.
 fn bound(us: u64) -> u64 {
     let mut power = 1;
     loop {

@@ -14,7 +14,7 @@ use super::histogram::Bucket;
 use super::tally::{Errors, Tally, Warmup};
 use crate::output::{QUIET, RIGHT, Shape, WRONG, facts, human, json, micros, width};
 
-/// The last reply may normally come this long after the calls were due.
+/// How long after the last due time the last reply may normally come.
 const OVERRUN: Duration = Duration::from_millis(100);
 /// The width of the names of facts, and the space after it.
 const NAMES: usize = 14;
@@ -131,8 +131,8 @@ fn counts<S: Serializer>(tally: &Tally, serializer: S) -> Result<S::Ok, S::Error
     counts.serialize(serializer)
 }
 
-/// Per second of the time in which the calls were due, if they took no longer: a call due half a millisecond later
-/// counts towards the rate too.
+/// Replies per second, over the time until the last reply or, if longer, in which calls were due: the next call, due
+/// half a millisecond later, would count towards the rate too.
 fn per_second(tally: &Tally) -> Option<f64> {
     let planned = tally.planned.unwrap_or_default().as_secs_f64();
     let seconds = tally.seconds().max(planned);

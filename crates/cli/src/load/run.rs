@@ -18,7 +18,7 @@ use crate::subject::Subject;
 /// The most calls that await their replies at once: further ones are counted as unsent.
 const OUTSTANDING: usize = 100_000;
 
-/// The limiter and what to ask of it, and where the results are counted. Shared by all calls.
+/// The limiter, the calls to make, and the counts of their results. Shared by all calls.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) limiter: Limiter,
@@ -108,7 +108,7 @@ impl Run {
                             return;
                         }
                         run.call(run.keys.draw(&mut chance), None, is_measured).await;
-                        // The embedded engine never waits, so other tasks get a turn here.
+                        // The embedded engine never yields, so other tasks get a turn here.
                         tokio::task::yield_now().await;
                     }
                 })

@@ -26,7 +26,7 @@ pub(super) struct Tally {
     /// Permits that were not released.
     pub(super) unreleased: u64,
     pub(super) warmup: Warmup,
-    /// In an open loop, the time in which the measured calls were due: from the first to where another would follow.
+    /// In an open loop, the time in which the measured calls were due, from the first to when the next would be due.
     pub(super) planned: Option<Duration>,
     /// From when a call was due, or sent if it had no due time, to its reply.
     pub(super) latency: Histogram<u64>,
@@ -208,7 +208,7 @@ impl Tally {
         *(if answer.is_ok() { &mut self.warmup.answered } else { &mut self.warmup.errors }) += 1;
     }
 
-    /// Keeps what is drawn while the run goes on.
+    /// Starts to count what is drawn during the run.
     pub(super) fn draw_recent(&mut self) {
         self.recent = Some(Recent { answers: 0, denials: 0, latency: histogram() });
     }

@@ -57,7 +57,7 @@ impl Policy {
         Ok(rule.on_error(policy)?)
     }
 
-    /// The same for any rule of a set: one that would have less than a unit for each process is closed instead.
+    /// The same for any rule of a set, except that one with less than a unit per process fails closed.
     pub(crate) fn follow_or_close(self, rule: Rule) -> Rule {
         let closed = || rule.clone().on_error(OnError::Closed).ok();
         self.follow(rule.clone()).ok().or_else(closed).unwrap_or(rule)

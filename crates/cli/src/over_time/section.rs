@@ -6,11 +6,11 @@ use super::Counted;
 use crate::output::{human, percent};
 use crate::page::{Columns, Ink, Plot, Section, Series, Table, grouped};
 
-/// The ends of intervals as labels, and what the axis is called: of their beginning, length and number.
+/// From the beginning, length and number of intervals: the labels of their ends, and the title of the axis.
 type Axis = fn(u64, u64, usize) -> (Vec<String>, String);
 
 impl Counted {
-    /// Of what is called so in the plural; several are drawn to one scale if they have the same `top`.
+    /// `what` is the plural of what is counted; sections with the same `top` have the same scale.
     pub(crate) fn section(&self, title: &str, what: &str, axis: Axis, top: Option<u64>) -> Section {
         let (edges, across) = axis(self.from_us, self.each_us, self.denied.len());
         let mut table = Table::new([&*across, "allowed", "denied", "denied, %"]);
@@ -33,7 +33,7 @@ impl Counted {
         let denied: u64 = self.denied.iter().sum();
         let all = denied + self.allowed.iter().sum::<u64>();
         let columns = format!("Each column is {each}");
-        // The first of the worst.
+        // The first, if several are equally bad.
         let worst = (0..self.denied.len()).rev().max_by(|one, other| self.share(*one).total_cmp(&self.share(*other)));
         match worst.filter(|_| denied > 0) {
             None => format!("{columns}. None of the {} {what} were denied.", grouped(all)),

@@ -1,4 +1,4 @@
-//! The axis of time: short labels, and what they have in common in its title.
+//! The axis of time: short labels, with their common part in its title.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::output::{human, timestamp};
 const SECOND_US: u64 = 1_000_000;
 const DAY_US: u64 = 86_400 * SECOND_US;
 
-/// The ends of so many equal intervals, in UTC, and what the axis is called.
+/// The labels of the ends of so many equal intervals, in UTC, and the title of the axis.
 pub(crate) fn times(from_us: u64, each_us: u64, count: usize) -> (Vec<String>, String) {
     let ends: Vec<_> =
         (0..=count as u64).map(|number| from_us.saturating_add(number.saturating_mul(each_us))).collect();
@@ -24,7 +24,7 @@ pub(crate) fn times(from_us: u64, each_us: u64, count: usize) -> (Vec<String>, S
     (ends.iter().map(|us| written(*us, labels)).collect(), format!("time, {}", written(from_us, common)))
 }
 
-/// The same of a run whose beginning is time zero.
+/// The same for a run that begins at time zero.
 pub(crate) fn since_start(from_us: u64, each_us: u64, count: usize) -> (Vec<String>, String) {
     let ends = (0..=count as u64).map(|number| from_us.saturating_add(number.saturating_mul(each_us)));
     let label = |us| if us == 0 { "0".to_owned() } else { human(Duration::from_micros(us)) };
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(ends(60, 10), owned("10:05", "10:06", "time, 2015-05-17, UTC"));
         assert_eq!(ends(3600, 40), owned("05-17 10:05", "05-17 11:05", "time, UTC, from 2015-05-17 on"));
         assert_eq!(ends(86_400, 3), owned("05-17", "05-18", "time, UTC, from 2015-05-17 on"));
-        // Beyond all calendars, still an axis.
+        // Times beyond any calendar still have an axis.
         assert_eq!(times(u64::MAX - 5, 1 << 50, 2).0.len(), 3);
         assert_eq!(since_start(0, 5 * SECOND_US, 2).0, ["0", "5s", "10s"]);
     }

@@ -7,14 +7,14 @@ use hdrhistogram::Histogram;
 use super::plot::Mark;
 use crate::output::human;
 
-/// The most intervals.
+/// The maximum number of intervals.
 const MOST: usize = 40;
 
 /// How many times lie in each interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bins {
     /// The ends of the intervals, in microseconds: one more than there are intervals. An interval includes its upper
-    /// end, and not its lower one.
+    /// end but not its lower one.
     pub(crate) edges: Vec<u64>,
     pub(crate) counts: Vec<u64>,
 }
@@ -57,7 +57,8 @@ const WIDTHS: [u64; 34] = [
     604_800_000_000,
 ];
 
-/// Steps within a factor of ten, each longer than the one before by about the same factor: twenty, ten, five and three.
+/// Steps within a factor of ten, each longer than the one before by about the same factor; twenty, ten, five or three
+/// of them.
 const STEPS: [&[f64]; 4] = [
     &[1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.24, 2.5, 2.8, 3.15, 3.55, 4.0, 4.5, 5.0, 5.6, 6.3, 7.1, 8.0, 9.0],
     &[1.0, 1.25, 1.6, 2.0, 2.5, 3.15, 4.0, 5.0, 6.3, 8.0],
@@ -66,7 +67,7 @@ const STEPS: [&[f64]; 4] = [
 ];
 
 impl Bins {
-    /// In intervals of equal length, from zero: for times of one order.
+    /// Intervals of equal length, from zero: for times of one order of magnitude.
     pub(crate) fn even(times: &Histogram<u64>) -> Self {
         let longest = longest(times);
         let fits = |width: &u64| longest.div_ceil(*width) <= MOST as u64 / 2;
@@ -75,7 +76,7 @@ impl Bins {
         Self::between(times, (0..=count).map(|number| number * width).collect())
     }
 
-    /// In intervals each longer than the one before by about the same factor: for times of several orders.
+    /// Intervals each longer than the one before by about the same factor: for times of several orders of magnitude.
     pub(crate) fn by_factor(times: &Histogram<u64>) -> Self {
         let (shortest, longest) = (times.min().max(1), longest(times).max(1));
         let edges = |steps: &&[f64]| {

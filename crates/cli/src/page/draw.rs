@@ -1,5 +1,5 @@
-//! Draws plots as SVG, by plotters. The style sheet replaces each colour by the one that suits the screen or the paper,
-//! so a colour here stands for what it is used for.
+//! Draws plots as SVG, with plotters. The style sheet replaces each colour by one for the screen or the paper, so a
+//! colour here only identifies a use.
 
 mod bars;
 mod columns;
@@ -38,7 +38,7 @@ impl Ink {
     }
 }
 
-/// The place that a plot is drawn for. Its text has the size of the text around it there.
+/// The place that a plot is drawn for, where its text has the size of the surrounding text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ground {
     Wide,
@@ -67,12 +67,12 @@ impl Ground {
         }
     }
 
-    /// How many characters fit into so many pixels, in whatever font.
+    /// How many characters fit into so many pixels, in any font.
     const fn characters(self, pixels: i32) -> usize {
         (pixels * 100 / (self.font() * 66)).unsigned_abs() as usize
     }
 
-    /// The room that a text takes, in whatever font.
+    /// The width of a text, in any font.
     fn pixels(self, text: &str) -> i32 {
         i32::try_from(text.chars().count()).unwrap_or(i32::MAX / 10_000) * self.font() * 66 / 100
     }
@@ -109,7 +109,7 @@ pub(super) fn hex(RGBColor(red, green, blue): RGBColor) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
-/// The patterns that the style sheet fills with: each kind has one, beside its colour.
+/// The patterns that the style sheet fills with: one for each kind, besides its colour.
 pub(super) fn patterns() -> &'static str {
     "<svg class=\"patterns\" aria-hidden=\"true\" width=\"0\" height=\"0\"><defs>\
      <pattern id=\"hatch\" width=\"5\" height=\"5\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
@@ -119,7 +119,7 @@ pub(super) fn patterns() -> &'static str {
      </defs></svg>\n"
 }
 
-/// The highest of so many stacks.
+/// The height of the highest stack.
 fn stacked(series: &[Series], count: usize) -> u64 {
     let total = |at: usize| series.iter().filter_map(|series| series.counts.get(at)).sum();
     (0..count).map(total).max().unwrap_or(0)
@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    /// Of a colour of the style sheet, by the formula of WCAG.
+    /// The luminance of a colour of the style sheet, by the formula of WCAG.
     fn luminance(colour: &str) -> f64 {
         let number = u32::from_str_radix(colour, 16).unwrap_or_else(|_| panic!("{colour}"));
         let channel = |shift: u32| {
@@ -171,7 +171,8 @@ mod tests {
         (one.max(other) + 0.05) / (one.min(other) + 0.05)
     }
 
-    /// Text 4.5 to 1, and what has to be seen in a plot 3 to 1: light, which is also printed, and dark.
+    /// 4.5 to 1 for text, 3 to 1 for what must be visible in a plot; in the light style, which is also printed, and in
+    /// the dark one.
     #[test]
     fn all_that_is_drawn_can_be_told_from_the_paper() {
         for block in STYLE.split(":root {").skip(1) {

@@ -17,15 +17,15 @@ pub(crate) struct ReportFile {
     path: Option<PathBuf>,
 }
 
-/// A file to be written at the end. Whatever it held is kept until then.
+/// A file to be written at the end. Its content is kept until then.
 #[derive(Debug)]
 pub(crate) struct Report {
     path: PathBuf,
 }
 
 impl ReportFile {
-    /// Sees to it that the file can be written, before the work that would otherwise be lost. It must be none of these,
-    /// which are read.
+    /// Checks that the file can be written, before the work that would otherwise be lost. It must not be one of `read`,
+    /// the files that are read.
     pub(crate) fn open(&self, read: &[Option<&Path>]) -> Result<Option<Report>> {
         let Some(path) = &self.path else { return Ok(None) };
         if cfg!(not(feature = "reports")) {
@@ -39,14 +39,14 @@ impl ReportFile {
             bail!("--report: expected another file than the one that is read, got {shown}");
         }
         let why = || format!("--report: expected a file that can be written, got {shown}");
-        // Who reads a pipe would take its being closed for the end.
+        // The reader of a pipe would take closing it for the end.
         let is_pipe = path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir());
         if !is_pipe {
             let target = path.canonicalize();
             let is_link = path.is_symlink();
             open(path).with_context(why)?;
             if target.is_err() {
-                // The run may yet fail, or be killed.
+                // The run may still fail or be killed.
                 let made = if is_link { path.canonicalize().with_context(why)? } else { path.clone() };
                 std::fs::remove_file(made).with_context(why)?;
             }
@@ -56,7 +56,7 @@ impl ReportFile {
 }
 
 impl Report {
-    /// Replaces what is in the file.
+    /// Replaces the content of the file.
     pub(crate) fn write(self, page: &Page) -> Result<()> {
         let text = html::page(page)?;
         let why = || format!("--report: {}", self.path.display());
@@ -65,7 +65,7 @@ impl Report {
         let Some(target) = self.path.canonicalize().ok().filter(|path| path.is_file()) else {
             return whole(&self.path).with_context(why);
         };
-        // Beside it first, so that a full disk leaves what was there.
+        // Written to a temporary file beside it first, so that a full disk keeps the old content.
         let folder = target.parent().unwrap_or(Path::new("."));
         let mut file = tempfile::NamedTempFile::new_in(folder).with_context(why)?;
         file.write_all(text.as_bytes()).and_then(|()| file.flush()).with_context(why)?;

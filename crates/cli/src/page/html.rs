@@ -1,4 +1,4 @@
-//! A page as text. It is well-formed XML too.
+//! A page as HTML, which is well-formed XML too.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use super::plot::{Ink, Plot};
 use super::text::{LONGEST, escaped, printable, shortened};
 use super::{Page, Section};
 
-/// Nothing is fetched and nothing runs, whatever the page's texts may be.
+/// Nothing is fetched and no script runs, whatever the page's texts are.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
 const STYLE: &str = include_str!("style.css");
@@ -57,7 +57,7 @@ fn section(section: &Section, id: &str) -> Result<String> {
     Ok(html + "</section>\n")
 }
 
-/// The plot for a wide and for a narrow place, of which a reader sees one.
+/// The plot for a wide and for a narrow screen, of which one is visible.
 fn figure(plot: &Plot, id: &str) -> Result<String> {
     let mut html = format!("<figure aria-labelledby=\"{id}\">\n<ul class=\"legend\">\n");
     for (name, ink) in plot.legend() {
@@ -67,7 +67,7 @@ fn figure(plot: &Plot, id: &str) -> Result<String> {
     for (ground, class) in [(Ground::Wide, "wide"), (Ground::Narrow, "narrow")] {
         let drawn = draw::draw(plot, ground)?;
         let named = format!("role=\"img\" aria-labelledby=\"{id}\" aria-describedby=\"{id}-says\"");
-        // Its size is that of the place it is in.
+        // Its size is that of its container.
         let (_, rest) = drawn.split_once(" viewBox").unwrap_or_default();
         write!(html, "<svg class=\"{class}\" {named} viewBox{rest}")?;
     }
@@ -89,7 +89,7 @@ fn swatch(ink: Ink, plot: &Plot) -> String {
 
 fn table(section: &Section, title: &str, id: &str) -> Result<String> {
     let (label, table) = (format!("Table: {title}"), &section.table);
-    // Beside a plot it is for those who want the numbers.
+    // Below a plot, it is closed at first.
     let open = if section.plot.is_none() { " open" } else { "" };
     let mut html = format!(
         "<details{open}>\n<summary>The numbers as a table</summary>\n\
@@ -119,14 +119,14 @@ fn table(section: &Section, title: &str, id: &str) -> Result<String> {
     Ok(html + "</details>\n")
 }
 
-/// A text of the page itself, or one that was checked before.
+/// A text of the page itself, or one that is known to be short.
 fn text(text: &str) -> String {
     escaped(&printable(text))
 }
 
 /// A text of any length.
 fn short(text: &str) -> String {
-    // What can't be printed is longer once it can.
+    // Escapes make text longer, so it is shortened again.
     escaped(&shortened(&printable(&shortened(text, LONGEST)), 2 * LONGEST))
 }
 
@@ -138,7 +138,7 @@ mod tests {
 
     const HOSTILE: &str = "<script>alert(1)</script>\"'&]]>--\u{202e}\0\u{1b}\u{ffff}<!-- </style>";
 
-    /// One of each, all of whose texts are hostile.
+    /// A page with one of everything, all with hostile texts.
     fn hostile() -> Page {
         let text = || HOSTILE.to_owned();
         let series = vec![

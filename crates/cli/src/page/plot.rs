@@ -1,4 +1,4 @@
-//! What can be drawn. Every plot has a table beside it, so it needn't show everything.
+//! The kinds of plots. Every plot has a table with it, so it needn't show everything.
 
 /// A plot of one of these kinds.
 #[derive(Clone, Debug)]
@@ -9,30 +9,30 @@ pub(crate) enum Plot {
     Points(Points),
 }
 
-/// Counts in intervals that follow one another, of times or of values: upright, one kind on top of the other.
+/// Counts in consecutive intervals of times or values, as upright columns with the kinds stacked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Columns {
     /// The ends of the intervals: one more than there are intervals.
     pub(crate) edges: Vec<String>,
-    /// What they are of.
+    /// The title of the horizontal axis.
     pub(crate) across: String,
-    /// What is counted.
+    /// The title of the vertical axis.
     pub(crate) up: String,
     pub(crate) series: Vec<Series>,
     /// Named places, such as a percentile.
     pub(crate) marks: Vec<Mark>,
-    /// The highest number of the scale, so that several plots have the same. Default: the highest column.
+    /// The highest number of the scale, so that several plots can share one. Default: the highest column.
     pub(crate) top: Option<u64>,
 }
 
-/// Counts by name: lying, one kind after the other.
+/// Counts by name, as horizontal bars with the kinds end to end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bars {
     pub(crate) names: Vec<String>,
-    /// What is said of each beside its name.
+    /// A note beside each name.
     pub(crate) notes: Vec<String>,
     pub(crate) series: Vec<Series>,
-    /// A bar of so much or more fills the width, also where none has it.
+    /// The count of a bar that fills the width, at least.
     pub(crate) full: Option<u64>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Points {
 pub(crate) struct Point {
     pub(crate) x: f64,
     pub(crate) y: f64,
-    /// If this is the one to choose: it stands out, with this beside it.
+    /// Set for the point to choose, which stands out with this text beside it.
     pub(crate) chosen: Option<String>,
 }
 
@@ -83,14 +83,14 @@ pub(crate) struct Line {
     pub(crate) values: Vec<Option<f64>>,
 }
 
-/// A place among the columns: 1.5 is the middle of the second.
+/// A named position among the columns: 1.5 is the middle of the second.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     pub(crate) at: f64,
     pub(crate) name: String,
 }
 
-/// What tells one kind from another: a colour, and a pattern or a way of drawing a line.
+/// What distinguishes a kind: a colour, and a pattern or a line style.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ink {
     Allowed,

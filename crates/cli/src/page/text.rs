@@ -1,4 +1,4 @@
-//! Text for a page: of any origin, any length and any characters.
+//! Text for a page, of any origin and length, with any characters.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::output::counted;
 /// The most characters of a cell or a fact.
 pub(super) const LONGEST: usize = 120;
 
-/// Text with nothing in it that a page would take for its own: as the content of an element or of an attribute.
+/// Escapes text as the content of an element or of an attribute.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -24,7 +24,7 @@ pub(super) fn escaped(text: &str) -> String {
     safe
 }
 
-/// Text whose characters can all be seen: the others stand there by their numbers.
+/// Escapes invisible characters by their numbers.
 pub(super) fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -37,7 +37,7 @@ pub(super) fn printable(text: &str) -> String {
     safe
 }
 
-/// Text of at most about so many characters: of a longer one its beginning and end, and its length.
+/// Shortens text to about so many characters: its beginning and end, and its length.
 pub(super) fn shortened(text: &str, most: usize) -> String {
     if text.len() <= most || text.chars().count() <= most {
         return text.to_owned();
@@ -50,7 +50,7 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     format!("{begins}…{}{length}", ends.iter().rev().collect::<String>())
 }
 
-/// What a file is called, without the folders that it is in; - is standard input.
+/// The name of a file without its folders; - is standard input.
 fn file_name(path: &Path) -> String {
     if path.as_os_str() == "-" {
         return "standard input".to_owned();

@@ -1,4 +1,4 @@
-//! A line of a web server's access log, whatever its format: who asked for what, and when.
+//! A line of a web server's access log in any format: who requested what, and when.
 
 use std::borrow::Cow;
 
@@ -17,8 +17,8 @@ pub(super) struct Access<'a> {
     pub(super) took: Option<u64>,
     /// The HTTP status of its response.
     pub(super) status: Option<u16>,
-    /// The client's address, with or without a port, or its name; several with commas between, as proxies forward them.
-    /// Empty if the line has none.
+    /// The client's address, with or without a port, or its name; or a list with commas, as proxies forward it. Empty
+    /// if the line has none.
     pub(super) host: Cow<'a, [u8]>,
     pub(super) user: Option<Cow<'a, [u8]>>,
     /// A request that isn't HTTP has neither method nor path.
@@ -39,7 +39,7 @@ pub(super) enum Time {
 }
 
 impl Access<'_> {
-    /// One of which only the time is known.
+    /// A line of which only the time is known.
     pub(super) fn at(time: Time) -> Self {
         let nothing = Cow::Borrowed(&b""[..]);
         let (took, status, host) = (None, None, nothing.clone());
@@ -154,7 +154,7 @@ fn without_query(target: &[u8]) -> &[u8] {
     if path.starts_with(b"/") {
         return path;
     }
-    // As a proxy or a balancer is asked: https://shop.example:443/a.
+    // The form that proxies and balancers get: https://shop.example:443/a.
     let scheme = path.windows(3).position(|bytes| bytes == b"://").filter(|at| *at <= 5);
     match scheme.map(|at| &path[at + 3..]) {
         Some(rest) => rest.iter().position(|byte| *byte == b'/').map_or(b"/", |at| &rest[at..]),

@@ -13,12 +13,12 @@ use super::place::Place;
 use super::places::{DURATIONS, Line, Places, Unit, micros_with_unit};
 use super::time;
 
-/// Names of a time at which the line was written, with the request answered: nginx's, Caddy's, and what log shippers
-/// make of them.
+/// Names of the time at which the request was answered and the line written: nginx's, Caddy's, and those that log
+/// shippers use.
 const ENDED: [&str; 7] = ["msec", "time_iso8601", "time_local", "ts", "@timestamp", "timestamp", "time"];
-/// Of the time at which the request arrived: Envoy's, Traefik's, of which one may be dropped.
+/// Names of the time at which the request arrived: Envoy's, and Traefik's, of which a configuration may drop one.
 const BEGAN: [&str; 3] = ["start_time", "StartUTC", "StartLocal"];
-/// The address that the server takes for the client's, behind proxies too, before that of its peer.
+/// Names of the client's address: first those for the address as the server finds it behind proxies, then its peer's.
 const HOST: [&str; 10] = [
     "client_ip",
     "request.client_ip",
@@ -34,7 +34,7 @@ const HOST: [&str; 10] = [
 const USER: [&str; 4] = ["remote_user", "user_id", "user", "ClientUsername"];
 const METHOD: [&str; 4] = ["request_method", "method", "request.method", "RequestMethod"];
 const TARGET: [&str; 6] = ["request_uri", "uri", "path", "request.uri", "url", "RequestPath"];
-/// What the client was answered: nginx's and Caddy's, Envoy's, Traefik's, and as others name it.
+/// Names of the response's status: nginx's and Caddy's, Envoy's, Traefik's, and those of others.
 const STATUS: [&str; 5] = ["status", "response_code", "DownstreamStatus", "status_code", "statusCode"];
 /// A whole request line: nginx's `$request`.
 const REQUEST: &str = "request";
@@ -46,7 +46,7 @@ pub(super) fn object(text: &[u8]) -> Result<Object, String> {
     serde_json::from_str(jsonl::object(text)?).map(Object).map_err(|e| jsonl::broken(&e))
 }
 
-/// The fields of an access log's line; none if it isn't about a request, such as what a server says of itself.
+/// The fields of an access log's line; `None` if it isn't about a request, as a server's own messages.
 pub(super) fn access<'l>(object: &'l Object, places: &Places, text: &'l [u8]) -> Result<Option<Access<'l>>, String> {
     if places.have_time() && !places.are_times() {
         return places.read(object, None);
@@ -56,7 +56,7 @@ pub(super) fn access<'l>(object: &'l Object, places: &Places, text: &'l [u8]) ->
     Ok(places.read(object, Some(found))?.filter(is_request))
 }
 
-/// Of a log that is known, of which more may be found in these places.
+/// The fields of a known log; these places may add others.
 fn own<'l>(fields: &'l Map<String, Value>, text: &'l [u8], places: &Places) -> Result<Option<Access<'l>>, String> {
     let host = text_of(fields, &HOST);
     let request = text_of(fields, &[REQUEST]);
@@ -72,7 +72,7 @@ fn own<'l>(fields: &'l Map<String, Value>, text: &'l [u8], places: &Places) -> R
         return Ok(None);
     }
     Ok(Some(Access {
-        // Where the time is given, it is read from there.
+        // Read from its given place later, if there is one.
         time: if places.have_time() { Time::Ended(0) } else { time(fields)? },
         took: took(fields),
         status: STATUS.iter().find_map(|name| field::status(&text_in(fields.get(*name)?)?)),
@@ -84,7 +84,8 @@ fn own<'l>(fields: &'l Map<String, Value>, text: &'l [u8], places: &Places) -> R
     }))
 }
 
-/// Whether it is what Caddy or Traefik say of themselves, or of an error in a request that has a line of its own.
+/// Whether it is a message of Caddy or Traefik about themselves, or about an error in a request that has a line of its
+/// own.
 fn is_of_the_server_itself(fields: &Map<String, Value>) -> bool {
     let caddys = |logger: &str| !logger.starts_with("http.log.access") && fields.contains_key("ts");
     let apart = ["http", "admin", "tls", "pki", "events", "caddy"];
@@ -134,14 +135,13 @@ fn micros_of(name: &str, value: &Value) -> Result<u64, String> {
         Value::Number(number) if number.as_f64().and_then(time::since_1970).is_some() => {
             Ok(number.as_f64().and_then(time::since_1970).unwrap_or_default())
         }
-        // The message has it.
+        // The message quotes it.
         other => time::read(name, shown(other.to_string().as_bytes()).as_bytes()),
     }
 }
 
 /// How long the request took, where the unit is known: nginx's request_time and Caddy's duration, with decimals, are in
-/// seconds, Envoy's in milliseconds, Traefik's in nanoseconds. A service of one's own may write anything under these
-/// names.
+/// seconds, Envoy's in milliseconds, Traefik's in nanoseconds. Any other service may write anything under these names.
 fn took(fields: &Map<String, Value>) -> Option<u64> {
     let of = |name: &str, unit: Unit| match fields.get(name)? {
         Value::Number(number) => unit.micros(number.as_f64()?),
@@ -151,7 +151,7 @@ fn took(fields: &Map<String, Value>) -> Option<u64> {
         _ => None,
     };
     let has = |name: &&str| fields.contains_key(*name);
-    // nginx always writes three decimals; Caddy none in nanoseconds and milliseconds, which it can be told to write.
+    // nginx always writes three decimals. Caddy writes none if it is configured for nanoseconds or milliseconds.
     let has_decimals = |name: &str| fields.get(name).is_some_and(|value| value.as_u64().is_none());
     let is_caddys = text_of(fields, &["logger"]).is_some_and(|logger| logger.starts_with("http.log.access"));
     let envoys = ["downstream_remote_address", "response_flags", "upstream_cluster", "upstream_host"];
@@ -164,12 +164,12 @@ fn took(fields: &Map<String, Value>) -> Option<u64> {
     } else if has(&"StartUTC") || has(&"StartLocal") {
         of("Duration", Unit::Nanoseconds)
     } else {
-        // Or it says its unit.
+        // Or the value has its unit.
         fields.get("duration").and_then(Value::as_str).and_then(micros_with_unit)
     }
 }
 
-/// The first of these fields that is a string with something in it; `a.b` is the field b of the object a.
+/// The first of these fields that is a string and not empty; `a.b` is the field b of the object a.
 fn text_of<'l>(fields: &'l Map<String, Value>, names: &[&str]) -> Option<&'l str> {
     names.iter().find_map(|name| {
         let value = match name.split_once('.') {
@@ -200,7 +200,7 @@ fn text_in(value: &Value) -> Option<Cow<'_, [u8]>> {
     match value {
         Value::String(text) => Some(Cow::Borrowed(text.as_bytes())),
         Value::Number(number) => Some(Cow::Owned(number.to_string().into_bytes())),
-        // The lines of a header.
+        // The values of a repeated header.
         Value::Array(list) => {
             let texts: Vec<_> = list.iter().filter_map(Value::as_str).collect();
             (!texts.is_empty()).then(|| Cow::Owned(texts.join(", ").into_bytes()))
@@ -230,12 +230,12 @@ impl Line for Object {
 }
 
 impl Object {
-    /// Of a table's columns and one row.
+    /// An object from a table's columns and one row.
     pub(super) fn of_row(columns: &[String], row: &[String]) -> Self {
         Self(columns.iter().cloned().zip(row.iter().cloned().map(Value::String)).collect())
     }
 
-    /// All texts and numbers, by their names with dots; those of a list of texts as one.
+    /// All texts and numbers, by their names with dots; a list of texts counts as one.
     pub(super) fn leaves(&self) -> Vec<(String, &Value)> {
         fn collect<'l>(prefix: &str, fields: &'l Map<String, Value>, into: &mut Vec<(String, &'l Value)>) {
             for (name, value) in fields {
@@ -251,14 +251,14 @@ impl Object {
         leaves
     }
 
-    /// The field that has a whole line of a log, as this says of a text: what Docker, journald or a shipper writes
-    /// around the lines of a program.
+    /// The field that has a whole log line, as told by `is_line`: Docker, journald and shippers write such objects
+    /// around a program's lines.
     pub(super) fn field_of_lines(&self, is_line: &dyn Fn(&[u8]) -> bool) -> Option<String> {
         let has_line = |value: &Value| value.as_str().is_some_and(|text| is_line(text.trim_ascii_end().as_bytes()));
         self.leaves().into_iter().find(|(_, value)| has_line(value)).map(|(name, _)| name)
     }
 
-    /// What to give as --fields, if its fields have names and values by which that can be seen.
+    /// A suggestion for --fields, if the names and values of its fields allow one.
     pub(super) fn suggested(&self) -> Option<String> {
         let leaves = self.leaves();
         let find = |names: &[&str], fits: &dyn Fn(&[u8]) -> bool| {
@@ -280,7 +280,7 @@ impl Object {
             matches!(text, b"GET" | b"HEAD" | b"POST" | b"PUT" | b"DELETE" | b"PATCH" | b"OPTIONS")
         });
         let is_path = |text: &[u8]| text.starts_with(b"/") || text.starts_with(b"http");
-        // url.original is the Elastic Common Schema's, of a target as it was asked for.
+        // url.original is the Elastic Common Schema's name of the requested target.
         let path = find(&["path", "uri", "url", "target", "original"], &is_path);
         let request =
             find(&["request", "requestline", ""], &|text| text.contains(&b' ') && access::path(text).is_some());
@@ -293,7 +293,7 @@ impl Object {
                 text.is_some_and(|text| micros_with_unit(text).is_some())
             }
         };
-        // Google Cloud's entries have the time at which the request arrived.
+        // In Google Cloud's entries, timestamp is when the request arrived.
         let of_google = time == "timestamp" && leaves.iter().any(|(name, _)| name == "httpRequest.latency");
         let mut said = format!("{}={time},ip={ip}", if start.is_some() || of_google { "start" } else { "time" });
         match (method.zip(path), request) {

@@ -1,4 +1,4 @@
-//! The address that a line's client counts by, as the middleware finds it.
+//! The address by which a line's client counts, found as the middleware finds it.
 
 use std::net::IpAddr;
 
@@ -11,9 +11,9 @@ use super::place::Place;
 /// Where the client's address is.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clients {
-    /// In this field, if not where the format has it.
+    /// The field that has it, if it isn't where the format has it.
     pub(super) field: Option<Place>,
-    /// Behind these proxies; `None` if the nearest one's entry counts.
+    /// The trusted proxies; `None` if the nearest proxy's entry counts.
     proxies: Option<ClientAddress>,
 }
 
@@ -28,12 +28,12 @@ impl Clients {
         self.proxies.is_some() && self.field.is_none()
     }
 
-    /// The address that a request counts by, whose connection had this peer and which has this in the field; `None` if
-    /// the peer is named, or none. What is in the field is a list whose last entry the nearest proxy has written.
+    /// The address by which a request counts, from the peer of its connection and the field's list of addresses, whose
+    /// last entry the nearest proxy has written. `None` if the peer is a host's name, or there is none.
     pub(super) fn address(&self, peer: &[u8], forwarded: Option<&[u8]>) -> Result<Option<IpAddr>, String> {
         let (peer, forwarded) = match forwarded.filter(|list| !matches!(list.trim_ascii(), b"" | b"-")) {
             Some(list) => (read(peer), list),
-            // The line has the list in the peer's place.
+            // The line has the list in place of the peer.
             None if peer.contains(&b',') => (None, peer),
             None if peer.iter().any(|byte| byte.is_ascii_whitespace() || *byte == b'"') => {
                 return Err(unexpected("client address", "an address or a host's name", &quoted(peer)));
@@ -43,7 +43,7 @@ impl Clients {
         if let (Some(peer), Some(proxies)) = (peer, &self.proxies) {
             return proxies.of_header(peer, forwarded).map(Some).map_err(|error| error.to_string());
         }
-        // It isn't known who sent it, or is taken for a proxy.
+        // The sender isn't known, or is taken for a proxy.
         let mut entries = forwarded.rsplitn(2, |byte| *byte == b',').map(<[u8]>::trim_ascii);
         let last = entries.next().unwrap_or_default();
         let nearest = read(last)
@@ -53,8 +53,8 @@ impl Clients {
     }
 }
 
-/// The address in a text with or without a port, as the middleware reads it; also of IPv6 with a port and no brackets,
-/// as AWS's balancers, HAProxy and nginx's `$remote_addr:$remote_port` write it, unless it looks like another address.
+/// The address in a text with or without a port, as the middleware reads it; also IPv6 with a port and no brackets, as
+/// AWS's balancers, HAProxy and nginx's `$remote_addr:$remote_port` write it, unless it looks like another address.
 pub(super) fn read(text: &[u8]) -> Option<IpAddr> {
     ClientAddress::read(text).or_else(|| {
         let (before, port) = split_port(text)?;
@@ -63,7 +63,7 @@ pub(super) fn read(text: &[u8]) -> Option<IpAddr> {
     })
 }
 
-/// What stands before the last colon: the client, in logs whose every client has a port.
+/// The text before the last colon: the client, in logs that write a port after every client.
 pub(super) fn without_port(text: &[u8]) -> Option<&[u8]> {
     split_port(text).map(|(before, _)| before)
 }
@@ -72,7 +72,7 @@ fn split_port(text: &[u8]) -> Option<(&[u8], &[u8])> {
     text.iter().rposition(|byte| *byte == b':').map(|at| (&text[..at], &text[at + 1..]))
 }
 
-/// What rules by `ip` count this address as.
+/// This address as rules by `ip` count it.
 pub(crate) fn counted(address: IpAddr) -> Vec<u8> {
     /// Unless a rule sets another `ipv6_prefix`.
     const IPV6_PREFIX: u8 = 64;

@@ -19,7 +19,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
         request(rest).ok_or_else(|| unexpected("request", "text between quotes", &quoted(rest.trim_ascii())))?;
     let traefiks = traefiks(after);
     Ok(Access {
-        // nginx writes a line, and its time, when the request has ended; Traefik the time at which it came.
+        // nginx writes the time at which the request ended, Traefik the time at which it arrived.
         time: if traefiks.is_some() { Time::Began(t_us) } else { Time::Ended(t_us) },
         took: traefiks.or_else(|| took(after)),
         status: after.strip_prefix(b" ").map(|rest| word(rest).0).and_then(field::status),
@@ -33,8 +33,8 @@ pub(super) fn parse(text: &[u8]) -> Result<Access<'_>, String> {
 
 const EXPECTED: &str = "host ident user [time] \"request\" status bytes";
 
-/// How long a request took whose line ends as Traefik's: `7 "router@file" "http://10.0.0.9:80" 12ms`. Traefik doesn't
-/// escape what a client sends, but that stands before it.
+/// How long a request took, if its line ends as Traefik's: `7 "router@file" "http://10.0.0.9:80" 12ms`. Traefik doesn't
+/// escape what a client sends, but this end follows all of that.
 fn traefiks(after: &[u8]) -> Option<u64> {
     let mut words = after.rsplit(|byte| *byte == b' ');
     let took = words.next().filter(|word| word.ends_with(b"ms"))?;
@@ -47,8 +47,8 @@ fn traefiks(after: &[u8]) -> Option<u64> {
 }
 
 /// In microseconds: nginx's `$request_time`, which is what `request_time=` or `rt=` names, or else the first number
-/// with three decimals; or a number with its unit, as Traefik's `12ms`.
-/// A client can't write one, since what it sends stands in quotes.
+/// with three decimals; or a number with its unit, as Traefik's `12ms`. A client can't forge one, since what it sends
+/// is in quotes.
 pub(super) fn took(mut text: &[u8]) -> Option<u64> {
     let seconds = |word: &[u8]| field::micros(str::from_utf8(word).ok()?);
     let mut first = None;
@@ -83,8 +83,8 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
     end.map_or((text, &[]), |end| (&text[..end], &text[end + 1..]))
 }
 
-/// What stands before the time, the time in microseconds, and what follows it. A user may have a name with ` [` in it, so
-/// it is the first bracket that has a time and a request behind it; no name has a time, whose colons would end it.
+/// The text before the time, the time in microseconds, and the text after it. A user's name may contain ` [`, so the
+/// time is at the first bracket that a time and a request follow. No name contains a time, since a colon ends it.
 fn at_its_time(text: &[u8]) -> Result<(&[u8], u64, &[u8]), String> {
     let mut first = None;
     for (at, _) in text.windows(2).enumerate().filter(|(_, bytes)| bytes == b" [") {
@@ -97,7 +97,7 @@ fn at_its_time(text: &[u8]) -> Result<(&[u8], u64, &[u8]), String> {
     first.unwrap_or_else(|| Err(unexpected("line", EXPECTED, &quoted(text))))
 }
 
-/// Host and user, which stand before the time.
+/// Host and user, from the text before the time.
 fn who(head: &[u8]) -> Option<(&[u8], &[u8])> {
     let (mut host, mut after) = host(head)?;
     let has_more = after.iter().filter(|byte| **byte == b' ').count() >= 2;
@@ -114,10 +114,10 @@ fn who(head: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((host, user))
 }
 
-/// The client behind what others write before a line: syslog `Nov 26 17:27:31 host nginx: `, docker compose `web-1 | `,
-/// Kubernetes a time and `stdout F `. It is the first address before a `-`, or else the last word before `- -`.
+/// The client and what follows, after a prefix by others: syslog `Nov 26 17:27:31 host nginx: `, docker compose `web-1
+/// | `, Kubernetes a time and `stdout F `. It is the first address before a `-`, or else the last word before `- -`.
 fn prefixed(head: &[u8]) -> Option<(&[u8], &[u8])> {
-    /// As many words as such a prefix has at most.
+    /// The most words of such a prefix.
     const WORDS: usize = 16;
     let starts = head.iter().enumerate().filter(|(_, byte)| **byte == b' ').map(|(at, _)| at + 1);
     let mut places = starts.take(WORDS).filter_map(|at| host(&head[at..]));
@@ -379,7 +379,7 @@ mod tests {
             ("::ffff:192.0.2.1 - -", "192.0.2.1", None),
             ("[2001:db8::7]:4711 - -", "2001:db8::/64", None),
             ("192.0.2.1:4711 - -", "192.0.2.1", None),
-            // Behind what others write before a line.
+            // After a prefix by others.
             ("Nov 26 17:27:31 host nginx: 192.0.2.1 - ann", "192.0.2.1", Some("ann")),
             ("Nov 26 17:27:31 10.0.0.5 nginx[12]: 192.0.2.1 - -", "192.0.2.1", None),
             ("<190>1 2026-11-26T17:27:31Z host nginx 12 - - 192.0.2.1 - -", "192.0.2.1", None),
@@ -389,7 +389,7 @@ mod tests {
             ("web-1  | client.example - -", "client.example", None),
             ("2026-11-26T17:27:31.123456789Z stdout F 2001:db8::7 - -", "2001:db8::/64", None),
             ("[pod/web-1/nginx] 192.0.2.1 - -", "192.0.2.1", None),
-            // A user's name is the client's to choose.
+            // A client can choose any user's name.
             ("192.0.2.1 - x [y", "192.0.2.1", Some("x [y")),
             ("192.0.2.1 - x [17/May/2015", "192.0.2.1", Some("x [17/May/2015")),
             ("192.0.2.1 - 198.51.100.7 - x", "192.0.2.1", Some("198.51.100.7 - x")),

@@ -5,11 +5,11 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// The text in gzip or zstd, in however many members; anything else as it is. Memory is bounded by zstd's window of at
-/// most 128 MiB; a file of a larger one is an error.
+/// The text of gzip or zstd data with any number of members; anything else unchanged. Memory is bounded by zstd's
+/// window of at most 128 MiB; a file of a larger one is an error.
 pub(crate) fn decompressed(mut input: impl BufRead + 'static) -> io::Result<Box<dyn BufRead>> {
     let mut head = Vec::new();
-    // One byte at a time: what somebody types into a terminal isn't waited for longer than it takes to tell.
+    // One byte at a time, so that input typed into a terminal isn't waited for longer than needed.
     while [GZIP, ZSTD].iter().any(|magic| head.len() < magic.len() && magic.starts_with(&head)) {
         if input.by_ref().take(1).read_to_end(&mut head)? == 0 {
             break;

@@ -69,7 +69,7 @@ impl Columns {
             let name = name.strip_prefix(b"attr.").filter(|name| with_attributes && !name.is_empty())?;
             Some(String::from_utf8_lossy(name).into_owned())
         };
-        // Reported first: for a misspelt name, "missing" would be true but no help.
+        // Reported first: for a misspelt name, "missing" would be true but unhelpful.
         for (i, name) in header.fields().enumerate() {
             let known = field::INPUT.iter().chain(field::OUTPUT).any(|known| known.as_bytes() == name);
             if !known && attribute(name).is_none() {
@@ -150,7 +150,7 @@ pub(super) fn cells(text: &[u8]) -> Vec<String> {
     row.fields().map(|cell| String::from_utf8_lossy(cell).trim().to_owned()).collect()
 }
 
-/// The rows of any table with a header, whose columns are asked for by their names.
+/// The rows of any table with a header, with access to columns by name.
 #[derive(Default)]
 pub(super) struct Named {
     columns: Vec<String>,

@@ -34,7 +34,8 @@ pub(super) const OUTPUT: &[&str] = &[
     "error",
 ];
 
-/// The one of these that only the tool's output has: keys and ids are then written as the tool shows them.
+/// The one of these that only the tool's output has. If it is present, keys and ids are in the form that the tool
+/// shows.
 pub(super) const OWN: &str = "rule";
 
 pub(super) const KEY: &str = "a non-empty string";
@@ -49,7 +50,7 @@ pub(super) fn length(text: &str) -> Result<Duration, String> {
 /// The longest that a request can have taken: a day, in seconds.
 pub(super) const MAX_SECONDS: u32 = 86_400;
 
-/// When a request has ended that arrived at this time and took these seconds: `0.123`, as nginx writes them.
+/// When a request ended, given its arrival and its duration in seconds: `0.123`, as nginx writes it.
 pub(super) fn ends_us(t_us: u64, seconds: &str) -> Result<u64, String> {
     let took = micros(seconds).ok_or_else(|| {
         let expected = format!("seconds from 0 to {MAX_SECONDS}, such as 0.123");
@@ -69,13 +70,13 @@ pub(super) fn micros(seconds: &str) -> Option<u64> {
     (us <= u64::from(MAX_SECONDS) * 1_000_000).then_some(us)
 }
 
-/// The HTTP status of a response; none if it is something else, such as what a log has of a request without one.
+/// The HTTP status of a response; `None` if it is something else, as logs write for a request without a response.
 pub(super) fn status(text: &[u8]) -> Option<u16> {
     let status = str::from_utf8(text).ok().filter(|_| text.len() == 3)?.parse().ok()?;
     (100..=599).contains(&status).then_some(status)
 }
 
-/// The same of a record, which has it or lacks the field.
+/// The same for a record, where anything else is an error.
 pub(super) fn needed_status(text: &[u8]) -> Result<u16, String> {
     status(text).ok_or_else(|| unexpected("status", "an HTTP status, such as 200", &quoted(text)))
 }

@@ -13,7 +13,7 @@ use super::words::Words;
 
 const EXPECTED: &str = "client:port [time] frontend backend/server TR/Tw/Tc/Tr/Ta status ... \"request\"";
 
-/// None if it says something else of HAProxy.
+/// `None` if it is a message of HAProxy about something else.
 pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Access<'l>>, String> {
     let words = words.all();
     // HAProxy writes a port after every address, and no brackets around those that have colons themselves.
@@ -24,7 +24,7 @@ pub(super) fn parse<'l>(words: &Words<'l>, text: &'l [u8]) -> Result<Option<Acce
         return if is_its_own { Ok(None) } else { Err(unexpected("line", EXPECTED, &quoted(text))) };
     };
     let began = accepted(words[at]).unwrap_or_else(|| Err(unexpected("time", EXPECTED, &quoted(words[at]))))?;
-    // A connection by TCP has three timers and no request; counts of connections that look like timers follow.
+    // A TCP connection's line has three timers and no request, then counts of connections that look like timers.
     let slashes = |word: &[u8]| word.iter().filter(|byte| **byte == b'/').count();
     let mut after_time = words[at..].iter();
     let timers = after_time.find(|word| slashes(word) >= 2 && is_timers(word));

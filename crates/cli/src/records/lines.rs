@@ -4,8 +4,8 @@ use std::io::{self, BufRead, Read};
 
 use super::{Record, Unreadable};
 
-/// The most bytes kept of a line, or of a CSV row over several lines. A key may have a megabyte, which JSON escapes can
-/// make six.
+/// The most bytes kept of a line, or of a CSV row over several lines. A key may have a megabyte, which is up to six
+/// with JSON escapes.
 pub(super) const LIMIT: usize = 16 << 20;
 
 pub(super) struct Lines<R> {

@@ -8,7 +8,7 @@ use super::places::Places;
 use super::words::Words;
 use super::{Format, access_json, combined, csv_table, haproxy, text};
 
-/// The most lines examined; of objects that may be of a log yet to begin, more.
+/// The most lines examined; more if they are objects, since a log may start after them.
 const LINES: usize = 10;
 const OBJECTS: usize = 500;
 /// The most bytes examined.
@@ -17,21 +17,22 @@ const BYTES: u64 = 256 << 10;
 /// What the beginning of a stream shows.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
-    /// The format that one of its first lines has.
+    /// The format of one of its first lines.
     pub(crate) format: Option<Format>,
-    /// Whether that is only what objects of which nothing is known most likely should have.
+    /// Whether the format is only a guess, for objects of an unknown kind.
     pub(crate) is_guessed: bool,
-    /// What to give as --fields, if it has another but that can be seen.
+    /// A suggestion for --fields, if its format is unknown but its fields can be recognised.
     pub(crate) places: Option<String>,
-    /// How its JSON isn't one object per line of a log, and what makes it so.
+    /// Why its JSON isn't a log with one object per line, and how to make it one.
     pub(crate) otherwise: Option<String>,
-    /// What its first bytes show that no format can be read from, and what to do about it.
+    /// What its first bytes show, if it isn't readable text, and what to do about it.
     pub(crate) foreign: Option<&'static str>,
     /// Its first non-blank line, as one short printable line; `None` if there is none.
     pub(crate) begins: Option<String>,
 }
 
-/// What the stream looks like, and all of it to read. If the format hardly matters, waits for the first line only.
+/// What the stream looks like, and the whole stream to read. If the format hardly matters, waits only for the first
+/// line.
 pub(crate) fn look<R: BufRead>(
     mut input: R,
     matters: bool,
@@ -49,7 +50,7 @@ pub(crate) fn look<R: BufRead>(
             looks.foreign = foreign(&head);
         }
         let line = if start == 0 { head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head) } else { &head[start..] };
-        // gunicorn behind a socket writes no client, but the space after it.
+        // Behind a socket, gunicorn writes no client, only the space after it.
         let (line, whole) = (line.trim_ascii(), line.trim_ascii_end());
         if line.starts_with(b"{") {
             objects += 1
@@ -69,7 +70,7 @@ pub(crate) fn look<R: BufRead>(
             looks.places = match access_json::object(line) {
                 Ok(object) => {
                     let suggested = object.suggested();
-                    // Some shippers keep a line beside what they have read of it.
+                    // Some shippers keep the original line beside the fields they parsed from it.
                     let has_request = |places: &String| places.contains(",path=") || places.contains(",request=");
                     if !suggested.as_ref().is_some_and(has_request) {
                         looks.otherwise = looks.otherwise.or_else(|| {
@@ -90,14 +91,14 @@ pub(crate) fn look<R: BufRead>(
             break;
         }
     }
-    // Of objects that say nothing of requests, records are what they most likely should be.
+    // Objects without anything of a request are most likely meant as records.
     let is_unknown = looks.format.is_none() && looks.places.is_none() && looks.otherwise.is_none();
     looks.is_guessed = matters && is_unknown && objects > 0;
     looks.format = looks.format.or(looks.is_guessed.then_some(Format::Jsonl));
     Ok((looks, io::Cursor::new(head).chain(input)))
 }
 
-/// What to give as --fields for the table whose header was the first line, if this is a row.
+/// A suggestion for --fields of a table whose header was the first line, if this is a row.
 fn of_table(columns: &mut Vec<String>, line: &[u8]) -> Option<String> {
     let cells = csv_table::cells(line);
     if columns.is_empty() {
@@ -107,7 +108,7 @@ fn of_table(columns: &mut Vec<String>, line: &[u8]) -> Option<String> {
     (cells.len() > 2 && cells.len() == columns.len()).then(|| Object::of_row(columns, &cells).suggested())?
 }
 
-/// What isn't text of which lines can be read.
+/// Recognises data that isn't text with readable lines.
 fn foreign(head: &[u8]) -> Option<&'static str> {
     const MAGIC: [(&[u8], &str); 7] = [
         (b"BZh", "bzip2: decompress it first, as by bzcat"),
@@ -119,12 +120,12 @@ fn foreign(head: &[u8]) -> Option<&'static str> {
         (b"\xfe\xff", "text in UTF-16: convert it first, as by iconv -f UTF-16 -t UTF-8"),
     ];
     let found = MAGIC.iter().find(|(magic, _)| head.starts_with(magic))?;
-    // As text may begin, too.
+    // Text may begin like this, too.
     let is_text = found.0 == b"BZh" && head.get(4..10) != Some(b"1AY&SY");
     (!is_text).then_some(found.1)
 }
 
-/// The format of a line, also given with the spaces before it; `first` if it may be a header.
+/// The format of a line; `whole` has its leading spaces too, and `first` is whether it may be a header.
 fn of_line(line: &[u8], whole: &[u8], first: bool, places: &Places) -> Option<Format> {
     let names = || line.split(|byte| *byte == b',').map(|name| unquoted(name.trim_ascii()));
     if line.starts_with(b"{") {
@@ -169,7 +170,7 @@ fn of_jq(field: &str) -> String {
     field.split('.').map(name).collect()
 }
 
-/// JSON that isn't one object per line, as the command lines of clouds print it, by its first line.
+/// Recognises JSON that isn't one object per line by its first line, as the command-line tools of clouds print it.
 fn spread(line: &[u8]) -> Option<&'static str> {
     match line {
         b"[" | [b'[', b'{', ..] => Some("a list of objects: write each on one line first, as by jq -c '.[]'"),

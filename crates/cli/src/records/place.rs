@@ -8,11 +8,11 @@ use super::field::{quoted, shown};
 /// A field of a line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Place {
-    /// Of a line of words: from 1, or from the end, which is -1.
+    /// The position in a line of words: from 1, or from the end with -1 for the last.
     At(i16),
-    /// Of a line of words, the last one in quotes.
+    /// The last quoted word of a line of words.
     LastQuoted,
-    /// Of an object, with dots between the names; a column; or what follows `NAME=` in a line of words.
+    /// A field of an object, with dots between names; a column; or the value of `NAME=` in a line of words.
     Named(String),
 }
 

@@ -1,4 +1,4 @@
-//! Where the lines of an access log have what is read of them: `--fields time=ts,ip=client.ip,duration=took:ms`.
+//! Where the lines of an access log have their fields: `--fields time=ts,ip=client.ip,duration=took:ms`.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -14,24 +14,24 @@ pub(super) trait Line {
     /// The text of a field, if the line has it.
     fn at(&self, place: &Place) -> Option<Cow<'_, [u8]>>;
 
-    /// The same of a list of addresses, without what the format writes in place of a space.
+    /// The same for a list of addresses, with the spaces that the format replaces.
     fn addresses(&self, place: &Place) -> Option<Cow<'_, [u8]>> {
         self.at(place)
     }
 
-    /// The fields that may hold a client's address which a proxy has written, each with its text.
+    /// The fields that may have a client's address as written by a proxy, each with its text.
     fn forwarded(&self) -> Vec<(Place, Cow<'_, [u8]>)>;
 }
 
-/// Places, as far as they were given.
+/// The given places.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     time: Option<Place>,
     start: Option<Place>,
     ip: Option<Place>,
-    /// Whether every address there has a port.
+    /// Whether every address at `ip` has a port.
     ports: bool,
-    /// Where the address is of a line that has none there.
+    /// Where the address is, on lines without one at `ip`.
     peer: Option<Place>,
     user: Option<Place>,
     method: Option<Place>,
@@ -41,11 +41,11 @@ pub(crate) struct Places {
     duration: Option<Took>,
 }
 
-/// How long a request took: the sum of some fields.
+/// How long a request took, as the sum of some fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Took {
     of: Vec<Place>,
-    /// Unless each value has its own.
+    /// `None` if each value has its own.
     unit: Option<Unit>,
 }
 
@@ -57,7 +57,8 @@ pub(super) enum Unit {
     Nanoseconds,
 }
 
-/// Fields whose unit their makers document: nginx's, pino's, the Elastic Common Schema's, Kong's, Traefik's, Cloudflare's.
+/// Fields whose unit their makers document: nginx's, pino's, the Elastic Common Schema's, Kong's, Traefik's,
+/// Cloudflare's.
 const DOCUMENTED: [(&str, Unit); 7] = [
     ("request_time", Unit::Seconds),
     ("responseTime", Unit::Milliseconds),
@@ -68,7 +69,7 @@ const DOCUMENTED: [(&str, Unit); 7] = [
     ("OriginResponseDurationMs", Unit::Milliseconds),
 ];
 
-/// What the names of fields contain that have a duration, where programs name them themselves.
+/// Parts of the names that programs choose for fields with a duration.
 pub(super) const DURATIONS: [&str; 6] = ["duration", "latency", "latencies", "elapsed", "responsetime", "took"];
 
 impl Unit {
@@ -82,7 +83,7 @@ impl Unit {
         })
     }
 
-    /// The unit that a field's name says.
+    /// The unit that a field's name implies.
     pub(super) fn of_field(name: &str) -> Option<Self> {
         let documented = DOCUMENTED.iter().find(|(field, _)| *field == name).map(|(_, unit)| *unit);
         let suffix = || {
@@ -123,7 +124,7 @@ impl Took {
             let value = String::from_utf8_lossy(&text);
             let got = || quoted(&text);
             let us = match (value.trim_matches('+').parse::<f64>(), self.unit) {
-                // As for a request that had no answer.
+                // As written for a request without an answer.
                 (Ok(number), _) if number < 0.0 => return Ok(None),
                 (Ok(number), Some(unit)) => unit.micros(number),
                 (Ok(_), None) => {
@@ -139,7 +140,7 @@ impl Took {
     }
 }
 
-/// Whether a field says that there is nothing.
+/// Whether a field stands for no value.
 fn is_nothing(text: &[u8]) -> bool {
     matches!(text, b"" | b"-")
 }
@@ -154,12 +155,12 @@ impl Places {
         self.time.is_some() || self.start.is_some()
     }
 
-    /// With the place of the connection's address, for lines that have no other.
+    /// Adds the place of the connection's address, for lines that have no other.
     pub(super) fn or_peer(self, peer: Option<i16>) -> Self {
         Self { peer: peer.map(Place::At), ..self }
     }
 
-    /// With a port after every address.
+    /// Expects a port after every address.
     pub(super) fn with_ports(self) -> Self {
         Self { ports: true, ..self }
     }
@@ -175,7 +176,7 @@ impl Places {
         times.into_iter().chain(ones).flatten().chain(self.duration.iter().flat_map(|took| &took.of))
     }
 
-    /// Whether they say no more than the time, the duration and the status, so that the format has the rest.
+    /// Whether they are only of the time, the duration and the status, so that the format gives the rest.
     pub(super) fn are_times(&self) -> bool {
         let Self { ip, user, method, path, request, .. } = self;
         [ip, user, method, path, request].iter().all(|place| place.is_none())
@@ -190,7 +191,7 @@ impl Places {
         self.all().all(|place| place.name().is_some()).then(|| self.all().filter_map(Place::name))
     }
 
-    /// What the line says, in place of what was found in it; `None` if it has neither an address nor a request.
+    /// What these places say, over what the format found; `None` if the line has neither an address nor a request.
     pub(super) fn read<'l>(&self, line: &'l dyn Line, found: Option<Access<'l>>) -> Result<Option<Access<'l>>, String> {
         if self.are_none() {
             return Ok(found);
@@ -236,7 +237,7 @@ impl Places {
     }
 }
 
-/// What stands before a client's port.
+/// The client without its port.
 fn client(host: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     match (without_port(&host).map(<[u8]>::len), host) {
         (Some(length), Cow::Borrowed(host)) => Cow::Borrowed(&host[..length]),

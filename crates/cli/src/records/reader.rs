@@ -32,20 +32,20 @@ enum Shape {
     AccessJson,
     Haproxy,
     W3c(Header),
-    /// With the places of its lines, once one was as they are known.
+    /// The places of its lines, once one matched a known format.
     Text(Option<Places>),
 }
 
-/// How a line's access becomes a record.
+/// How an access log's line becomes a record.
 struct Way {
     wanted: Wanted,
-    /// Until enough requests were looked at; none if the address doesn't count, or it was said where it is.
+    /// Until enough requests were sampled; `None` if the address doesn't count, or its place is given.
     sample: Option<Sample>,
     /// Whether there was any line.
     any: bool,
-    /// The fields that were asked for and that no line had so far.
+    /// The given fields that no line has had so far.
     unseen: Vec<Place>,
-    /// Whether a list of addresses was expected, and no line had one so far.
+    /// Whether a list of addresses is expected, and no line has had one so far.
     unlisted: bool,
 }
 
@@ -105,7 +105,7 @@ impl<R: BufRead> Records<R> {
         }
     }
 
-    /// A time that would be in 1970 is one in another unit.
+    /// A time in January 1970 is probably in another unit.
     fn doubt_unit(&self, t_us: u64) {
         let unit = match t_us {
             946_684_800..4_102_444_800 => "seconds",
@@ -144,7 +144,7 @@ impl<R: BufRead> Iterator for Records<R> {
 }
 
 impl Way {
-    /// The record on this line of an access log; none if it isn't about a request.
+    /// The record on this line of an access log; `None` if it isn't about a request.
     fn read(&mut self, shape: &mut Shape, number: u64, text: &[u8]) -> Result<Option<Record>, String> {
         match shape {
             Shape::AccessJson => {
@@ -170,7 +170,7 @@ impl Way {
                     *places = text::known(text);
                 }
                 let words = Words::of(text);
-                // Heroku's router and applications write one log.
+                // Heroku's router and applications write to the same log.
                 if places.is_none() && text::is_of_another(&words) {
                     return self.record(number, &words, None);
                 }
@@ -181,12 +181,12 @@ impl Way {
                 let is_other = text::is_of_another(&words) && !self.wanted.places.have_time();
                 let mut access = if is_other { None } else { places.read(&words, None)? };
                 if let Some(access) = access.as_mut().filter(|_| !places.have_duration()) {
-                    // nginx's, which a line may end with.
+                    // nginx's duration, which may end a line.
                     access.took = combined::took(text);
                 }
                 self.over(number, &words, access)
             }
-            // These have records of their own.
+            // Only Combined gets here: the others are read elsewhere.
             Shape::Combined | Shape::Jsonl | Shape::Csv(_) | Shape::Table(_) => {
                 let access = combined::parse(text)?;
                 if self.is_simple() {
@@ -197,7 +197,7 @@ impl Way {
         }
     }
 
-    /// The record of this access, with what the given places say in place of what it has.
+    /// The record of this access; the given places override its fields.
     fn over(&mut self, number: u64, words: &Words<'_>, access: Option<Access<'_>>) -> Result<Option<Record>, String> {
         let access = match access {
             Some(access) => self.wanted.places.read(words, Some(access))?,
@@ -206,13 +206,13 @@ impl Way {
         self.record(number, words, access)
     }
 
-    /// Whether nothing is asked of a line beside what its format says.
+    /// Whether a line needs only what its format gives.
     fn is_simple(&self) -> bool {
         let asked = !self.wanted.places.are_none() || self.wanted.clients.field.is_some() || self.unlisted;
         self.sample.is_none() && !asked
     }
 
-    /// Of a time that is taken for a request's end, which a duration is subtracted from, whether it is one.
+    /// Doubts that a time is the request's end, since the duration is subtracted from it.
     fn doubt_end(&self) {
         let places = &self.wanted.places;
         if places.have_duration() && !places.have_time() {

@@ -1,4 +1,5 @@
-//! Whether a log's clients are behind a balancer: most requests have one address or a few, and another field has many.
+//! Detects a log whose clients are behind a balancer: most requests have one address or a few, and another field has
+//! many.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -9,13 +10,13 @@ use super::place::Place;
 use super::places::Line;
 use crate::output::counted;
 
-/// How many requests are looked at.
+/// How many requests are sampled.
 const MOST: usize = 1000;
-/// Fewer show nothing.
+/// Fewer requests than this prove nothing.
 const LEAST: usize = 8;
-/// Fewer addresses than this in another field, for each of the balancer's own, are no clients.
+/// The least number of addresses in another field, for each of the balancer's, to take them for clients.
 const CLIENTS: usize = 3;
-/// As many addresses as a balancer has, one in each of its zones.
+/// The most addresses of a balancer, one in each of its zones.
 const NODES: usize = 8;
 
 /// The first requests: their peers, and the addresses in other fields.
@@ -35,7 +36,7 @@ impl Sample {
         let Some(peer) = clients::read(peer) else { return };
         let others = line.forwarded().into_iter().filter_map(|(place, text)| {
             let last = text.rsplit(|byte| *byte == b',').next().unwrap_or_default().trim_ascii();
-            // Proxies write no port, as logs do for the servers behind them.
+            // Proxies write no port, unlike logs for the servers behind them.
             let address = str::from_utf8(last).ok()?.parse::<IpAddr>().ok()?.to_canonical();
             Some((place, address))
         });
@@ -43,7 +44,7 @@ impl Sample {
         self.requests.push((peer, others));
     }
 
-    /// What to say of the requests so far.
+    /// What the requests so far suggest.
     pub(super) fn finding(&self) -> Option<String> {
         let mut peers: HashMap<IpAddr, usize> = HashMap::new();
         self.requests.iter().for_each(|(peer, _)| *peers.entry(*peer).or_default() += 1);

@@ -1,4 +1,4 @@
-//! What a reader has to say of a log as a whole, beside its records.
+//! What a reader reports about a log as a whole, beside its records.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub(crate) struct Tally {
     with_client: AtomicU64,
     /// The field that has the clients' addresses, if one was named.
     client: Option<String>,
-    /// Sentences about it.
+    /// Sentences about the log.
     findings: Mutex<Vec<String>>,
 }
 
@@ -38,7 +38,7 @@ impl Tally {
         self.findings.lock().unwrap_or_else(|broken| broken.into_inner()).push(text);
     }
 
-    /// Reports all of it, once, of this source, which is known to have its format or isn't.
+    /// Reports everything about this source, once; `is_sure` is whether its format is known for certain.
     pub(crate) fn say(&self, source: &str, is_sure: bool) {
         if let count @ 1.. = self.passed_over.swap(0, Ordering::Relaxed) {
             let lines = counted(count, "line");

@@ -1,4 +1,4 @@
-//! Access logs whose lines are words: by the places that were given, or as some servers and services document theirs.
+//! Access logs whose lines are words: by the given places, or in the formats that some servers and services document.
 
 use std::borrow::Cow;
 
@@ -8,8 +8,8 @@ use super::places::{DURATIONS, Places, Unit, micros_with_unit};
 use super::time;
 use super::words::{Words, said};
 
-/// Of Envoy, Istio, AWS's balancers and its S3, Heroku's router, and of nginx with `$time_iso8601` first. Within a mesh,
-/// Istio's lines have no forwarded address but that of the connection, which its later field has.
+/// The formats of Envoy, Istio, AWS's balancers and S3, Heroku's router, and nginx with `$time_iso8601` first. Within a
+/// mesh, Istio's lines have no forwarded address, only the connection's, in a later field.
 const KNOWN: [(&str, Option<i16>); 8] = [
     ("start=1,request=2,status=3,duration=7:ms,ip=9", None),
     ("start=1,request=2,status=3,duration=10:ms,ip=12", Some(20)),
@@ -25,7 +25,7 @@ const KNOWN: [(&str, Option<i16>); 8] = [
 const AWS: [&str; 2] =
     ["time=2,ip=4,request=13,status=9,duration=6+7+8:s", "start=1,ip=3,request=12,status=8,duration=5+6+7:s"];
 
-/// The places of a line that is as one of these.
+/// The places of a line in one of these formats.
 pub(super) fn known(text: &[u8]) -> Option<Places> {
     let words = Words::of(text);
     let known = KNOWN.iter().filter_map(|(places, peer)| {
@@ -42,15 +42,15 @@ fn fits(places: &Places, words: &Words<'_>) -> bool {
     access.path.as_deref().is_some_and(is_request) && (last.is_empty() || clients::read(last).is_some())
 }
 
-/// Whether the line is about something else than a request: in a log of Heroku, of the application's; in Envoy's, of
-/// itself, as in `[time][1][info][main] [file:line]`.
+/// Whether the line isn't about a request: in Heroku's log the application's own, in Envoy's a message about itself, as
+/// in `[time][1][info][main] [file:line]`.
 pub(super) fn is_of_another(words: &Words<'_>) -> bool {
     let source = words.all().get(1).copied().unwrap_or_default();
     let is_envoys = words.all().first().is_some_and(|word| word.windows(2).any(|bytes| bytes == b"]["));
     is_envoys || (matches!(source, [b'a'..=b'z', .., b']', b':']) && !source.starts_with(b"heroku[router]"))
 }
 
-/// What to give as --fields for such a line, if that can be seen.
+/// A suggestion for --fields of such a line, if its words allow one.
 pub(super) fn suggested(text: &[u8]) -> Option<String> {
     let words = Words::of(text);
     let place = |fits: &dyn Fn(&[u8]) -> bool| {
@@ -81,7 +81,7 @@ pub(super) fn suggested(text: &[u8]) -> Option<String> {
     Some(format!("time={time},ip={ip}{of_request}{duration}"))
 }
 
-/// `NAME=value`, if it is that.
+/// The parts of `NAME=value`.
 fn named(word: &[u8]) -> Option<(String, Cow<'_, [u8]>)> {
     let equals = word.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
     let (name, value) = (&word[..equals], &word[equals + 1..]);

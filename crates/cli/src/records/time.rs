@@ -1,4 +1,4 @@
-//! The times that logs have, in microseconds since 1970.
+//! Reads the times of logs, in microseconds since 1970.
 
 use jiff::civil::DateTime;
 use jiff::tz::Offset;
@@ -6,11 +6,11 @@ use jiff::{Timestamp, civil};
 
 use super::field::{MAX_T_US, quoted, unexpected};
 
-/// Seconds up to here are a time until the year 5138; larger numbers are milliseconds, microseconds, then nanoseconds.
+/// Up to this, a number is seconds, until the year 5138; larger ones are milliseconds, microseconds, then nanoseconds.
 const MOST_SECONDS: f64 = 1e11;
 
-/// A time as RFC 3339, as in the Common Log Format, or as seconds, milliseconds, microseconds or nanoseconds since 1970.
-/// One without a zone counts as UTC.
+/// A time as RFC 3339, as in the Common Log Format, or as seconds, milliseconds, microseconds or nanoseconds since
+/// 1970. One without a zone counts as UTC.
 pub(super) fn read(name: &str, text: &[u8]) -> Result<u64, String> {
     let found = str::from_utf8(text).ok().and_then(|text| {
         if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
@@ -23,7 +23,7 @@ pub(super) fn read(name: &str, text: &[u8]) -> Result<u64, String> {
     found.unwrap_or_else(|| Err(unexpected(name, expected, &quoted(text))))
 }
 
-/// Whether this is a time, in more than whole seconds since 1970: any number could be those.
+/// Whether this is clearly a time: not just whole seconds since 1970, which any number could be.
 pub(super) fn is_one(text: &[u8]) -> bool {
     let is_number = text.iter().all(|byte| byte.is_ascii_digit() || *byte == b'.');
     (!is_number || text.len() >= 10) && read("", text).is_ok_and(|t_us| t_us > 946_684_800_000_000)
@@ -56,7 +56,7 @@ pub(super) fn iso(text: &str) -> Option<Result<u64, String>> {
     Some(in_range(at, text))
 }
 
-/// Whether a time may be without one.
+/// Whether a time may lack its zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Zone {
     Needed,
@@ -79,7 +79,7 @@ pub(super) fn common(text: &str, zone: Zone) -> Option<Result<u64, String>> {
     };
     let small = |from| number(from, from + 2).and_then(|number| i8::try_from(number).ok());
     let month = MONTHS.chunks(3).position(|name| name == &at[3..6])? as i8 + 1;
-    // A leap second is the second before it.
+    // A leap second counts as the second before it.
     let second = small(18)?;
     let second = if second == 60 { 59 } else { second };
     let date = civil::Date::new(number(7, 11)?, month, small(0)?).ok()?;

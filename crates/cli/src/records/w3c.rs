@@ -9,11 +9,11 @@ use super::place::Place;
 use super::places::{Line, Places, Unit};
 use super::time;
 
-/// What the lines with `#` have said so far.
+/// What the lines with `#` have declared so far.
 #[derive(Debug, Default)]
 pub(super) struct Header {
     columns: Vec<String>,
-    /// Of time-taken: IIS writes milliseconds, CloudFront seconds.
+    /// The unit of time-taken: IIS writes milliseconds, CloudFront seconds.
     unit: Option<Unit>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Cells<'l> {
 }
 
 impl Header {
-    /// Whether it is such a line.
+    /// Whether it is a line with `#`, which is then noted.
     pub(super) fn note(&mut self, text: &[u8]) -> bool {
         let Some(text) = text.strip_prefix(b"#") else { return false };
         let text = String::from_utf8_lossy(text);
@@ -57,7 +57,7 @@ impl Header {
 
 impl Cells<'_> {
     pub(super) fn access(&self, places: &Places) -> Result<Option<Access<'_>>, String> {
-        // Where the time is given, it is read from there.
+        // Read from its given place later, if there is one.
         let time = if places.have_time() { Time::Ended(0) } else { self.time()? };
         places.read(self, Some(self.at_time(time)))
     }

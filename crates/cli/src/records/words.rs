@@ -46,7 +46,7 @@ fn length(text: &[u8]) -> usize {
     end.map_or(plain, |end| end + 1)
 }
 
-/// What a word says: without its quotes or brackets.
+/// The word without its quotes or brackets.
 pub(super) fn said(word: &[u8]) -> Cow<'_, [u8]> {
     match word {
         [b'"', text @ .., b'"'] => unescape(text),

@@ -14,7 +14,7 @@ use crate::verdict::{Call, Plan};
 pub(crate) struct ByRules<'s> {
     pub(super) rules: &'s RuleSet,
     pub(super) only: Option<&'s str>,
-    /// Attributes of records that don't have their own.
+    /// Attributes for records that lack them.
     pub(super) given: Pairs,
     /// Changes a rule as the options ask.
     pub(super) adapted: Box<dyn Fn(Rule) -> Rule + Send + Sync + 's>,
@@ -37,7 +37,7 @@ impl<'s> ByRules<'s> {
         record
     }
 
-    /// What to ask for this record: the rule that applies, and then each shadow rule.
+    /// The calls for this record: of the rule that applies, then of each shadow rule.
     pub(super) fn plan(&mut self, limiter: &Limiter, record: &Record) -> Result<Vec<Plan<'s>>, Error> {
         let request = attributes::read(&record.attributes);
         if self.rules.reads_two_ways(&request) {
@@ -56,12 +56,12 @@ impl<'s> ByRules<'s> {
             std::iter::once(applies).chain(shadows).map(|applies| Plan::of(applies, &*self.adapted, record)).collect();
         if let Some(touched) = &mut self.touched {
             for Call { rule, request, id, .. } in plans.iter().filter_map(|plan| plan.call.as_ref()) {
-                // One that can't decide charges nothing.
+                // A rule that can't decide charges nothing.
                 let Ok(keys) = limiter.keys(rule, request) else { continue };
                 let mut key = keys.join("\n").into_bytes();
                 key.extend_from_slice(b"\n");
                 key.extend_from_slice(record.id.as_deref().unwrap_or_default());
-                // Each call with an end has its own id.
+                // Each call that ends later has an id of its own.
                 if id.is_some() {
                     key.extend_from_slice(record.line.to_string().as_bytes());
                 }

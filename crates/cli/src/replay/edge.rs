@@ -1,5 +1,5 @@
-//! The most units that a rule admitted within any period: at the edge of a fixed window up to twice its rate, with a
-//! log never more than that. Found exactly, from the units that were admitted within the last period.
+//! The most units that a rule admitted within any period: up to twice its rate at the edge of a fixed window, and never
+//! more than the rate with a log. It is exact, from the units admitted within the last period.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,16 +22,16 @@ struct Edge {
     most: u64,
 }
 
-/// What was admitted of a key within the last period.
+/// What was admitted for a key within the last period.
 #[derive(Debug, Default)]
 struct Recent {
     admitted: VecDeque<(u64, u64)>,
     units: u64,
-    /// The most entries that it ever had.
+    /// The most entries it has had at once.
     most_entries: usize,
 }
 
-/// The most units that were admitted within a period, beside the rate of that period.
+/// The most units admitted within a period, and the rate per that period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Most {
     pub(crate) units: u64,
@@ -66,13 +66,13 @@ impl Edges {
         }
     }
 
-    /// That of the limit whose rate was exceeded most.
+    /// The maximum of the limit whose rate was exceeded most.
     pub(crate) fn most(&self) -> Option<Most> {
         let most = |limit: &Edge| Most { units: limit.most, rate: limit.rate, period_us: limit.period_us };
         self.limits.iter().map(most).max_by(|one, other| one.times().total_cmp(&other.times()))
     }
 
-    /// The most entries of a key within a period of the limit at this place among those that have one.
+    /// The most entries of a key within a period, of the limit at this place among those with a period.
     pub(crate) fn entries(&self, place: usize, key: &[u8]) -> usize {
         let recent = self.limits.get(place).and_then(|limit| limit.keys.get(key));
         recent.map_or(0, |recent| recent.most_entries)
@@ -80,7 +80,7 @@ impl Edges {
 }
 
 impl Most {
-    /// How many times the rate.
+    /// The multiple of the rate.
     pub(crate) fn times(self) -> f64 {
         self.units as f64 / self.rate.max(1) as f64
     }

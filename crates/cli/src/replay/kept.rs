@@ -1,4 +1,4 @@
-//! Records as they are kept from the first pass to the second, without reading their lines again: acquires of a key.
+//! Keeps records between the two passes, if all are acquires of a key, so that lines are read only once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::spool::{Packed, Spool};
 /// The bytes of a record.
 const EACH: usize = 36;
 
-/// A record that acquires for a key, by the key's number.
+/// An acquire of a key, which is stored by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Acquire {
     t_us: u64,
@@ -24,7 +24,7 @@ struct Acquire {
     key: u32,
 }
 
-/// Records in the order in which they were read, as long as all of them are acquires of a key and nothing else.
+/// Records in the order in which they were read, as long as all are plain acquires of a key.
 pub(super) struct Kept {
     spool: Spool<Acquire, EACH>,
     keys: Vec<Arc<[u8]>>,
@@ -36,7 +36,7 @@ impl Kept {
         Self { spool: Spool::new(), keys: Vec::new(), numbers: HashMap::new() }
     }
 
-    /// Keeps this one too; `false` if it says more than is kept.
+    /// Keeps this record too; `false` if it has more than can be kept.
     pub(super) fn push(&mut self, record: &Record) -> Result<bool> {
         let Record { line, t_us, op, ref key, cost, ref id, length, permits, ref attributes, .. } = *record;
         if op != Operation::Acquire || id.is_some() || length.is_some() || !attributes.is_empty() {
@@ -55,7 +55,7 @@ impl Kept {
         self.spool.push(&Acquire { t_us, line, cost, permits, key: number }).map(|()| true)
     }
 
-    /// All of them once more; by time, if there is a horizon.
+    /// All records again; sorted by time, if there is a horizon.
     pub(super) fn records(self, horizon: Option<Horizon>) -> Result<impl Iterator<Item = Result<Record>>> {
         let Self { spool, keys, .. } = self;
         let requests = spool.into_requests()?;
@@ -79,9 +79,9 @@ impl At for Acquire {
     }
 }
 
-/// More than any cost.
+/// Stands for no cost: more than any valid one.
 const NO_COST: u64 = u64::MAX;
-/// Later than any time.
+/// Stands for permits that records give back: later than any valid time.
 const BY_RECORDS: u64 = u64::MAX;
 const UNKNOWN: u64 = u64::MAX - 1;
 

@@ -1,4 +1,4 @@
-//! Options that say what the lines of an access log have where.
+//! Options that say where the lines of an access log have which field.
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
@@ -11,17 +11,17 @@ pub(crate) struct LogOptions {
     /// Where an access log has what, such as time=ts,ip=client.ip.
     ///
     /// Of time (of the line, at a request's end) or start (its arrival, as Apache writes it), ip, user, method, path or
-    /// request, status, and duration; what isn't given is found as --input says. A FIELD is a name in JSON (with dots into objects), a column's name, NAME in
-    /// NAME=VALUE, the position of a word from 1, or from the end from -1 (text in quotes or brackets is one word), or
-    /// last-quoted. A duration is a number with its unit, or takes the one given: duration=FIELD:s, ms, us or ns; the sum
-    /// of several is FIELD+FIELD.
+    /// request, status, and duration; what isn't given is found as --input says. A FIELD is a name in JSON (with dots
+    /// into objects), a column's name, NAME in NAME=VALUE, the position of a word from 1, or from the end from -1 (text
+    /// in quotes or brackets is one word), or last-quoted. A duration is a number with its unit, or takes the one
+    /// given: duration=FIELD:s, ms, us or ns; the sum of several is FIELD+FIELD.
     #[arg(long, value_name = "NAME=FIELD,...", help_heading = "Records")]
     fields: Option<Places>,
     /// The field of an access log that has the client's address.
     ///
-    /// As a proxy or a balancer has written it, such as x_forwarded_for in JSON, last-quoted for nginx's packaged format,
-    /// or as in --fields. Of a list, the last entry counts that isn't one of the --proxies; without those, the last, which
-    /// the nearest proxy has written.
+    /// As a proxy or a balancer has written it, such as x_forwarded_for in JSON, last-quoted for nginx's packaged
+    /// format, or as in --fields. Of a list, the last entry that isn't one of the --proxies counts; without --proxies,
+    /// the last one, which the nearest proxy wrote.
     #[arg(long, value_name = "FIELD", allow_hyphen_values = true, help_heading = "Records")]
     client_address: Option<Place>,
     /// Proxies whose entries in it are trusted, such as 10.0.0.0/8.
@@ -60,7 +60,7 @@ impl LogOptions {
         format.is_access_log() || (format == Format::Csv && self.places().have_time())
     }
 
-    /// Refuses what only an access log can be asked; `by` is whether a field to count by was.
+    /// Refuses options that only an access log can have; `by` is whether a field to count by is given.
     pub(super) fn check(&self, shown: &str, format: Format, what: &str, by: bool) -> Result<()> {
         let asked = match (by, &self.fields, &self.client_address) {
             (true, ..) => "--key",
@@ -76,7 +76,7 @@ impl LogOptions {
     }
 }
 
-/// How to read what has no known format and begins so, with the fields that can be seen in it.
+/// The error for an unknown format: how to read a log that begins like this, with the fields found in it.
 pub(super) fn unknown(places: Option<&str>, begins: &str) -> String {
     let (how, why) = match places {
         Some(places) => (format!("--fields, such as --fields {places}"), ""),

@@ -7,7 +7,7 @@ use crate::escape::shown;
 use crate::output::percent;
 use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, file_names, grouped, times};
 
-/// Of records from these files, under what is called so.
+/// The page for records from these files, under the rule or set named `ruled`.
 pub(super) fn page(summary: &Summary, ruled: &str, files: &[PathBuf], order: Order) -> Page {
     let (allowed, denied) = (summary.allowed(), summary.denied());
     let records = allowed + denied;
@@ -98,7 +98,7 @@ pub(crate) fn busiest(summary: &Summary) -> Option<Section> {
     Some(bars("Busiest keys", says, "key", rows))
 }
 
-/// Names with what was allowed and denied of each.
+/// Bars with the allowed and denied counts of each name.
 pub(crate) fn bars(title: &str, says: String, what: &str, rows: impl Iterator<Item = (String, u64, u64)>) -> Section {
     let mut table = Table::new([what, "allowed", "denied", "denied, %"]);
     let mut plot = Bars::default();

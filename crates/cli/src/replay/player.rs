@@ -31,7 +31,7 @@ pub(crate) struct Player<'s, W: Write> {
     pub(crate) summary: Summary,
     held: Held,
     waiting: Vec<(Record, Asks<'s>)>,
-    /// How many records are decided at once: several if each costs a round trip.
+    /// How many records are decided concurrently: several if each takes a round trip.
     together: usize,
     /// The embedded engine's clock, if it can follow the records.
     clock: Option<Followed>,
@@ -42,8 +42,8 @@ pub(crate) struct Player<'s, W: Write> {
     played: u64,
 }
 
-/// A clock that is advanced to the time of each record. Records of one time are then decided together, by what a script
-/// does quickest: a call in the engine's own time.
+/// A clock that is advanced to the time of each record, so that scripts decide in the engine's own time, which is
+/// fastest. Records of the same time are decided together.
 #[derive(Debug)]
 struct Followed {
     clock: Clock,
@@ -53,26 +53,26 @@ struct Followed {
 /// What decides.
 #[derive(Debug)]
 pub(crate) enum Plays<'s> {
-    /// One rule, on keys; and the ids that were given, with their keys.
+    /// One rule, on keys; and the given ids with their keys.
     Rule(Arc<Subject>, HashSet<(Vec<u8>, Vec<u8>)>),
     /// A set of rules, on attributes.
     ByRules(ByRules<'s>),
 }
 
-/// What became of records that were decided.
+/// The outcome of decided records.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
     /// The units that they took.
     pub(crate) took: u64,
-    /// Those that ask for something impossible.
+    /// Those that request something impossible.
     pub(crate) unreadable: Vec<Unreadable>,
 }
 
-/// What is asked for a record.
+/// The calls for a record.
 #[derive(Debug)]
 enum Asks<'s> {
     Rule(Box<KeyCall>),
-    /// Of the rule that applies, and then of each shadow rule.
+    /// For the rule that applies, then for each shadow rule.
     ByRules(Vec<Plan<'s>>),
 }
 
@@ -93,7 +93,7 @@ enum Answer<'s> {
 }
 
 impl Plays<'_> {
-    /// What decides, for people.
+    /// The rule or set that decides, as text for people.
     pub(super) fn named(&self) -> String {
         match self {
             Self::Rule(subject, _) => subject.rule.to_string(),
@@ -111,7 +111,7 @@ const PLAYED_AT_A_TIME: u64 = 256;
 /// The embedded engine decides at once, unless the process is stopped meanwhile.
 const UNBOUNDED: Duration = Duration::from_secs(365 * 86_400);
 
-/// How many records are decided at once on a Redis: the more there are, the more keys go in a round trip.
+/// How many records are decided concurrently on a Redis: more records share a round trip.
 const TOGETHER: usize = 512;
 
 impl<'s, W: Write> Player<'s, W> {
@@ -131,8 +131,9 @@ impl<'s, W: Write> Player<'s, W> {
         self.edges.as_ref()
     }
 
-    /// Sets the clock of the embedded engine by the records from now on, which are acquires without an id, by time.
-    /// Without effect on a rule that does more than to count: what it decides may depend on when a key expires.
+    /// From now on, advances the embedded engine's clock by the records, which must be acquires without an id, sorted
+    /// by time. Has no effect for a rule that does more than count, since its decisions may depend on when a key
+    /// expires.
     pub(crate) fn follow(&mut self, clock: Clock) {
         let counts_alone = |rule: &Rule| {
             let (mut limits, mut parts) = (rule.limits(), rule.counted_parts());
@@ -157,7 +158,7 @@ impl<'s, W: Write> Player<'s, W> {
         for record in records {
             let played = self.play(record.clone()).await?;
             if let Some(edges) = &mut self.edges {
-                // What a record gives back isn't subtracted, nor is a penalty admitted.
+                // Units given back aren't subtracted, and penalties don't count as admitted.
                 edges.note(&record.key, record.t_us, if operation::asks(record.op) { played.took } else { 0 });
                 played.unreadable.iter().for_each(|_| self.summary.passed_over(record.t_us));
             }
@@ -171,7 +172,7 @@ impl<'s, W: Write> Player<'s, W> {
         let mut rest = records;
         while let Some(first) = rest.first() {
             let count = if self.quiet {
-                // Of a key's calls at one time, all that are denied have the same wait.
+                // All denials of a key at the same time have the same wait.
                 rest.iter().take_while(|record| record.t_us == first.t_us).count()
             } else {
                 let mut keys = HashSet::new();
@@ -208,7 +209,7 @@ impl<'s, W: Write> Player<'s, W> {
         };
         for (record, decided) in records.iter().zip(decisions) {
             let Record { t_us, op, ref key, .. } = *record;
-            // Before its decision, as of any other record.
+            // Before the decision, as for any other record.
             self.summary.touched(key);
             let decision = match decided {
                 Ok(decision) => decision,
@@ -235,7 +236,7 @@ impl<'s, W: Write> Player<'s, W> {
         Request::new(&record.key).parts(parts)
     }
 
-    /// The rule that decides, if it is one.
+    /// The rule that decides, if a single one does.
     pub(super) fn subject(&self) -> Option<Arc<Subject>> {
         match &self.plays {
             Plays::Rule(subject, _) => Some(Arc::clone(subject)),
@@ -252,7 +253,7 @@ impl<'s, W: Write> Player<'s, W> {
         matches!(self.plays, Plays::ByRules(_))
     }
 
-    /// Decides the record, at once or with others that come soon.
+    /// Decides the record, at once or together with the next ones.
     pub(crate) async fn play(&mut self, record: Record) -> Result<Played> {
         // The embedded engine never waits, and signals arrive only while something does.
         self.played += 1;
@@ -271,7 +272,7 @@ impl<'s, W: Write> Player<'s, W> {
                 return Ok(played);
             }
         };
-        // Permits are renewed, and what ends is given back, between records.
+        // Renewals and releases happen between records.
         if self.together == 1 || self.held.are_any() || asks.hold() {
             let mut played = self.decide_waiting().await?;
             self.held.until(&self.limiter, record.t_us).await?;
@@ -283,7 +284,7 @@ impl<'s, W: Write> Player<'s, W> {
         if self.waiting.len() < self.together { Ok(Played::default()) } else { self.decide_waiting().await }
     }
 
-    /// Decides what waits for others.
+    /// Decides the records that wait to be decided together.
     pub(super) async fn decide_waiting(&mut self) -> Result<Played> {
         let waiting = std::mem::take(&mut self.waiting);
         let waves = waves(waiting.iter().map(|(_, asks)| asks.keys(&self.limiter)));
@@ -359,7 +360,7 @@ impl<'s, W: Write> Player<'s, W> {
                 }
                 let whom = judged.whom(&record.attributes);
                 self.summary.touched(&whom);
-                // What no limit denies would never be allowed.
+                // A denial by no limit never ends by waiting.
                 let decision = judged.asked.as_ref().map(|(_, decision)| decision);
                 let asked = judged.asked.as_ref().map(|(call, decision)| wait_of(&call.rule, decision));
                 let wait = asked.unwrap_or(Some(RetryAfter::Never));
@@ -429,7 +430,7 @@ impl<'s, W: Write> Player<'s, W> {
 }
 
 impl Player<'_, Vec<u8>> {
-    /// What was printed since.
+    /// Takes what was printed since the last call.
     pub(super) fn take_printed(&mut self) -> Vec<u8> {
         self.printer.take()
     }
@@ -445,7 +446,7 @@ impl Asks<'_> {
         one.into_iter().chain(several.map(|call| (&call.rule, &call.request)))
     }
 
-    /// Whether they hold something until their end.
+    /// Whether any of these calls holds something until its request ends.
     fn hold(&self) -> bool {
         let given_back = match self {
             Self::Rule(_) => false,
@@ -457,13 +458,13 @@ impl Asks<'_> {
         given_back || self.calls().any(|(rule, _)| held::holds(rule))
     }
 
-    /// The keys in Redis that they use.
+    /// The Redis keys that these calls use.
     fn keys(&self, limiter: &Limiter) -> Vec<String> {
         self.calls().flat_map(|(rule, request)| limiter.keys(rule, request).unwrap_or_default()).collect()
     }
 }
 
-/// Treats a record that asks for something impossible as unreadable; other errors end the replay.
+/// Treats a record that requests something impossible as unreadable; other errors end the replay.
 pub(crate) fn unplayable(record: &Record, error: Error) -> Result<Unreadable> {
     let line = record.line;
     match error {

@@ -1,6 +1,6 @@
-//! Recorded traffic, gone through twice: first to report what can't be read and to learn how far the records are out of
-//! order, then to play them in order. So only some are in memory, however many there are. Acquires of keys are kept in
-//! few bytes each; records that say more are read again.
+//! Recorded traffic in two passes: the first reports what can't be read and learns how far records are out of order,
+//! the second plays them in order, so that memory is bounded. Acquires of keys are kept in a few bytes each; records
+//! with more are read again.
 
 use std::collections::VecDeque;
 
@@ -27,7 +27,7 @@ impl Records {
         Self(produced(move || records.into_iter().map(Ok)))
     }
 
-    /// Some of them, at least one; none after the last. What was there before an error comes with it.
+    /// The next records, at least one; `None` after the last. An error comes with the records before it.
     pub(crate) async fn next(&mut self) -> Option<(Vec<Record>, Result<()>)> {
         let chunk = self.0.recv().await?;
         let mut records = Vec::with_capacity(chunk.len());
@@ -41,24 +41,24 @@ impl Records {
     }
 }
 
-/// Records as they are read for the first time.
+/// Records of the first pass.
 pub(crate) struct Through {
     events: mpsc::Receiver<Vec<Event>>,
     pending: VecDeque<Event>,
     pub(crate) warnings: Warnings,
     pub(crate) unreadable: u64,
     name: String,
-    /// Once all was read.
+    /// `Some` once all was read.
     source: Option<Source>,
 }
 
 impl Through {
-    /// To be played in the order in which they are read, each as soon as it is there.
+    /// For records played in the order in which they are read, each as soon as it arrives.
     pub(crate) fn as_they_come(source: Source) -> Self {
         Self::new(source, 1, false)
     }
 
-    /// To be read only once.
+    /// For records that are read only once.
     pub(crate) fn once(source: Source) -> Self {
         Self::new(source, CHUNK, false)
     }
@@ -74,7 +74,7 @@ impl Through {
     ///
     /// # Errors
     ///
-    /// The rest can't be read, or going on is pointless.
+    /// The rest can't be read, or continuing is pointless.
     pub(crate) async fn next(&mut self) -> Result<Option<Record>> {
         loop {
             let Some(event) = self.pending.pop_front() else {
@@ -116,19 +116,19 @@ pub(crate) struct Recording {
     source: Option<Source>,
     /// All records, if they could be kept.
     kept: Option<Kept>,
-    /// If the records are to be sorted by time, and aren't.
+    /// Set if the records have to be sorted by time.
     horizon: Option<Horizon>,
     pub(crate) warnings: Warnings,
-    /// How many records and unreadable lines it has, and how many records have an earlier time than one before.
+    /// The numbers of records, of unreadable lines, and of records that are earlier than one before them.
     pub(crate) records: u64,
     pub(crate) unreadable: u64,
     pub(crate) out_of_order: u64,
-    /// Whether all records are acquires without an id, and none will be earlier than one before as they are played.
+    /// Whether all records are acquires without an id, and are played in the order of their times.
     pub(crate) is_plain: bool,
 }
 
 impl Recording {
-    /// Reads it through.
+    /// Makes the first pass.
     pub(crate) async fn read(source: Source, by_time: bool) -> Result<Self> {
         let mut through = Through::new(source, CHUNK, true);
         let (mut horizon, mut latest, spinner) = (Horizon::default(), 0, spinner());
@@ -164,8 +164,8 @@ impl Recording {
         Ok(Self { source, kept, horizon, warnings, records, unreadable, out_of_order, is_plain })
     }
 
-    /// The records in order: those that were there when it was read through. What is unreadable was reported then, and
-    /// the warnings go on with what can't be played.
+    /// The records of the first pass, in order. It has reported what is unreadable; its warnings go on with what can't
+    /// be played.
     pub(crate) fn in_order(self) -> (Records, Warnings) {
         let Self { source, kept, horizon, warnings, .. } = self;
         let records = produced(move || -> Box<dyn Iterator<Item = Result<Record>>> {
@@ -185,7 +185,7 @@ impl Recording {
     }
 }
 
-/// A bar on standard error while so many records are played.
+/// A progress bar on standard error, if there are enough records.
 pub(crate) fn progress(records: u64) -> ProgressBar {
     if records < LONG {
         return ProgressBar::hidden();

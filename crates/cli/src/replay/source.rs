@@ -37,7 +37,7 @@ pub(crate) struct Source {
     inputs: Vec<Input>,
     pub(super) reading: Reading,
     about: Identity,
-    /// The field to count by that was asked for, which only an access log has.
+    /// The field to count by, if one was given; only an access log has fields.
     by: Option<KeyField>,
 }
 
@@ -47,14 +47,14 @@ struct Input {
     found: Option<Found>,
 }
 
-/// What was found as a file was read through.
+/// What the first pass found in a file.
 #[derive(Debug)]
 struct Found {
     format: Format,
-    /// How many lines stand before it, in other files.
+    /// How many lines the files before it have.
     before: u64,
     records: u64,
-    /// What it said, compressed, if it is no plain file, which can be read again.
+    /// A compressed copy, unless it is a plain file, which can be read again.
     copy: Option<SpooledTempFile>,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Begun {
     pub(super) tally: Arc<Tally>,
 }
 
-/// What a thread that reads records tells.
+/// What a reading thread sends.
 pub(super) enum Event {
     File(Box<Begun>),
     Record(Record),
@@ -79,7 +79,7 @@ pub(super) enum Event {
     End(Box<Source>),
 }
 
-/// How many records are handed from one thread to the other at a time, and how often before the one waits.
+/// Records in a chunk between threads, and how many chunks may wait.
 pub(super) const CHUNK: usize = 512;
 const AHEAD: usize = 8;
 /// How much of a copy stays in memory, in bytes.
@@ -95,7 +95,7 @@ impl Reading {
         Ok(Source { inputs, reading: self.clone(), about, by: None })
     }
 
-    /// The same for records by key; of an access log, by this field, or by the client's address.
+    /// The same for records by key, which in an access log is this field, by default the client's address.
     pub(crate) fn by_key(&self, paths: &[PathBuf], by: Option<KeyField>) -> Result<Source> {
         Ok(Source { by, ..self.of(paths, Identity::Key(by.unwrap_or(KeyField::Ip)))? })
     }
@@ -105,14 +105,14 @@ fn is_standard_input(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Collects items, and hands them to another thread in chunks.
+/// Sends items to another thread in chunks.
 struct Chunks<T> {
     sender: mpsc::Sender<Vec<T>>,
     chunk: Vec<T>,
     size: usize,
 }
 
-/// Whoever took the items is gone.
+/// The receiver of the items is gone.
 struct Gone;
 
 impl<T> Chunks<T> {
@@ -127,17 +127,17 @@ impl<T> Chunks<T> {
     }
 }
 
-/// What a thread of its own produces, in chunks of this size. It ends with the process, whatever it waits for.
+/// What a new thread produces, in chunks of this size. The thread ends with the process, whatever it waits for.
 fn in_thread<T: Send + 'static>(
     size: usize,
     work: impl FnOnce(&mut dyn FnMut(T) -> Result<(), Gone>) -> Result<(), Gone> + Send + 'static,
 ) -> mpsc::Receiver<Vec<T>> {
-    // Single items are what somebody waits for; others wait only where reading is much faster than what follows.
+    // A chunk of one is for records that are followed live; otherwise the channel fills only if reading is much faster.
     let (sender, receiver) = mpsc::channel(if size == 1 { CHUNK } else { AHEAD });
     std::thread::spawn(move || {
         let mut chunks = Chunks { sender, chunk: Vec::with_capacity(size), size };
         if work(&mut |item| chunks.push(item)).is_ok() {
-            // Its receiver is gone only if the tool is ending.
+            // The receiver is gone only when the tool ends.
             let _ = chunks.flush();
         }
     });
@@ -145,8 +145,7 @@ fn in_thread<T: Send + 'static>(
 }
 
 impl Source {
-    /// Reads all of it, in a thread of its own. If it is to be read [again](Self::again), what is no plain file is
-    /// copied.
+    /// Reads everything in a new thread. If it will be read [again](Self::again), anything but a plain file is copied.
     pub(super) fn through(mut self, chunk: usize, copied: bool) -> mpsc::Receiver<Vec<Event>> {
         in_thread(chunk, move |tell| {
             let mut before = 0;
@@ -160,8 +159,8 @@ impl Source {
         })
     }
 
-    /// Reads the file at this place, after so many lines of others. Returns the number of its last record's or
-    /// unreadable line.
+    /// Reads the file at this place, after so many lines of the files before it. Returns the number of its last line
+    /// with a record or unreadable.
     fn read(
         &mut self,
         at: usize,
@@ -213,7 +212,7 @@ impl Source {
         Ok(Ok(last))
     }
 
-    /// All records once more, as many as there were [before](Self::through). What is unreadable was reported then.
+    /// All records again, as many as the [first pass](Self::through) read, which has reported what is unreadable.
     pub(super) fn again(self) -> impl Iterator<Item = Result<Record>> {
         let Self { inputs, reading, about, .. } = self;
         inputs.into_iter().flat_map(move |Input { path, found }| {
@@ -249,7 +248,7 @@ impl Source {
         Ok(format)
     }
 
-    /// All of it, for messages.
+    /// The name of the whole source in messages.
     pub(crate) fn shown(&self) -> String {
         match self.inputs.as_slice() {
             [one] => shown(&one.path),
@@ -281,7 +280,7 @@ impl Found {
                         read = count;
                         return Some(Err(anyhow!("{shown}: {error}")));
                     }
-                    // As by a log rotation that copies the file and then cuts it.
+                    // As by a log rotation that copies the file and then truncates it.
                     None => {
                         let why = format!("{shown}: expected the {count} records that were there before");
                         let got = std::mem::replace(&mut read, count);
@@ -294,7 +293,7 @@ impl Found {
     }
 }
 
-/// The items of an iterator that is made in a thread of its own. What comes before an error is handed out before it.
+/// The items of an iterator that runs in a new thread, in order, with those before an error sent before it.
 pub(super) fn produced<I: Iterator<Item = Result<Record>>>(
     make: impl FnOnce() -> I + Send + 'static,
 ) -> mpsc::Receiver<Vec<Result<Record>>> {
@@ -310,7 +309,7 @@ pub(super) fn produced<I: Iterator<Item = Result<Record>>>(
     })
 }
 
-/// Keeps a compressed copy of what is read.
+/// A reader that keeps a compressed copy of what it reads.
 struct Copying<R> {
     input: R,
     copy: Copy,
@@ -337,7 +336,7 @@ fn open(path: &Path, copied: bool) -> io::Result<(Box<dyn BufRead>, Option<Copy>
     Ok((records::decompressed(BufReader::new(input))?, Some(copy)))
 }
 
-/// The copy, to be read from its beginning.
+/// The finished copy, positioned at its beginning.
 fn finished(copy: Copy) -> io::Result<SpooledTempFile> {
     let copy = Rc::into_inner(copy).ok_or_else(|| io::Error::other("it is still being written"))?;
     let mut copy = records::finished(copy.into_inner())?;

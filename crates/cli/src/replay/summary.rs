@@ -54,7 +54,7 @@ struct Totals {
     out_of_order: u64,
     keys: usize,
     busiest_denied: Vec<Busiest>,
-    /// For a set: those whose path can be read in two ways, which the middleware refuses. They count as denied.
+    /// For a set: requests that the middleware refuses, since their path can be read in two ways. They count as denied.
     #[serde(skip_serializing_if = "is_zero")]
     refused: u64,
     #[serde(skip_serializing_if = "is_zero")]
@@ -96,7 +96,7 @@ impl Summary {
         self.unreadable += count;
     }
 
-    /// Notes what was found as the records were read through.
+    /// Notes what the first pass found.
     pub(super) fn read_through(&mut self, unreadable: u64, out_of_order: u64) {
         (self.unreadable, self.out_of_order) = (unreadable, out_of_order);
     }
@@ -106,7 +106,7 @@ impl Summary {
         self.out_of_order += u64::from(out_of_order);
     }
 
-    /// Adds what was decided of other keys.
+    /// Adds the counts of other keys.
     pub(super) fn add(&mut self, other: Self) {
         let Self { allowed, denied, unreadable, out_of_order, refused, permits_not_replayed, .. } = other;
         self.allowed += allowed;
@@ -127,7 +127,7 @@ impl Summary {
         self.waits.add(&other.waits);
     }
 
-    /// Notes a record at this time that isn't decided, so that counts over time reach to it.
+    /// Notes the time of a record that isn't decided, so that the counts over time cover it.
     pub(crate) fn passed_over(&mut self, t_us: u64) {
         self.over_time.reach(t_us);
     }
@@ -169,7 +169,7 @@ impl Summary {
         self.permits_not_replayed = count;
     }
 
-    /// Permits that were not held for as long as they were in truth.
+    /// Permits that weren't held as long as in reality.
     pub(crate) fn permits_not_held(&self) -> u64 {
         self.permits_not_replayed
     }

@@ -14,21 +14,22 @@ const MISUSED: usize = 10;
 /// The most unreadable lines reported one by one; further ones are only counted.
 const TOLD: u64 = 20;
 
-/// Warns of lines that can't be read. Files are read one after the other, and their lines numbered through.
+/// Warns of lines that can't be read. Files are read one after the other, and their lines are numbered as if they were
+/// one file.
 #[derive(Debug)]
 pub(crate) struct Warnings {
-    /// The name of all of it.
+    /// The name of the whole source.
     source: String,
     files: Vec<Named>,
     strict: bool,
     /// Whether a line of the last file was read, so that its format is right.
     any_read: bool,
-    /// Held back until a line was read.
+    /// Lines held back until one is readable.
     held: Vec<Unreadable>,
     met: u64,
 }
 
-/// A file, and what its lines are numbered on from.
+/// A file, and the number of lines before it.
 #[derive(Debug)]
 struct Named {
     name: String,
@@ -37,11 +38,11 @@ struct Named {
     looks: Option<Format>,
     /// Whether it is known to have this format.
     is_sure: bool,
-    /// Whether it is only guessed, of objects of which nothing is known.
+    /// Whether the format is only a guess, for objects of an unknown kind.
     is_guessed: bool,
-    /// What to give as --fields, if that can be seen.
+    /// A suggestion for --fields, if its lines allow one.
     places: Option<String>,
-    /// What its reader notes.
+    /// What its reader counts and finds.
     tally: Arc<Tally>,
 }
 
@@ -119,7 +120,7 @@ impl Warnings {
         }
     }
 
-    /// With its file, and the number of the line in that.
+    /// The unreadable line with its file, and its number in that file.
     fn placed(&self, unreadable: &Unreadable) -> String {
         match self.files.iter().rev().find(|file| file.before < unreadable.line) {
             Some(Named { name, before, .. }) => {

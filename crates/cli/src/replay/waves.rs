@@ -26,7 +26,7 @@ mod tests {
     fn a_call_comes_after_all_earlier_ones_of_its_keys() {
         assert_eq!(of(&[&["a"], &["b"], &["c"]]), [0, 0, 0]);
         assert_eq!(of(&[&["a"], &["b"], &["a"], &["a"], &["b"]]), [0, 0, 1, 2, 1]);
-        // A key of everybody's, and one that only some share.
+        // One key that all share, and one that only some share.
         assert_eq!(of(&[&["a", "all"], &["b", "all"], &["a", "all"]]), [0, 1, 2]);
         assert_eq!(of(&[&["a", "x"], &["b"], &["b", "x"], &["a"], &["b"]]), [0, 0, 1, 1, 2]);
         assert_eq!(of(&[&[], &["a"], &[]]), [0, 0, 0]);

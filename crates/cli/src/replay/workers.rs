@@ -1,5 +1,6 @@
-//! The records of one rule decided by several threads, by the embedded engine. Each has an engine of its own and decides
-//! the records of its share of the keys: keys have nothing in common, so every decision is as by one thread.
+//! The records of one rule decided by several threads, by the embedded engine. Each has an engine of its own and
+//! decides the records of its share of the keys. Keys are independent, so every decision is the same as with one
+//! thread.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +26,7 @@ use crate::subject::Subject;
 /// How many chunks of records a thread may be ahead of what is printed.
 const AHEAD: usize = 8;
 
-/// More threads than this would wait for the one that reads.
+/// More threads than this would wait for the reading one.
 const MOST: usize = 8;
 
 pub(super) struct Workers {
@@ -36,14 +37,14 @@ pub(super) struct Workers {
 /// A thread that decides.
 struct Worker {
     records: ahead::SyncSender<Vec<Record>>,
-    /// For each chunk, what came of it.
+    /// The results, for each chunk.
     parts: mpsc::Receiver<Result<Part>>,
     thread: JoinHandle<Player<'static, Vec<u8>>>,
 }
 
-/// What a thread makes of its records of a chunk.
+/// The results of a thread for its records of a chunk.
 struct Part {
-    /// A line for each that it decided, unless only a summary is wanted.
+    /// A line for each decided record, unless only a summary is wanted.
     lines: Vec<u8>,
     unplayed: VecDeque<Unreadable>,
     /// How many of the lines are printed.
@@ -51,15 +52,16 @@ struct Part {
 }
 
 impl Workers {
-    /// How many there may be of this rule, whose decisions are printed in this shape, unless a summary is.
+    /// How many threads can decide for this rule, with decisions printed in this shape, or `None` for a summary.
     pub(super) fn count(subject: &Subject, shape: Option<Shape>) -> usize {
-        // A part has the same value beside every key. Permits are reported in sum, and a table has one header.
+        // A part has the same value for every key, so its limit is shared. Permits are reported in total, and a table
+        // has one header.
         let one = subject.counts_a_part().is_some() || held::holds(&subject.rule) || shape == Some(Shape::Table);
         if one { 1 } else { std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MOST)) }
     }
 
-    /// One for each of these limiters, whose engines nobody else uses; the clocks are theirs if they are to follow the
-    /// records.
+    /// Starts one for each of these limiters, whose engines must not be shared; their clocks are given if they have to
+    /// follow the records.
     pub(super) fn start(
         subject: &Arc<Subject>,
         limiters: Vec<(Limiter, Clock)>,
@@ -77,7 +79,7 @@ impl Workers {
         Ok(Self { workers: workers.collect::<Result<_>>()?, hasher: RandomState::new() })
     }
 
-    /// Plays all records, and prints and sums up what was decided for this player, in their order.
+    /// Plays all records; prints and sums up the decisions for this player, in the order of the records.
     pub(super) async fn play_all(
         mut self,
         player: &mut Player<'_, impl Write>,
@@ -93,7 +95,7 @@ impl Workers {
                 self.take(under_way.pop_front().unwrap_or_default(), player, warnings).await?;
             }
             if read.is_err() {
-                // What was there before is decided all the same.
+                // Records before the error are still decided.
                 while let Some(chunk) = under_way.pop_front() {
                     self.take(chunk, player, warnings).await?;
                 }
@@ -110,7 +112,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Returns who decides each record, by its line.
+    /// Returns which worker decides each record, and its line.
     fn hand_out(&self, chunk: Vec<Record>) -> Vec<(usize, u64)> {
         let mut shares: Vec<_> = self.workers.iter().map(|_| Vec::with_capacity(chunk.len())).collect();
         let count = shares.len() as u64;
@@ -122,13 +124,13 @@ impl Workers {
         });
         let whose = whose.collect();
         for (worker, share) in self.workers.iter().zip(shares) {
-            // One that has ended has said why.
+            // A worker that has ended reports why itself.
             let _ = worker.records.send(share);
         }
         whose
     }
 
-    /// Prints what was decided of the oldest chunk, and reports what could not be.
+    /// Prints the decisions of the oldest chunk, and reports the records that could not be decided.
     async fn take(
         &mut self,
         whose: Vec<(usize, u64)>,
@@ -158,7 +160,7 @@ impl Workers {
 }
 
 impl Part {
-    /// With its end.
+    /// The next line, with its line end.
     fn next_line(&mut self) -> &[u8] {
         let rest = &self.lines[self.printed..];
         let line = rest.split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default();

@@ -58,7 +58,7 @@ pub(crate) struct Diff {
     output: Output,
 }
 
-/// In place of a rule's name, which has no space, for requests that the middleware refuses.
+/// Stands for a rule's name, which can't contain a space, for requests that the middleware refuses.
 const REFUSED: &str = "ambiguous path";
 
 /// A record that is treated differently, with the names and the order that other programs rely on.
@@ -94,19 +94,19 @@ struct Totals {
     /// Denied by both, since the middleware refuses their path, which can be read in two ways.
     #[serde(skip_serializing_if = "is_zero")]
     refused_by_both: u64,
-    /// Denied by both, since the record lacks an attribute that a rule's key names: no limit was asked.
+    /// Denied by both without a limit, since the record lacks an attribute of a rule's key.
     #[serde(skip_serializing_if = "is_zero")]
     missing_by_both: u64,
     newly_denied: u64,
     newly_allowed: u64,
-    /// Treated alike, but by another rule.
+    /// Treated alike, but by different rules.
     other_rule: u64,
     /// Only one set can't decide these, for instance because an attribute isn't a valid cost.
     undecided: u64,
     unreadable: u64,
     #[serde(skip_serializing_if = "is_zero")]
     permits_not_replayed: u64,
-    /// By the rule that denies now, or denied before.
+    /// Counts by the rule that denies after or denied before.
     rules: Vec<Affected>,
     keys_affected: usize,
     keys: Vec<Affected>,
@@ -163,7 +163,7 @@ impl Diff {
                 let [before, after] = match Player::both(&players, &mut held, record).await {
                     [Ok(before), Ok(after)] => [before, after],
                     [before, after] => {
-                        // If only one set can't decide it, it is treated differently.
+                        // A record that only one set can decide is treated differently.
                         let by_one = before.is_ok() != after.is_ok();
                         *(if by_one { &mut totals.undecided } else { &mut totals.unreadable }) += 1;
                         if let Some(error) = after.err().or(before.err()) {
@@ -212,7 +212,7 @@ impl Set {
     }
 }
 
-/// The address of a database, if it is none of a file: as it is, or in an environment variable.
+/// The address of a database, if it isn't a file's path: as given, or in an environment variable.
 #[cfg(feature = "postgres")]
 fn address(from: &Path) -> Result<Option<String>> {
     let Some(text) = from.to_str() else { return Ok(None) };

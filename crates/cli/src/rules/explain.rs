@@ -33,7 +33,7 @@ impl Explain {
     pub(super) fn run(self) -> Result<ExitCode> {
         let service = RulesFile::read(&self.file)?;
         let given = self.request.pairs()?;
-        // Decides nothing: it is only needed to spell keys.
+        // It decides nothing, and is only needed to spell keys.
         let limiter = self.place.of_service(Limiter::new(Embedded::new()))?;
         let request = attributes::read(&given);
         let explained = Explained::of(&service.rules, &given, &request, &limiter, self.all)?;

@@ -43,7 +43,7 @@ struct Passed {
     why: String,
 }
 
-/// One rule, and what it does with the request.
+/// A rule, and what it does with the request.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Step<'a> {
     rule: Option<&'a str>,
@@ -59,14 +59,14 @@ struct Step<'a> {
     /// The key that it counts, or that an override names.
     key: Option<String>,
     cost: Option<u64>,
-    /// The least that a cost is which the request's attributes say, if the rule says how much that is.
+    /// The minimum for a cost from the request's attributes, if the rule has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     min_cost: Option<u64>,
     limits: Vec<Counted>,
-    /// Those that don't apply to the request, for want of an attribute.
+    /// Limits that don't apply to the request, since it lacks an attribute.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left_out: Vec<String>,
-    /// The statuses of responses by which the request stays charged, if not all.
+    /// The statuses of responses with which the request stays charged, if not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<&'a OneOrMore>,
     on_error: Option<Policy>,
@@ -90,10 +90,10 @@ struct Counted {
     redis_keys: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
-    /// What the request takes of it, if that isn't its rule's cost.
+    /// What the request takes of it, if that differs from the rule's cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<u64>,
-    /// Its capacity, if that is less than the request takes of it: it is never allowed.
+    /// Its capacity, if the request takes more, so that it is never allowed.
     #[serde(skip_serializing_if = "Option::is_none")]
     exceeds: Option<u64>,
 }
@@ -168,7 +168,7 @@ impl<'a> Explained<'a> {
         table(&mut out, &lines)
     }
 
-    /// What becomes of a request that several rules apply to.
+    /// The outcome of a request to which several rules apply.
     fn together(&self) -> String {
         match self.step.reason {
             "blocked" | "missing" => {
@@ -228,7 +228,7 @@ impl<'a> Step<'a> {
             on_error: definition.and_then(|rule| rule.on_error),
             block_for: definition.filter(|rule| rule.shadow != Some(true)).and_then(|rule| rule.block_for.as_deref()),
             status: denies.map(|response| response.status.get()),
-            // For want of an attribute, the answer names that one instead.
+            // If an attribute is missing, the answer names it instead.
             message: denies
                 .filter(|_| !matches!(applies.effect, Effect::Missing(_)))
                 .and_then(|response| response.message.as_deref()),
@@ -236,7 +236,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// For people.
+    /// Names and values, for people.
     fn lines(&self) -> Vec<(&'static str, String)> {
         if self.reason == AMBIGUOUS {
             let why = "none is looked for: the middleware refuses a path that servers read in two ways, unless the file \
@@ -293,7 +293,7 @@ impl<'a> Step<'a> {
         if let Some(time) = self.block_for.filter(|_| !self.limits.is_empty()) {
             lines.push(("block for", format!("{time}, once it is denied")));
         }
-        // Without limits Redis is never asked, so the policy has no effect.
+        // Without limits, Redis is never called, so the policy has no effect.
         if let Some(policy) =
             self.on_error.filter(|_| !self.limits.is_empty()).and_then(|policy| serde_json::to_value(policy).ok())
         {

@@ -24,7 +24,7 @@ use account::{Account, lines};
 use draft::Rule;
 use fault::Fault;
 
-/// The largest source. Limits of a whole company have less.
+/// The largest source, in bytes: far more than the limits of a whole company.
 const LARGEST: u64 = 16 << 20;
 
 /// The width of comments, with their `# `.
@@ -34,7 +34,7 @@ const WIDTH: usize = 118;
 pub(crate) struct Import {
     /// The other limiter's configuration; - reads standard input.
     file: PathBuf,
-    /// Whose configuration it is. Default: what its content looks like.
+    /// Which limiter's configuration it is. Default: detected from its content.
     #[arg(long, value_enum)]
     format: Option<Format>,
 }
@@ -49,17 +49,17 @@ enum Format {
     Nginx,
 }
 
-/// What a source becomes.
+/// The rules from a source.
 #[derive(Debug, Default)]
 struct Imported {
     rules: Vec<Rule>,
     account: Account,
-    /// What holds for the whole file.
+    /// Comments on the whole file.
     about: Vec<String>,
 }
 
 impl Imported {
-    /// Leaves out the rules whose requests are all blocked before.
+    /// Leaves out the rules whose requests are all blocked by earlier ones.
     fn uncover(&mut self) {
         let (kept, covered) = draft::uncovered(std::mem::take(&mut self.rules));
         self.rules = kept;
@@ -123,7 +123,7 @@ fn because(account: &Account) -> String {
     account.differences().first().map(|(line, how)| format!(" (line {line}: {how})")).unwrap_or_default()
 }
 
-/// Whose configuration this looks like, by what only that one has.
+/// Which limiter's configuration this looks like, by what only that one has.
 fn looks(text: &str) -> Option<Format> {
     let has =
         |starts: &[&str]| text.lines().any(|line| starts.iter().any(|start| line.trim_start().starts_with(start)));
@@ -154,7 +154,7 @@ fn translated(format: Format, text: &str) -> Result<Imported, Fault> {
     Ok(imported)
 }
 
-/// The file of rules, with what it doesn't say.
+/// The file of rules, with comments on what differs or is left out.
 fn written(source: &str, format: Format, imported: &Imported) -> String {
     let of = match format {
         Format::Envoy => "Envoy's ratelimit",
@@ -171,7 +171,7 @@ fn written(source: &str, format: Format, imported: &Imported) -> String {
     );
     let left = imported.account.left();
     listed(&mut file, "What isn't translated:", left.iter().map(|(lines, why)| (lines.clone(), &**why)));
-    // Other limiters count an address as it is.
+    // Other limiters count whole addresses.
     file.push_str("\n[defaults]\nipv6_prefix = 128\n");
     for rule in &imported.rules {
         file.push('\n');
@@ -193,7 +193,7 @@ fn listed<'a>(file: &mut String, title: &str, all: impl Iterator<Item = (std::op
     }
 }
 
-/// A comment can't end early: what is quoted in it has no line ends, and nothing else that can't be seen.
+/// A comment can't end early: line ends and invisible characters in quoted text are escaped.
 fn comment(file: &mut String, text: &str) {
     let seen: String =
         text.chars().map(|letter| if crate::escape::is_visible(letter) { letter } else { '?' }).collect();
@@ -202,7 +202,7 @@ fn comment(file: &mut String, text: &str) {
     }
 }
 
-/// The rules of the file, of which what probably isn't as meant is told. That it is valid is for this to ensure.
+/// The rules of the generated file, which this ensures are valid; reports what probably isn't as meant.
 fn checked(source: &str, file: &str) -> Result<RuleSet> {
     let rules: RuleSet = file.parse().map_err(|error| anyhow!("{source}: its limits make no valid rules: {error}"))?;
     messages::doubts(&rules);

@@ -11,7 +11,8 @@ use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section,
 /// More columns than this can't be told apart.
 const MOST: usize = 300;
 
-/// Of these rows, with so many more that are left out, each for a period or, with `per`, for a name; of decisions from and to these times.
+/// The page for these rows, each for a period or, with `each`, for a name; `not_read` more are left out, and `span` is
+/// the time of the decisions.
 pub(super) fn page(rows: &[Counted], not_read: u64, unit: Unit, each: Option<Each>, span: [String; 2]) -> Page {
     let [from, to] = span;
     let mut page = Page { title: format!("Decisions from {from} to {to}"), ..Page::default() };
@@ -55,7 +56,7 @@ pub(super) fn page(rows: &[Counted], not_read: u64, unit: Unit, each: Option<Eac
     page
 }
 
-/// The name of a kind, its ink, and what a row says of it.
+/// The name of a kind, its ink, and its value in a row.
 type Kind<T> = (&'static str, Ink, fn(&Counted) -> T);
 
 const KINDS: [Kind<u64>; 3] = [
@@ -64,7 +65,7 @@ const KINDS: [Kind<u64>; 3] = [
     ("blocked", Ink::Other, |row| row.blocked),
 ];
 
-/// A count for each row, and none for each that is missing.
+/// A count for each row, zero for a missing one.
 fn series(rows: &[Option<&Counted>]) -> Vec<Series> {
     KINDS
         .into_iter()
@@ -92,7 +93,7 @@ fn by_name(rows: &[Counted], unit: Unit, each: Each) -> Section {
     Section { title: format!("By {what}"), says, plot: Some(Plot::Bars(plot)), table }
 }
 
-/// Those of periods without decisions too, as long as they are few.
+/// The rows with their names, including periods without decisions while they are few.
 fn periods<'r>(rows: &'r [Counted], unit: Unit) -> Vec<(String, Option<&'r Counted>)> {
     let length = Duration::from_secs(unit.seconds().unsigned_abs());
     let mut all: Vec<(String, Option<&'r Counted>)> = Vec::new();
@@ -170,7 +171,7 @@ fn cells(name: String, row: &Counted) -> [String; 7] {
     [name, allowed, throttled, blocked, p50, p95, p99]
 }
 
-/// Periods as short as they can be, and what the axis is called, which has the rest.
+/// Labels of periods, as short as possible, and the title of the axis, with their common part.
 fn axis(periods: &[(String, Option<&Counted>)], unit: Unit) -> (Vec<String>, String) {
     let day = |label: &str| label.get(..10).unwrap_or(label).to_owned();
     let first = periods.first().map(|(label, _)| day(label)).unwrap_or_default();

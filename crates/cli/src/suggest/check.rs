@@ -1,4 +1,4 @@
-//! Replays what is suggested by the limiter's own scripts, before it is printed.
+//! Replays the suggestions with the limiter's own scripts before they are printed.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,23 +15,23 @@ use crate::output::timestamp;
 
 /// About how many decisions all checks together may take: some seconds.
 const DECISIONS: u64 = 500_000;
-/// Of traffic with no more requests than this, what is recommended is checked in full.
+/// Up to this many requests, the recommended limits are checked in full.
 const FEW: u64 = 200_000;
 
 const FAULT: &str = "please report this as a bug in tollgate";
 
-/// Requests of a key that are replayed by a suggestion.
+/// The requests of a key that are replayed under a suggestion.
 struct Replayed {
     suggestion: usize,
     state: State,
     /// How many of its requests remain to be replayed.
     left: u64,
     denied: u64,
-    /// Whether these are all that it has.
+    /// Whether these are all requests of the key.
     whole: bool,
 }
 
-/// The keys that one thread replays: what is replayed of one has nothing in common with others.
+/// The keys that one thread replays; keys are independent.
 #[derive(Default)]
 struct Share {
     replayed: HashMap<u32, Vec<Replayed>>,
@@ -41,20 +41,19 @@ struct Share {
 /// More threads than this would find little left to share.
 const THREADS: usize = 8;
 
-/// Replays the keys that each suggestion may hit, and expects the same decision on each request: all of them, or where
-/// that would take long those that are hit most, and then the heaviest, as many requests from their first on as it may
-/// be.
+/// Replays the keys that each suggestion may hit, and compares the decision on each request. If all would take too
+/// long, it replays those hit most, then the heaviest, each from its first request on, as far as the budget allows.
 ///
-/// A key that takes no more in all than a limit admits at one instant can't be hit, so it needn't be replayed.
+/// A key whose requests together fit at one instant can't be hit, so it needn't be replayed.
 ///
 /// # Errors
 ///
-/// A request was decided in another way than was said.
+/// A request was decided differently than computed.
 pub(super) fn check(spool: &mut Spool, keys: &[Key], groups: &[Group], suggestions: &mut [Suggestion]) -> Result<()> {
     let share = DECISIONS / (suggestions.len() as u64).max(1);
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get().min(THREADS));
     let mut shares: Vec<_> = (0..threads).map(|_| Share::default()).collect();
-    // How many requests of each key are replayed by any of them.
+    // How many requests of each key are replayed under any suggestion.
     let mut most: HashMap<u32, u64> = HashMap::new();
     for (at, suggestion) in suggestions.iter_mut().enumerate() {
         let in_full = suggestion.kind == Kind::Recommended && groups[suggestion.trial.group].requests <= FEW;
@@ -92,7 +91,7 @@ impl Share {
         let Self { mut replayed, requests } = self;
         let hits = |suggestion: &Suggestion| suggestion.hits.iter().map(|hit| (hit.key, hit.denied)).collect();
         let said: Vec<HashMap<u32, u64>> = suggestions.iter().map(hits).collect();
-        // It follows the requests, which are in order: what a script does quickest is a call in the engine's own time.
+        // The clock follows the requests, which are in order, since scripts are fastest in the engine's own time.
         let (clock, mut now_us) = (Clock::set_to(UNIX_EPOCH), 0);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let rules = suggestions.iter().enumerate();
@@ -148,7 +147,7 @@ fn choose(suggestion: &mut Suggestion, keys: &[Key], most: u64) -> Vec<(u32, u64
         let hit = suggestion.hits.iter().map(|hit| hit.key);
         let heaviest = hit.chain(suggestion.trial.heaviest.first(usize::MAX)).filter(|key| seen.insert(*key));
         let some = heaviest.map_while(|key| {
-            // No key leaves nothing to the others.
+            // No key takes all that is left.
             let requests = keys[key as usize].requests.min(left.div_ceil(4));
             left -= requests;
             (requests > 0).then_some((key, requests))

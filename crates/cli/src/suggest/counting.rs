@@ -1,4 +1,4 @@
-//! Whose requests count together, and by which key.
+//! Which requests count together, and by which key.
 
 use std::borrow::Cow;
 
@@ -18,11 +18,11 @@ pub(super) enum Counting {
     Key,
     /// By an attribute, separately for each value of another one if that is given.
     Attribute { key: String, each: Option<String> },
-    /// As the rules of a service do, and shadow rules would.
+    /// As a service's rules count, including shadow rules.
     Rules(RuleSet),
 }
 
-/// Who shares a limit.
+/// Which requests share a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Place {
     /// All requests.
@@ -42,7 +42,7 @@ pub(super) struct Present {
 }
 
 impl Place {
-    /// The name of its rule, if it is one's.
+    /// The name of its rule, if it belongs to one.
     pub(super) fn rule(&self) -> Option<&str> {
         match self {
             Self::Rule { name, .. } => Some(name),
@@ -60,7 +60,7 @@ impl Place {
 }
 
 impl Counting {
-    /// What the source is to be read for.
+    /// What the source is read for.
     pub(super) fn identity(&self) -> Identity {
         match self {
             Self::Key => Identity::Key(KeyField::Ip),
@@ -68,7 +68,7 @@ impl Counting {
         }
     }
 
-    /// Hands out each key that the record counts for, with its cost; or tells why there is none.
+    /// Calls back with each key that the record counts for and its cost; the error says why there is none.
     pub(super) fn counted(
         &self,
         record: &Record,
@@ -78,7 +78,7 @@ impl Counting {
         match self {
             Self::Key => count(&Place::Anywhere, None, &record.key, cost).map(Ok),
             Self::Attribute { key, each } => {
-                // An address as a rule by ip counts it.
+                // An address, as rules by ip count it.
                 let value = |name: &str| {
                     let (_, value) = record.attributes.iter().find(|(own, _)| own == name)?;
                     let address = if name == "ip" { Attributes::new().set(name, value).address() } else { None };
@@ -107,7 +107,7 @@ fn by_rules(
         return Ok(Err("a path that can be read in two ways".to_owned()));
     }
     for shadow in rules.shadows(&request) {
-        // What it leaves out is no business of the rule that decides.
+        // A shadow rule that leaves it out doesn't matter to the rule that decides.
         let _left_out = by_rule(rules, &shadow, record, &mut count)?;
     }
     match rules.applies(&request) {
@@ -116,7 +116,7 @@ fn by_rules(
             for own in applies.together.iter().filter(|own| matches!(own.effect, Effect::Limit(_))) {
                 counted.push(by_rule(rules, own, record, &mut count)?);
             }
-            // It is counted if it is by one of them.
+            // The record is counted if any of them counts it.
             Ok(counted.iter().find(|by_one| by_one.is_ok()).or(counted.first()).cloned().unwrap_or(Ok(())))
         }
         Ok(applies) => by_rule(rules, &applies, record, count),
@@ -142,11 +142,11 @@ fn by_rule(
     if applies.overridden.is_some() {
         return left_out("an override");
     }
-    // It takes something only until it has its response.
+    // Its units are given back with the response.
     if matches!(ByResponse::of(charge, charge.request(), record), ByResponse::GivenBack(_)) {
         return left_out("a response that its rule doesn't count");
     }
-    // Whatever its numbers, how much it denies depends on how long it blocks.
+    // How much it denies depends on the length of its blocks, whatever its numbers.
     if charge.rule().blocks_for().is_some() {
         return left_out("a rule that blocks the keys it denies");
     }

@@ -1,11 +1,11 @@
 //! Finds the units that each trial needs.
 //!
-//! What counts is exact, as a limiter decides. If keys are bounded, the answer is the smallest there is: a key is hit if
-//! and only if the limit has fewer units than the most that any of its requests asks for while none is denied. If
-//! requests are bounded, what is denied leaves room for what follows, so the heaviest keys are followed again for each
-//! number of units that is tried. The answer keeps to the bound, and one unit less doesn't. Where every request costs
-//! one unit that is the smallest number there is; where costs differ, or windows slide, more units may deny more, and a
-//! much smaller number may keep to the bound by chance.
+//! The counts are exact, as a limiter decides. If the keys hit are bounded, the answer is the smallest possible: a key
+//! is hit if and only if the limit has fewer units than the most that any of its requests needs while none is denied.
+//! If denied requests are bounded, each denial leaves room for later requests, so the heaviest keys are followed again
+//! for each number of units tried. The answer keeps to the bound, and one unit less doesn't. Where every request costs
+//! one unit, that is the smallest possible number; where costs differ, or windows slide, more units may deny more, and
+//! a much smaller number may keep to the bound by chance.
 
 use anyhow::Result;
 
@@ -14,7 +14,7 @@ use super::spool::{Spool, of_keys};
 use super::traffic::{Group, Key};
 use super::trial::{Heaviest, Member, Trial, follow};
 
-/// Sets what was found in each trial.
+/// Finds the units of each trial.
 pub(super) fn fit(spool: &mut Spool, keys: &[Key], groups: &[Group], trials: &mut [Trial], bound: Bound) -> Result<()> {
     find_heaviest(spool, keys, groups, trials)?;
     let may_deny: Vec<_> = groups.iter().map(|group| bound.of(group.requests, group.keys)).collect();
@@ -25,7 +25,8 @@ pub(super) fn fit(spool: &mut Spool, keys: &[Key], groups: &[Group], trials: &mu
         }
         return Ok(());
     }
-    // With fewer units than all keys but so many do with, more requests are denied than may be: at least one of each.
+    // A search starts above units that more keys exceed than requests may be denied, since each of these keys has at
+    // least one denied.
     let mut searches: Vec<_> = trials.iter().map(|trial| Search::new(trial, may_deny[trial.group])).collect();
     let mut followed = vec![false; keys.len()];
     for (trial, search) in trials.iter().zip(&searches) {
@@ -101,9 +102,9 @@ fn denied(spool: &mut Spool, keys: &[Key], trials: &[Trial], searches: &[Search]
 /// A search for the least units that deny few enough requests.
 #[derive(Clone, Copy, Debug)]
 struct Search {
-    /// These deny too many.
+    /// The most units known to deny too many.
     too_few: u64,
-    /// These don't, if any was found.
+    /// The fewest units known not to, if any.
     enough: Option<u64>,
     /// The most that fit.
     most: u64,
@@ -124,7 +125,7 @@ impl Search {
         }
     }
 
-    /// Notes how many requests those deny.
+    /// Notes how many requests these units deny.
     fn denied(&mut self, count: u64, may_deny: u64) {
         match self.next() {
             Some(units) if count <= may_deny => self.enough = Some(units),

@@ -1,4 +1,4 @@
-//! Which limits are tried, and which of those that were found is recommended.
+//! Which limits are tried, and which of the found ones is recommended.
 
 use tollgate::Algorithm;
 
@@ -11,10 +11,10 @@ const PERIODS: [u64; 3] = [SECOND, 60 * SECOND, 3600 * SECOND];
 const MOST_RATES: usize = 32;
 const SHOWN_BELOW: usize = 4;
 const SHOWN_ABOVE: usize = 5;
-/// The fewest units in a period of which a limit is a sensible number.
+/// The fewest units in a period that make a sensible limit.
 const FEWEST: u64 = 10;
 
-/// The periods of windows for traffic that lasts so long. A window that is longer was never seen in full.
+/// The periods of windows for traffic of this length. A longer window would never be complete.
 pub(super) fn periods(asked: Option<u64>, span_us: u64) -> Vec<u64> {
     match asked {
         Some(period) => vec![period],
@@ -48,8 +48,8 @@ fn steps() -> impl Iterator<Item = u64> {
     (0..15).flat_map(|power| [1, 2, 5].map(|digit| digit * 10_u64.pow(power)))
 }
 
-/// Of rates and bursts by rate, those that no other betters in both; and which of them is recommended: the one under
-/// which a key can take the fewest units in any one period, which is their sum.
+/// Of rates and bursts by rate, those that no other beats in both; and the recommended one, under which a key can take
+/// the fewest units in any one period: the least sum of rate and burst.
 pub(super) fn frontier(found: &[(u64, u64)]) -> (Vec<(u64, u64)>, usize) {
     let mut best: Vec<(u64, u64)> = Vec::new();
     for point in found {
@@ -63,7 +63,7 @@ pub(super) fn frontier(found: &[(u64, u64)]) -> (Vec<(u64, u64)>, usize) {
     (best[from..to].to_vec(), knee - from)
 }
 
-/// Fixed windows of which the needs tell which rates per period to try.
+/// Fixed windows whose needs determine which rates per period to try.
 pub(super) fn around(period_us: u64) -> impl Iterator<Item = Meter> {
     let periods = [SECOND.min(period_us), period_us];
     let distinct = if periods[0] == period_us { 1 } else { 2 };

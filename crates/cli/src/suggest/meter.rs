@@ -1,4 +1,4 @@
-//! What a limit would have to admit of one key's requests, in whole numbers and at a microsecond's resolution.
+//! How high a limit would have to be for one key's requests, in whole numbers and at a microsecond's resolution.
 //!
 //! This doesn't decide anything: whatever is suggested from it is checked by the limiter's own scripts. It asks of each
 //! request how high the limit would have to be to admit it, which is the same question for all algorithms: the highest
@@ -11,10 +11,10 @@ use tollgate::{Algorithm, Limit, RuleError, Start};
 
 use crate::output::micros;
 
-/// The highest limit of a log: what a log admits that doesn't raise its `max`.
+/// The highest limit of a log that doesn't raise its `max`.
 const MOST_OF_A_LOG: u64 = 10_000;
 
-/// An algorithm with all its numbers but the one that is to be found: the burst of a bucket, the rate of a window.
+/// An algorithm with all its numbers except the one to be found: the burst of a bucket, the rate of a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Meter {
     pub(super) algorithm: Algorithm,
@@ -64,8 +64,8 @@ impl Meter {
         Self { algorithm, rate: 0, period_us, start_us: 0, reduced: (0, 1) }
     }
 
-    /// Of this limit, whatever its burst or its window's rate is; none if it is of another kind, or has what is not
-    /// suggested: shards, debts, unused units that roll over, windows without a common start.
+    /// The meter of this limit without its burst or its window's rate; `None` if it is of another kind, or has what is
+    /// never suggested: shards, debts, unused units that roll over, windows without a common start.
     pub(super) fn of(limit: &Limit) -> Option<Self> {
         let (algorithm, period_us) = (limit.algorithm(), micros(limit.period()));
         if limit.shards() > 1 || limit.max_debt() > 0 {
@@ -107,7 +107,7 @@ impl Meter {
             Algorithm::FixedWindow => EXACT / 2,
             _ => {
                 let (rate, period) = self.reduced;
-                // To be full again within 71 years too.
+                // A bucket must also be full again within 71 years.
                 ((EXACT - rate.min(EXACT)) / period).saturating_sub(1).min(((1 << 51) / period).saturating_mul(rate))
             }
         }
@@ -129,7 +129,7 @@ impl Meter {
 
     /// How many units the limit must have to admit this cost now. Times never step back.
     ///
-    /// Numbers too large for a limit needn't be exact: they only stay too large.
+    /// Numbers too large for a limit needn't be exact, only too large.
     pub(super) fn asks(&self, state: &mut State, now_us: u64, cost: u64) -> u64 {
         let used = match state {
             State::Bucket { t_us, lead } => {
@@ -161,7 +161,7 @@ impl Meter {
         if cost == 0 { 0 } else { used.saturating_add(cost) }
     }
 
-    /// Takes these units now: after [`asks`](Self::asks) with the same time.
+    /// Takes these units now, after a call of [`asks`](Self::asks) with the same time.
     pub(super) fn take(&self, state: &mut State, now_us: u64, cost: u64) {
         match state {
             State::Bucket { lead, .. } => *lead = lead.saturating_add(cost.saturating_mul(self.reduced.1)),
@@ -172,7 +172,7 @@ impl Meter {
 }
 
 impl Log {
-    /// Forgets what is a period old or older.
+    /// Forgets entries that are a period old or older.
     fn expire(&mut self, now_us: u64, period_us: u64) {
         while let Some((t_us, units)) = self.entries.front()
             && *t_us + period_us <= now_us

@@ -12,7 +12,7 @@ use crate::escape::shown;
 use crate::output::{human, timestamp};
 use crate::page::{Bars, Ink, Measure, Page, Plot, Point, Points, Section, Series, Table, file_names, grouped};
 
-/// Of records from these files.
+/// The page for records from these files.
 pub(super) fn page(report: &Report<'_>, files: &[PathBuf]) -> Page {
     let read = &report.traffic.read;
     let mut page = Page { title: format!("Limits for {}", file_names(files)), ..Page::default() };

@@ -22,9 +22,9 @@ pub(super) struct Report<'r> {
     pub(super) left: usize,
     pub(super) suggestions: &'r [Suggestion],
     pub(super) bound: Bound,
-    /// Whether the period was asked for.
+    /// Whether the period was given.
     pub(super) period_is_given: bool,
-    /// The attribute that is counted by, unless records or rules say.
+    /// The attribute to count by, unless records or rules determine it.
     pub(super) by: Option<&'r str>,
 }
 
@@ -46,9 +46,9 @@ impl Report<'_> {
         self.bound.of(group.requests, group.keys)
     }
 
-    /// What to bear in mind about a group's suggestions.
+    /// Caveats about a group's suggestions.
     pub(super) fn notes(&self, at: usize) -> Vec<String> {
-        /// With fewer requests, or a share of one key that is higher than this, a suggestion says little.
+        /// With fewer requests than this, or a larger share of one key than below, a suggestion says little.
         const FEW: u64 = 100;
         const MUCH: f64 = 0.25;
         let group = &self.traffic.groups[at];

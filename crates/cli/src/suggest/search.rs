@@ -1,4 +1,4 @@
-//! Finds limits for each group of keys: windows first, since what they need tells which rates are worth a try.
+//! Finds limits for each group of keys: windows first, since their needs show which rates are worth trying.
 
 use anyhow::Result;
 use tollgate::Algorithm;
@@ -34,7 +34,7 @@ pub(super) fn search(
     Ok(plans.iter().flat_map(|plan| plan.suggestions(&windows, &buckets)).collect())
 }
 
-/// What is to be tried for a group.
+/// What to try for a group.
 struct Plan {
     group: usize,
     /// Of the rates, and of the windows to paste.
@@ -47,7 +47,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// `total` is how many units all keys do with that may not be hit, in all of the traffic.
+    /// `total` is enough units for each key that may not be hit, over all of the traffic.
     fn new(at: usize, group: &Group, windows: &[Trial], total: u64, asked: Option<u64>) -> Self {
         let present = group.present.as_ref().map(|present| Meter::of(&present.limit));
         let fixed = |trial: &&Trial| trial.group == at && trial.meter.algorithm == Algorithm::FixedWindow;
@@ -110,7 +110,7 @@ fn windows(group: &Group, asked: Option<u64>) -> Vec<Meter> {
     }
 }
 
-/// In each group, how many units all keys but those that may be hit take in all.
+/// For each group, enough units for each key that may not be hit, over all of the traffic.
 fn totals(units: impl Iterator<Item = (usize, u64)>, groups: &[Group], bound: Bound) -> Vec<u64> {
     let may_be_hit = |group: &Group| bound.of(group.requests, group.keys).min(group.keys);
     let mut heaviest: Vec<_> = groups.iter().map(|group| Heaviest::new(may_be_hit(group))).collect();

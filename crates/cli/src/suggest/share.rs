@@ -14,7 +14,7 @@ const WHOLE: u64 = 100 * 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Share(u64);
 
-/// Of what.
+/// What a share is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Of {
     /// Of all requests, this share may be denied.

@@ -32,7 +32,7 @@ pub(super) enum Kind {
     OtherPeriod,
 }
 
-/// A key that has requests denied.
+/// A key with denied requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hit {
     pub(super) key: u32,
@@ -47,18 +47,18 @@ pub(super) struct Checked {
     /// The requests that were replayed, and their keys.
     pub(super) requests: u64,
     pub(super) keys: u64,
-    /// The keys that it could hit, and that were not replayed, or not with all their requests.
+    /// Keys that it could hit and that were not replayed, or not with all their requests.
     pub(super) left: u64,
 }
 
 impl Suggestion {
-    /// None if nothing was found that fits.
+    /// `None` if nothing fits.
     pub(super) fn of(trial: Trial, kind: Kind) -> Option<Self> {
         let limit = trial.limit()?;
         Some(Self { trial, limit, kind, denied: 0, hits: Vec::new(), checked: Checked::default() })
     }
 
-    /// The limit as it is pasted: with its burst, also where that is what a limit without one has.
+    /// The limit as pasted, with its burst even if that is the default.
     pub(super) fn text(&self) -> String {
         let text = self.limit.to_string();
         let implied = self.trial.meter.is_bucket() && self.limit.capacity() == self.limit.rate();

@@ -84,7 +84,7 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
     Ok(())
 }
 
-/// Why nothing is suggested.
+/// Why nothing is suggested for a group.
 fn unfit(group: &Group) -> &'static str {
     if group.present.as_ref().is_some_and(|present| Meter::of(&present.limit).is_none()) {
         return "Left as it is: permits, shards, debts, windows of the calendar and those that start by key or roll units \

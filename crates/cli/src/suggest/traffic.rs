@@ -1,4 +1,4 @@
-//! The recorded traffic: whose requests are counted together, and by what.
+//! The recorded traffic: which requests are counted together, and by what.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub(super) struct Key {
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) place: Place,
-    /// The limit that its place has now.
+    /// The present limit of its place.
     pub(super) present: Option<Present>,
     pub(super) requests: u64,
     pub(super) keys: u64,
@@ -73,7 +73,7 @@ impl Group {
 const GROUP: usize = 4;
 
 impl Traffic {
-    /// Reads it through.
+    /// Reads the source to its end.
     pub(super) async fn read(source: Source, counting: &Counting, progress: &ProgressBar) -> Result<Self> {
         let shown = source.shown();
         let (mut through, mut reading) = (Through::once(source), Reading::default());
@@ -87,11 +87,11 @@ impl Traffic {
 
 #[cfg(test)]
 impl Traffic {
-    /// Of requests with their times, keys and costs.
+    /// Traffic of requests with these times, keys and costs.
     pub(super) fn of(requests: &[(u64, &str, u64)]) -> Self {
         let mut reading = Reading::default();
         for (t_us, key, cost) in requests {
-            // Not in order, for all that is known.
+            // The order is unknown.
             reading.read.out_of_order = 1;
             reading.count(&Place::Anywhere, None, key.as_bytes(), *t_us, *cost).expect("counted");
         }

@@ -1,4 +1,4 @@
-//! Limits under trial, and passes over the requests that tell what each would do.
+//! Limits under trial, and passes over the requests to find what each would do.
 
 use std::cmp::Reverse;
 use std::iter::Peekable;
@@ -10,7 +10,7 @@ use super::meter::{Meter, State};
 use super::spool::{Request, Spool};
 use super::traffic::Key;
 
-/// The most memory for states at once, in units of one without a log: some 100 MB. Keys with more take several passes.
+/// The most memory for states at once, in states without a log: some 100 MB. More keys take several passes.
 const STATES: u64 = 1 << 21;
 
 /// A limit whose burst, or rate, is to be found for the keys of one group.
@@ -19,7 +19,7 @@ pub(super) struct Trial {
     pub(super) group: usize,
     pub(super) meter: Meter,
     pub(super) heaviest: Heaviest,
-    /// What was found: none if no number of units that fits denies so little.
+    /// The units found; `None` if no valid number denies so little.
     pub(super) units: Option<u64>,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct Heaviest {
 }
 
 impl Trial {
-    /// Of whose keys so many may be hit; as many of the heaviest and some more are remembered.
+    /// A trial of which so many keys may be hit; it keeps as many of the heaviest, and some more.
     pub(super) fn new(group: usize, meter: Meter, may_be_hit: u64) -> Self {
         Self { group, meter, heaviest: Heaviest::new(may_be_hit), units: None }
     }
 
-    /// The same without its keys.
+    /// The same trial without its keys.
     pub(super) fn bare(&self) -> Self {
         Self { meter: self.meter.clone(), heaviest: Heaviest::new(0), ..*self }
     }
@@ -49,7 +49,7 @@ impl Trial {
 }
 
 impl Heaviest {
-    /// Beyond those that may be hit.
+    /// Keys kept beyond those that may be hit.
     const MORE: usize = 64;
 
     pub(super) fn new(may_be_hit: u64) -> Self {
@@ -69,12 +69,12 @@ impl Heaviest {
         self.needs.truncate(self.most);
     }
 
-    /// How many units all keys but so many do with.
+    /// The units with which all but so many keys are never denied.
     pub(super) fn but(&self, keys: u64) -> u64 {
         usize::try_from(keys).ok().and_then(|at| self.needs.get(at)).map_or(0, |(need, _)| *need)
     }
 
-    /// The keys that more units than this are needed for, heaviest first: those that such a limit hits.
+    /// The keys that need more units than this, heaviest first: those that such a limit hits.
     pub(super) fn above(&self, units: u64) -> impl Iterator<Item = u32> + '_ {
         self.needs.iter().take_while(move |(need, _)| *need > units).map(|(_, key)| *key)
     }
@@ -88,7 +88,7 @@ impl Heaviest {
 /// A key under a trial, by their numbers; sorted by key.
 pub(super) type Member = (u32, usize);
 
-/// Follows each member through its key's requests, from `start` on, and hands what became of it to `end`.
+/// Follows each member through its key's requests, from `start` on, and passes its final state to `end`.
 pub(super) fn follow<S>(
     spool: &mut Spool,
     keys: &[Key],

@@ -1,8 +1,8 @@
-//! How many keys each rule has, and which are in use: by SCAN in small steps, and OBJECT, neither of which counts as a
-//! use of the key.
+//! Counts the keys of each rule and finds those in use: by SCAN in small steps and OBJECT, neither of which counts as a
+//! use of a key.
 //!
-//! What tells that a key was touched depends on the server's policy: with LFU how often (OBJECT FREQ), with any other how
-//! long ago (OBJECT IDLETIME). Either counts reads too, and so the calls that were denied.
+//! Whether a key was touched depends on the server's policy: with LFU on how often (OBJECT FREQ), with any other on how
+//! long ago (OBJECT IDLETIME). Both count reads too, and so denied calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use super::connection::{Connection, Failure};
 use super::key_name::{KeyName, Label};
 use super::reading::Reading;
 
-/// Keys for each SCAN, which holds the server for about as many tenths of a microsecond.
+/// Keys for each SCAN, which blocks the server for about a tenth of a microsecond each.
 const STEP: u64 = 100;
-/// The microseconds of each second that these commands may take of the server, by its own count. What it needs beside
-/// that for reading and replying is about twice as much again.
+/// The microseconds of each second that these commands may take on the server, by its own count. Reading and replying
+/// take about twice that in addition.
 const BUDGET_US: f64 = 500.0;
-/// Before the server has counted any.
+/// The assumption before the server has counted any.
 const US_PER_KEY: f64 = 2.0;
-/// The most keys that are looked at again each time.
+/// The most keys that are checked again each time.
 const MOST_WATCHED: usize = 64;
-/// A share of looks below which a key isn't worth looking at again.
+/// The share of uses among looks below which a key isn't checked again.
 const RARELY: f64 = 0.2;
-/// How much older looks count: those of ten before count half.
+/// The weight of a look per later one: a look ten before counts half.
 const FADE: f64 = 0.933;
 const MOST_LABELS: usize = 1024;
 
@@ -42,7 +42,7 @@ pub(super) struct Census {
     any_key: Option<Vec<u8>>,
 }
 
-/// Keys of one run through the keyspace, so far.
+/// Keys counted in one pass through the keyspace, so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     pub(super) scanned: u64,
@@ -77,7 +77,7 @@ impl Census {
         let by_frequency = reading.evicts_by_frequency();
         let (until, mut sent) = (Instant::now() + within / 2, Sent::default());
         let allowed = i64::try_from(keys_within(reading, within)).unwrap_or(i64::MAX);
-        // Nothing is saved up: a quiet time leaves no burst for later.
+        // An unused budget isn't saved, so that a quiet time leads to no burst.
         self.left = self.left.min(0) + allowed;
         self.turn += 1;
         // At least half is for the scan, however many keys are in use and however short the time is.
@@ -103,7 +103,7 @@ impl Census {
         Ok(sent)
     }
 
-    /// Those of the watched keys that were looked at longest ago, and takes them from the budget.
+    /// The watched keys that were checked longest ago, taken from the budget.
     fn longest_unseen(&mut self, most: usize) -> Vec<Vec<u8>> {
         let mut watched: Vec<_> = self.watched.iter().map(|(key, looks)| (looks.turn, key)).collect();
         watched.sort_unstable();
@@ -126,7 +126,7 @@ impl Census {
         self.complete.as_ref().map_or((&self.counting, false), |complete| (complete, true))
     }
 
-    /// How far the present run has come.
+    /// How far the current pass has come.
     pub(super) fn scanned(&self) -> u64 {
         self.counting.scanned
     }
@@ -178,7 +178,7 @@ impl Census {
         let replies = connection.all(&objects).await?;
         sent.objects += keys.len() as u64;
         for (key, reply) in keys.iter().zip(replies) {
-            // Null if the key has gone; refused if its slot has gone to another node.
+            // Null if the key is gone; an error if its slot has moved to another node.
             let number = match reply {
                 Ok(number) => from_redis_value::<Option<u64>>(number).unwrap_or_default(),
                 Err(failure) if failure.is_of_slot() => None,
@@ -193,9 +193,9 @@ impl Census {
         Ok(())
     }
 
-    /// One look at a key. Keys that are new are kept if they are in use, as far as there is room.
+    /// One look at a key. New keys are kept if they are in use and there is room.
     fn seen(&mut self, key: &[u8], number: u64, by_frequency: bool, within: Duration) {
-        // The server's clock of touches ticks once a second.
+        // The server's clock for idle times ticks once a second.
         let touched = !by_frequency && number <= within.as_secs().max(1);
         let least_frequent = || {
             let frequencies = self.watched.iter().map(|(key, looks)| (looks.freq.unwrap_or(0), key));
@@ -230,8 +230,8 @@ impl Looks {
     }
 }
 
-/// How many keys the budget of this time allows: one at least, since a single slow step in the server's counts, as of a
-/// busy machine, must not end the scan for good.
+/// How many keys the budget of this time allows: at least one, since a single slow step in the server's counts, as on a
+/// busy machine, must not stop the scan forever.
 fn keys_within(reading: &Reading, within: Duration) -> u64 {
     let object = if reading.evicts_by_frequency() { "object|freq" } else { "object|idletime" };
     let scan = reading.us_per_call("scan").map(|us| us / STEP as f64);

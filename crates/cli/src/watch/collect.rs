@@ -37,7 +37,7 @@ enum Source {
     Cluster(Cluster),
 }
 
-/// One snapshot for each interval. Collecting goes on only while one is waited for, in the same task, so that a panic
+/// One snapshot for each interval. They are collected only while one is awaited, in the same task, so that a panic
 /// there ends the command.
 pub(super) struct Snapshots {
     looking: Pin<Box<dyn Future<Output = (Collector, Snapshot)>>>,
@@ -49,7 +49,7 @@ impl Snapshots {
         Self { looking: Box::pin(look(collector, interval)), interval }
     }
 
-    /// The next one. If this is dropped before it has one, the next call goes on where it was.
+    /// The next snapshot. If this is dropped before it completes, the next call resumes it.
     pub(super) async fn next(&mut self) -> Snapshot {
         let (collector, snapshot) = (&mut self.looking).await;
         self.looking = Box::pin(look(collector, self.interval));
@@ -87,7 +87,7 @@ impl Collector {
         self.refresh().await;
         let Self { nodes, services, prefix, deadline, .. } = self;
         let nodes = join_all(nodes.iter_mut().map(|node| node.look(prefix, within, *deadline)));
-        // A node that fails at once doesn't shorten the interval, nor does one that is slow keep the others waiting.
+        // A node that fails at once doesn't shorten the interval, and a slow one doesn't delay the others.
         tokio::join!(nodes, tokio::time::sleep(within));
         join_all(services.iter_mut().map(Watched::read)).await;
         self.snapshot()
@@ -97,7 +97,7 @@ impl Collector {
     pub(super) fn check(&self) -> Result<()> {
         let errors: Vec<_> = self.nodes.iter().filter_map(|node| node.shown.error.as_ref()).collect();
         match self.nodes.iter().zip(errors.first()).next() {
-            // Redis answers, and names what this user may not run.
+            // Redis answers, and names the command that this user may not run.
             Some((_, why)) if errors.len() == self.nodes.len() && why.starts_with("NOPERM") => {
                 let command = why.split_once("run the '").and_then(|(_, rest)| rest.split_once('\''));
                 let right = command.map_or_else(
@@ -122,7 +122,7 @@ impl Collector {
             return;
         }
         self.since_refresh = 0;
-        // While none answers, those that were known are shown as they are.
+        // While no node answers, the known ones are kept.
         let Ok(primaries) = cluster.primaries(self.deadline).await else { return };
         let known: BTreeSet<_> = self.nodes.iter().map(|node| node.shown.address.clone()).collect();
         let now: BTreeSet<_> = primaries.iter().map(|redis| redis.address().to_owned()).collect();
@@ -206,7 +206,7 @@ impl Collector {
         };
         for node in self.answering() {
             let (counts, _) = node.census.counts();
-            // As far as keys were scanned, they stand for the rest.
+            // The scanned keys stand for the rest.
             let scale = node.size().max(counts.scanned) as f64 / counts.scanned.max(1) as f64;
             let labels: BTreeSet<_> = counts.of.keys().chain(node.rates.labels()).collect();
             for label in labels {

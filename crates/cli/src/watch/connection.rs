@@ -17,9 +17,9 @@ pub(super) struct Connection {
 /// Why there is no reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The server refused the command; the connection goes on.
+    /// The server refused the command; the connection is still usable.
     Refused(String),
-    /// There is no connection any more, or none that answers.
+    /// The connection is lost or not answering.
     Lost(String),
 }
 
@@ -47,7 +47,7 @@ impl Connection {
         self.all_after(pipeline, Duration::ZERO).await
     }
 
-    /// The same for commands that let the server wait for this time.
+    /// The same for commands for which the server waits this long.
     pub(super) async fn all_after(
         &mut self,
         pipeline: &Pipeline,

@@ -1,4 +1,4 @@
-//! What the user has chosen to see: which table, how sorted, filtered and scrolled, and whether time stands still.
+//! What the user has chosen to see: which table, how it is sorted, filtered and scrolled, and whether it is paused.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
@@ -14,7 +14,7 @@ pub(super) enum Tab {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Controls {
     pub(super) tab: Tab,
-    /// The number of the order in each table.
+    /// The number of the sort order in each table.
     sorts: [usize; 4],
     pub(super) filter: String,
     /// Whether keys are letters of the filter.
@@ -63,7 +63,7 @@ impl Controls {
         self.sorts[tab as usize]
     }
 
-    /// Keeps the rows in view, of which there are so many.
+    /// Keeps the first row within this many rows.
     pub(super) fn settle(&mut self, rows: usize) {
         self.first = self.first.min(rows.saturating_sub(1));
     }
@@ -100,7 +100,7 @@ impl Controls {
             KeyCode::PageDown => self.first += PAGE,
             KeyCode::PageUp => self.first = self.first.saturating_sub(PAGE),
             KeyCode::Char('g') | KeyCode::Home => self.first = 0,
-            // As far as there are rows.
+            // Later limited by the number of rows.
             KeyCode::Char('G') | KeyCode::End => self.first = usize::MAX / 2,
             _ => {}
         }

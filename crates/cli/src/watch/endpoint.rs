@@ -59,7 +59,7 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// The text there, or why there is none.
+    /// The text of the endpoint, or why there is none.
     pub(super) async fn read(&self) -> Result<String, String> {
         let read = tokio::time::timeout(PATIENCE, self.try_to_read()).await;
         read.unwrap_or_else(|_| Err(format!("no answer within {PATIENCE:?}")))
@@ -77,7 +77,7 @@ impl Address {
             .header(header::CONNECTION, "close")
             .body(Empty::<Bytes>::new())
             .map_err(|error| error.to_string())?;
-        // The connection is driven here, so that it ends with this call.
+        // The connection is polled here, so that it ends with this call.
         let body = async {
             let response = sender.send_request(request).await.map_err(broken)?;
             if response.status() != StatusCode::OK {

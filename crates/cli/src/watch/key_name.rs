@@ -1,4 +1,4 @@
-//! What a Redis key stands for, as far as its name tells: the reverse of the encoding that `lua/sharing.md` documents.
+//! What a Redis key stands for, from its name: the reverse of the encoding that `lua/sharing.md` documents.
 
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ pub(super) struct Label {
 const HASH_DIGITS: usize = 12;
 
 impl KeyName {
-    /// None if the key isn't that of a limit, nor the marker of a call's id, under this prefix or one that begins with
+    /// `None` if the key is neither of a limit nor the marker of a call's id, under this prefix or one that begins with
     /// it.
     pub(super) fn parse(name: &[u8], prefix: &str) -> Option<Self> {
         let rest = name.strip_prefix(prefix.as_bytes())?.strip_prefix(b":")?;
@@ -116,7 +116,7 @@ mod tests {
         text.parse::<Rule>().and_then(|rule| rule.named("api")).expect("a rule")
     }
 
-    /// The names that the library itself gives to this request's keys, as this reads them.
+    /// The names that the library itself gives to this request's keys, as parsed here.
     fn read<'a>(limiter: &Limiter, rule: &Rule, request: impl Into<Request<'a>>) -> Vec<KeyName> {
         let keys = limiter.keys(rule, request).expect("keys");
         keys.iter().map(|key| KeyName::parse(key.as_bytes(), "shop").unwrap_or_else(|| panic!("{key}"))).collect()

@@ -16,11 +16,11 @@ use crate::info::Fields;
 /// The sections of INFO that are shown.
 const SECTIONS: [&str; 9] =
     ["server", "clients", "memory", "stats", "replication", "cpu", "commandstats", "latencystats", "keyspace"];
-/// What was seen so many seconds before counts half.
+/// The age in seconds at which a look counts half.
 const HALF_LIFE: f64 = 10.0;
-/// The busiest keys by writes that are looked at for reads too.
+/// How many of the busiest keys by writes are checked for reads too.
 const BUSIEST: usize = 32;
-/// What a command costs the server beside the time that it counts: reading it, and replying.
+/// The microseconds that a command costs the server in addition to its own count: for reading it and replying.
 const OVERHEAD: f64 = 3.0;
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Node {
         }
     }
 
-    /// What each rule's keys come to on this node, as far as they were scanned.
+    /// The number of all keys in the limits' database on this node.
     pub(super) fn size(&self) -> u64 {
         self.last.as_ref().map_or(0, Reading::keys)
     }
@@ -150,8 +150,8 @@ impl Node {
         }
     }
 
-    /// What was sent to count keys; a refusal is remembered until a key can be looked at, or there is a new connection:
-    /// looks that the budget leaves no key for tell nothing.
+    /// What was sent to count keys; a refusal is remembered until a key can be checked, or there is a new connection: a
+    /// look without a key in its budget proves nothing.
     fn sent(&mut self, sent: Result<Sent, Failure>) -> Result<Sent, Failure> {
         match sent {
             Err(Failure::Refused(why)) => {
@@ -193,7 +193,7 @@ impl Connected {
     }
 }
 
-/// The name of a key that doesn't exist, in the slot of this one: of this node, then.
+/// The name of a key that doesn't exist, in the slot of this one and so on this node.
 fn beside(key: Option<&Vec<u8>>, prefix: &str) -> Vec<u8> {
     let tagged = key.and_then(|key| key.split_inclusive(|byte| *byte == b'}').next());
     [tagged.unwrap_or(format!("{prefix}:{{watch}}").as_bytes()), b":watch"].concat()

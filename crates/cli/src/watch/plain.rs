@@ -1,4 +1,4 @@
-//! A picture as plain text, for scripts, files and terminals that can't do more: no colours, nothing redrawn.
+//! A picture as plain text without colours, printed once, for scripts, files and simple terminals.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -13,11 +13,11 @@ use super::view::{View, sampled};
 /// The most rows of each table.
 const MOST_ROWS: usize = 20;
 
-/// The summary and every table that there is something in.
+/// The summary and every table that has rows.
 pub(super) fn picture(snapshot: &Snapshot, history: &History, width: u16) -> String {
     let view = View { snapshot, history, theme: Theme { colours: false } };
     let summary = lines(groups(snapshot, history, view.theme), width.into(), view.theme);
-    // What an endpoint says may have anything in it.
+    // Text from an endpoint may contain any characters.
     let plain = |line: &Line<'_>| line.to_string().replace(char::is_control, " ");
     let mut text: String = summary.iter().map(|line| format!("{}\n", plain(line).trim_end())).collect();
     for tab in Tab::ALL {

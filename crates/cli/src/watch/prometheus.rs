@@ -1,4 +1,4 @@
-//! The text format in which metrics are exported: Prometheus's, as far as OpenMetrics has it too.
+//! The text format of exported metrics: Prometheus's, as far as OpenMetrics shares it.
 
 /// One line: a name with labels, and a number.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +58,7 @@ fn sample(line: &str) -> Option<Sample> {
     is_time.then(|| Sample { name: name.to_owned(), labels, value })
 }
 
-/// What stands between braces, and the rest of the line.
+/// The labels between braces, and the rest of the line.
 fn labels(mut rest: &str) -> Option<(Vec<(String, String)>, &str)> {
     let mut labels = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! How often keys and rules are written, from what was seen of late: older looks count less and less.
+//! How often keys and rules are written, from recent looks; older ones count less and less.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ const MOST_LABELS: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Rates {
-    /// The time that was looked at, and the time that there was, both fading.
+    /// The observed time and the passed time, both fading.
     looked: f64,
     passed: f64,
     all: f64,
@@ -21,7 +21,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// What was counted before counts half as much after `half_life` seconds.
+    /// Earlier counts fade by half every `half_life` seconds.
     pub(super) fn add(&mut self, window: Window, prefix: &str, passed: f64, half_life: f64) {
         let fade = 0.5_f64.powf(passed / half_life);
         self.looked = self.looked * fade + window.time.as_secs_f64();
@@ -42,7 +42,7 @@ impl Rates {
         keep(&mut self.labels, MOST_LABELS);
     }
 
-    /// The share of the time that was looked at.
+    /// The share of the time that was observed.
     pub(super) fn share(&self) -> Option<f64> {
         (self.passed > 0.0).then(|| (self.looked / self.passed).min(1.0))
     }
@@ -63,7 +63,7 @@ impl Rates {
         self.labels.keys()
     }
 
-    /// The keys that were written most, most first.
+    /// The most written keys, in descending order.
     pub(super) fn busiest(&self, most: usize) -> Vec<&Vec<u8>> {
         let mut keys: Vec<_> = self.keys.iter().collect();
         keys.sort_unstable_by(|one, other| other.1.total_cmp(one.1).then_with(|| one.0.cmp(other.0)));
@@ -72,13 +72,13 @@ impl Rates {
     }
 }
 
-/// Forgets those with the smallest counts once there are more than these, and what has faded in any case.
+/// Forgets the smallest counts once there are more than `most`, and those that have faded in any case.
 fn keep<K>(counts: &mut HashMap<K, f64>, most: usize) {
     const FADED: f64 = 0.01;
     counts.retain(|_, count| *count > FADED);
     if counts.len() > most {
         let mut all: Vec<_> = counts.values().copied().collect();
-        // Half of them, so that it isn't done each time.
+        // Half of them, so that this isn't needed each time.
         let (_, least, _) = all.select_nth_unstable_by(counts.len() - most / 2, f64::total_cmp);
         let least = *least;
         counts.retain(|_, count| *count > least);

@@ -87,7 +87,7 @@ impl Reading {
         self.info.number(name).unwrap_or(0)
     }
 
-    /// Valkey reports the version of Redis that it is compatible with beside its own.
+    /// Besides its own version, Valkey reports the version of Redis that it is compatible with.
     fn version(&self) -> String {
         match (self.info.text("valkey_version"), self.info.text("redis_version")) {
             (Some(version), _) => format!("Valkey {version}"),

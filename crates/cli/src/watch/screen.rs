@@ -1,4 +1,4 @@
-//! The terminal: taken over, redrawn as snapshots and keys come, and given back however the command ends.
+//! The terminal: taken over, redrawn for each snapshot and key, and restored however the command ends.
 
 use std::io;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::summary::{History, Theme};
 use super::view::View;
 use crate::interrupted::interrupted;
 
-/// How soon the thread that reads keys notices that nobody wants them any more.
+/// How soon the thread that reads keys notices that it is no longer needed.
 const NOTICED: Duration = Duration::from_millis(100);
 
-/// Shows snapshots as they come, until the user has seen enough.
+/// Shows snapshots as they come, until the user quits.
 pub(super) async fn show(first: Snapshot, mut snapshots: Snapshots) -> Result<()> {
     // Before the terminal is taken over: a signal must not end the process with it.
     let unwanted = interrupted();
@@ -43,7 +43,7 @@ pub(super) async fn show(first: Snapshot, mut snapshots: Snapshots) -> Result<()
             _ = &mut unwanted => return Ok(()),
             event = events.receiver.recv() => match event {
                 Some(Ok(Event::Key(key))) => controls.press(key),
-                // A new size, or anything else that is drawn anew.
+                // A resize, or anything else that needs a redraw.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error).context("the terminal's keys can't be read"),
                 None => return Ok(()),
@@ -61,7 +61,7 @@ pub(super) async fn show(first: Snapshot, mut snapshots: Snapshots) -> Result<()
     }
 }
 
-/// The terminal while it is taken over. A panic gives it back before its message is printed.
+/// The terminal while it is taken over. A panic restores it before its message is printed.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -73,9 +73,9 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A panic has given it back before it printed its message, which would be overwritten.
+        // A panic has restored it already; doing so again would overwrite its message.
         if !std::thread::panicking() {
-            // Without a terminal any more, there is nothing to give back.
+            // If the terminal is gone, there is nothing to restore.
             let _ = ratatui::try_restore();
         }
     }

@@ -1,4 +1,4 @@
-//! What a service's metrics say of the time between two readings, as `tollgate::describe_metrics` names them.
+//! What a service's metrics say about the time between two readings, named as in `tollgate::describe_metrics`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -34,7 +34,7 @@ struct Reading {
 #[derive(Debug)]
 struct Read {
     sample: Sample,
-    /// How much a counter has grown since the reading before; a process that began anew counts from 0.
+    /// How much a counter has grown since the reading before; a restarted process counts from 0.
     grown: Option<f64>,
 }
 
@@ -165,7 +165,7 @@ fn latency(all: &[Watched]) -> Vec<Latency> {
     sources.into_iter().map(of).collect()
 }
 
-/// From buckets, of the interval; else the largest that an endpoint exports itself.
+/// From buckets, over the interval; otherwise the largest quantile that an endpoint exports.
 fn quantile(all: &[Watched], name: &str, source: Option<&str>, share: f64) -> Option<f64> {
     let bucket = format!("{name}_bucket");
     let mut buckets: Vec<(f64, f64)> = Vec::new();
@@ -189,7 +189,7 @@ fn quantile(all: &[Watched], name: &str, source: Option<&str>, share: f64) -> Op
     exported.map(|sample| sample.value).filter(|value| value.is_finite()).max_by(f64::total_cmp)
 }
 
-/// The value that this share of counts is not above, from counts up to each bound: between two bounds, in proportion.
+/// The value at this share of the counts, which are cumulative up to each bound; interpolated between two bounds.
 fn within(buckets: &[(f64, f64)], share: f64) -> Option<f64> {
     let total = buckets.last().map(|(_, count)| *count).filter(|total| *total > 0.0)?;
     let wanted = total * share;
@@ -209,7 +209,7 @@ fn is_of(sample: &Sample, source: Option<&str>) -> bool {
     source.is_none_or(|source| sample.label("source") == Some(source))
 }
 
-/// The sum of those that are known; none if none is.
+/// The sum of the known numbers; `None` if none is known.
 fn sum(numbers: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     numbers.into_iter().flatten().fold(None, |sum, number| Some(sum.unwrap_or(0.0) + number))
 }

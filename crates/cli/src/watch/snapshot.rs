@@ -1,4 +1,4 @@
-//! What is shown of one interval: plain numbers, which the views draw and programs read as JSON.
+//! What is shown of one interval: plain numbers, which views draw and programs read as JSON.
 
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ pub(super) struct Figures {
     pub(super) version: String,
     pub(super) role: String,
     pub(super) uptime_seconds: u64,
-    /// Another process than in the interval before, so that there are no rates.
+    /// Whether the process has changed since the interval before, so that there are no rates.
     pub(super) restarted: bool,
     pub(super) used_memory: u64,
     /// 0 if there is no limit.
@@ -49,14 +49,14 @@ pub(super) struct Figures {
     pub(super) commands_per_second: Option<f64>,
     /// Commands that ended with an error.
     pub(super) errors_per_second: Option<f64>,
-    /// Of one core, by the main thread.
+    /// The share of one core that the main thread used.
     pub(super) cpu_share: Option<f64>,
     pub(super) script_calls_per_second: Option<f64>,
     pub(super) script_us_per_call: Option<f64>,
     /// Of EVALSHA since the server's start, in microseconds.
     pub(super) evalsha_p50_us: Option<f64>,
     pub(super) evalsha_p99_us: Option<f64>,
-    /// What watching cost this server, of one core: an estimate from its own counts.
+    /// The share of one core that watching cost this server, estimated from its own counts.
     pub(super) watch_share: Option<f64>,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Figures {
 pub(super) struct Scripts {
     pub(super) calls_per_second: Option<f64>,
     pub(super) us_per_call: Option<f64>,
-    /// Of one core, on all nodes together.
+    /// The share of one core, summed over all nodes.
     pub(super) core_share: Option<f64>,
     pub(super) by_command: Vec<Command>,
 }
@@ -80,20 +80,20 @@ pub(super) struct Command {
 /// How much of the keys and writes was seen.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Sample {
-    /// The share of the time in which writes were seen, lately.
+    /// The recent share of the time in which writes were observed.
     pub(super) time_share: Option<f64>,
     /// Why writes aren't seen.
     pub(super) no_writes: Option<String>,
     /// Writes of limits' keys; several in one turn of the server's event loop count once.
     pub(super) writes_per_second: Option<f64>,
-    /// Keys that were looked at since the scan began anew, and how many there are.
+    /// Keys looked at since the scan last began, and how many there are.
     pub(super) scanned: u64,
     pub(super) of: u64,
     /// Whether every key was looked at since the start.
     pub(super) complete: bool,
     /// Why keys aren't scanned.
     pub(super) no_scan: Option<String>,
-    /// What tells that a key was touched: `idle` or `freq`.
+    /// How touches are detected: `idle` or `freq`.
     pub(super) touches: &'static str,
 }
 
@@ -166,14 +166,14 @@ pub(super) struct ErrorRate {
     pub(super) total: f64,
 }
 
-/// A number with as many digits as are meant.
+/// A number rounded to this many digits.
 pub(super) fn rounded(number: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
     (number * scale).round() / scale
 }
 
 impl Key {
-    /// How often it is touched: reads too.
+    /// How often it is touched, reads included.
     pub(super) fn touches(&self) -> f64 {
         self.freq.map_or_else(|| self.touched_share.unwrap_or(0.0), |freq| freq as f64)
     }

@@ -14,13 +14,13 @@ pub(super) struct History {
     pub(super) decisions: Vec<f64>,
 }
 
-/// Which styles are used: none with a colour under NO_COLOR.
+/// The styles in use; without colours under NO_COLOR.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Theme {
     pub(super) colours: bool,
 }
 
-/// A name, and pieces that are broken into lines only between each other.
+/// A name, and pieces that lines are broken between.
 #[derive(Debug)]
 pub(super) struct Group {
     name: &'static str,
@@ -78,7 +78,7 @@ pub(super) fn groups(snapshot: &Snapshot, history: &History, theme: Theme) -> Ve
     groups
 }
 
-/// As lines of this width, with a group's name before its first one.
+/// Lines of this width, each group with its name before its first line.
 pub(super) fn lines(groups: Vec<Group>, width: usize, theme: Theme) -> Vec<Line<'static>> {
     let mut lines = Vec::new();
     for Group { name, pieces } in groups {
@@ -245,7 +245,7 @@ fn of_service(service: &Service, history: &History, theme: Theme) -> Vec<Group> 
 }
 
 fn bars_of(numbers: &[f64]) -> Option<Span<'static>> {
-    // One interval has no course.
+    // A single interval has no history to draw.
     (numbers.len() > 1).then(|| Span::raw(bars(numbers.iter().copied(), BARS)))
 }
 

@@ -1,4 +1,4 @@
-//! The tables: their columns, as far as the width allows, and their rows in the chosen order.
+//! The tables: the columns that fit the width, and the rows in the chosen order.
 
 use std::cmp::Ordering;
 
@@ -28,7 +28,7 @@ pub(super) struct Column {
 /// From this width on, all columns fit.
 const WIDE: u16 = 60;
 
-/// The table, in an order by its number, with rows that contain this text.
+/// The table, in the sort order of this number, with the rows that contain this text.
 pub(super) fn table(tab: Tab, snapshot: &Snapshot, sort: usize, filter: &str, width: u16) -> Table {
     let mut table = match tab {
         Tab::Keys => keys(snapshot, sort, width),
@@ -182,7 +182,7 @@ fn nodes(snapshot: &Snapshot, sort: usize, width: u16) -> Table {
 
 type Order<T> = (&'static str, fn(&T, &T) -> Ordering);
 
-/// Sorted by one of these orders, with its name. Equal ones stay as they were.
+/// The rows in one of these orders, and its name. The sort is stable.
 fn sorted<'a, T>(all: &'a [T], sort: usize, orders: &[Order<T>]) -> (&'static str, Vec<&'a T>) {
     let (name, order) = orders[sort % orders.len()];
     let mut all: Vec<_> = all.iter().collect();

@@ -1,4 +1,4 @@
-//! The picture of a snapshot: a function of it and of what the user has chosen, without any I/O.
+//! The picture of a snapshot: a function of the snapshot and the user's choices, without I/O.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -25,7 +25,7 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
-    /// Draws it, and keeps the rows within view.
+    /// Draws the picture, and keeps the rows in view.
     pub(super) fn draw(&self, controls: &mut Controls, area: Rect, buffer: &mut Buffer) {
         let summary = lines(groups(self.snapshot, self.history, self.theme), area.width.into(), self.theme);
         let room = area.height.saturating_sub(LEAST_TABLE + 2);

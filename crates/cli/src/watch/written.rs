@@ -1,12 +1,12 @@
-//! Which keys are written, and how often: the server itself says so, for short times (`CLIENT TRACKING ... BCAST`).
+//! Which keys are written, and how often, as the server itself reports for short times (`CLIENT TRACKING ... BCAST`).
 //!
 //! For each turn of its event loop in which keys of the prefix were written, the server sends one message that names
-//! them. A denied call writes nothing, so it isn't seen. A key that expires is named too, so each piece of a look is
-//! followed by a question which of the keys are still there (EXISTS, which isn't a use of a key). Each message costs
-//! the server some 50 microseconds and more for each name in it, so only as many are asked for as the budget allows:
-//! all of them on a quiet server, those of some milliseconds in each second on a busy one. The end of each of these times is queued on the server
-//! behind a read that waits there (`XREAD BLOCK`), so it comes in time whatever becomes of this process, and nothing
-//! piles up for it in the server's memory.
+//! them. A denied call writes nothing, so it isn't seen. A key that expires is named too, so after each piece of a
+//! look, EXISTS, which isn't a use of a key, finds which keys are still there. Each message costs the server some 50
+//! microseconds, and more for each name in it, so tracking is on only as long as the budget allows: always on a quiet
+//! server, some milliseconds in each second on a busy one. The command that ends it is queued on the server behind a
+//! blocking read (`XREAD BLOCK`), so tracking ends in time even if this process stops, and nothing piles up in the
+//! server's memory.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,19 +16,19 @@ use tollgate::redis::{Client, Pipeline, ProtocolVersion, PushInfo, PushKind, Val
 
 use super::connection::{Connection, Failure};
 
-/// Microseconds of the server in a second, on average.
+/// The budget: microseconds of the server per second, on average.
 const BUDGET_US: f64 = 3000.0;
 /// What a message costs the server: measured as the main thread's time on Redis 7.0, from 33 to 70 on an idle and on a
 /// busy machine.
 const MESSAGE_US: f64 = 60.0;
-/// What each name in it costs beside: from 0.3 to 0.5 for 10 to 200 names on an idle Redis 7.0.
+/// What each name in it costs in addition: from 0.3 to 0.5 for 10 to 200 names on an idle Redis 7.0.
 const NAME_US: f64 = 0.5;
-/// The longest time without a look at how many there were, so that a burst can't cost much.
+/// The longest piece of a look, so that a burst can't cost much before the messages are counted.
 const LONGEST: Duration = Duration::from_millis(50);
 const SHORTEST: Duration = Duration::from_millis(2);
-/// Before anything is known.
+/// The length of a piece before any rate is known.
 const AT_FIRST: Duration = Duration::from_millis(20);
-/// The most keys of a piece that are asked for; their share that has gone stands for the others.
+/// The most keys of a piece that are checked by EXISTS; the share of them that is gone stands for the others.
 const MOST_ASKED: usize = 200;
 /// The largest share of the time, which leaves room for the round trips.
 const MOST: f64 = 0.9;
@@ -38,29 +38,29 @@ pub(super) struct Writes {
     connection: Connection,
     pushes: UnboundedReceiver<PushInfo>,
     prefix: String,
-    /// What the messages of a second cost the server, lately, in microseconds.
+    /// What the messages of a second cost the server recently, in microseconds.
     pace: Option<f64>,
     /// What was spent beyond the budget, in microseconds: paid off by not looking.
     debt: f64,
 }
 
-/// What was written while it was looked at.
+/// What was written while tracking was on.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     pub(super) time: Duration,
     pub(super) messages: u64,
-    /// How many names they had.
+    /// How many names the messages had.
     pub(super) names: u64,
-    /// How often each key was written: how many messages named it, without the one of its end.
+    /// How often each key was written: how many messages named it, except one for its expiry.
     pub(super) keys: HashMap<Vec<u8>, f64>,
     pub(super) pieces: u64,
-    /// How many keys were asked for.
+    /// How many keys were checked by EXISTS.
     pub(super) asked: u64,
 }
 
 impl Writes {
     pub(super) async fn open(client: &Client, prefix: &str, deadline: Duration) -> Result<Self, Failure> {
-        // Only RESP3 has messages that answer nothing.
+        // Only RESP3 has push messages.
         let info = client.get_connection_info().clone();
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client =
@@ -70,8 +70,8 @@ impl Writes {
         Ok(Self { connection, pushes, prefix: format!("{prefix}:"), pace: None, debt: 0.0 })
     }
 
-    /// Looks for a part of this time, spread over it. `nothing` is the name of a
-    /// key that doesn't exist, in a slot of this node.
+    /// Tracks for a part of this time, spread over it. `nothing` is the name of a key that doesn't exist, in a slot of
+    /// this node.
     pub(super) async fn look(&mut self, within: Duration, nothing: &[u8]) -> Result<Window, Failure> {
         let (pieces, each) = plan(self.pace, within);
         let (began, budget) = (Instant::now(), BUDGET_US * within.as_secs_f64());
@@ -85,7 +85,7 @@ impl Writes {
         for _ in 0..pieces {
             starts.tick().await;
             self.piece(each, nothing, &mut window).await?;
-            // An idle server ends a block only when its clock ticks, ten times a second.
+            // An idle server ends a blocking read only when its timer runs, ten times a second.
             if window.cost_us() > 2.0 * budget || began.elapsed() + each > within {
                 break;
             }
@@ -150,8 +150,8 @@ impl Window {
         MESSAGE_US * self.messages as f64 + NAME_US * self.names as f64
     }
 
-    /// Keys with how many messages named them; whether the first ones still exist is known. The rest are taken to be
-    /// like these.
+    /// Adds keys with the number of messages that named them. Of the `asked` ones it is known whether they exist; the
+    /// rest are taken to be alike.
     fn add(&mut self, asked: &[(Vec<u8>, u64)], there: &[bool], rest: &[(Vec<u8>, u64)]) {
         let (mut all, mut gone) = (0, 0);
         for ((key, count), there) in asked.iter().zip(there) {
@@ -172,7 +172,7 @@ impl Window {
     }
 }
 
-/// How often to look within this time, and for how long each.
+/// How many pieces to look at within this time, and how long each is.
 fn plan(pace: Option<f64>, within: Duration) -> (u32, Duration) {
     let longest = within.mul_f64(MOST);
     let all = match pace {
@@ -183,7 +183,7 @@ fn plan(pace: Option<f64>, within: Duration) -> (u32, Duration) {
     (pieces, (all / pieces).max(Duration::from_millis(1)))
 }
 
-/// The keys of a message; none of one that says that everything was flushed.
+/// The keys of a message; none if it reports a flush of everything.
 fn names(data: &Value) -> impl Iterator<Item = &Vec<u8>> {
     let keys = match data {
         Value::Array(keys) => keys.as_slice(),

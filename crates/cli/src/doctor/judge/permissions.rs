@@ -7,7 +7,7 @@ use tollgate::Algorithm;
 use super::super::commands::{ASKING, CALLS, EXTRAS, called_by};
 use super::super::facts::{Facts, Finding, Level, Missing, Trial, Why};
 
-/// Whether every shipped script could really be called.
+/// Whether every shipped script could be called.
 pub(super) fn scripts(facts: &Facts) -> Option<Finding> {
     let trials = &facts.trials;
     let refused = |of: fn(&Trial) -> Option<&super::super::facts::Refusal>| {

@@ -27,8 +27,8 @@ const PRODUCTS: [Product; 6] = [
 /// The last day on which a project fixes vulnerabilities in a release line, where known; looked up in November 2026.
 ///
 /// Sources: for Redis, "Version management" on redis.io; 7.0 isn't listed there, and 8.0 has been left out of security
-/// releases since February 2026 (SECURITY.md of redis/redis, endoflife.date). For Valkey, "Releases" on valkey.io: three
-/// years from a minor's release, five for the last minor of a major.
+/// releases since February 2026 (SECURITY.md of redis/redis, endoflife.date). For Valkey, "Releases" on valkey.io:
+/// three years from a minor's release, five for the last minor of a major.
 const ENDS: [(&str, (u32, u32), Date); 10] = [
     ("Redis", (7, 0), date(2024, 7, 29)),
     ("Redis", (7, 2), date(2029, 12, 1)),

@@ -35,8 +35,8 @@ pub(super) fn memory(facts: &Facts) -> Option<Finding> {
     let noeviction = facts.setting("maxmemory-policy").is_none_or(|policy| policy == "noeviction");
     let larger = largest_key(facts).map(|bytes| most.saturating_sub(used) / bytes.max(1));
     let room = larger.map(|keys| format!(", room for about {} more keys", HumanCount(keys))).unwrap_or_default();
-    // Twice the current use or, if there is no maxmemory, half the machine's memory at least, which leaves room for the
-    // copy that a save makes.
+    // Twice the current use and, if there is no maxmemory, at least half the machine's memory, which leaves room for
+    // the copy that a save makes.
     let more = || format!("{}mb", (used.saturating_mul(2).max(if most == 0 { machine / 2 } else { 0 }) >> 20) + 1);
     let finding = if most == 0 {
         let of = if machine > 0 { format!(" of the machine's {}", HumanBytes(machine)) } else { String::new() };

@@ -1,4 +1,4 @@
-//! Bars: counts by name, one kind beside the other.
+//! Bars: counts by name, with the kinds end to end.
 
 use plotters::element::{Rectangle, Text};
 use plotters::style::Color;
@@ -17,7 +17,7 @@ pub(super) fn height(bars: &Bars, ground: Ground) -> i32 {
     i32::try_from(bars.names.len()).unwrap_or(1).max(1) * row(ground)
 }
 
-/// Each name with its note above its bar, so that both have room on any screen.
+/// Draws each name and its note above its bar, so that both fit on any screen.
 pub(super) fn draw(bars: &Bars, ground: Ground, area: &Area<'_>) -> Drawn {
     let most = stacked(&bars.series, bars.names.len()).max(bars.full.unwrap_or(1)).max(1);
     let width = ground.width() - 2;
@@ -33,7 +33,7 @@ pub(super) fn draw(bars: &Bars, ground: Ground, area: &Area<'_>) -> Drawn {
                 continue;
             }
             before += part;
-            // However few there are, they can be seen.
+            // Even the smallest count is visible.
             let right = (before as f64 / most as f64 * f64::from(width)).round() as i32;
             let (from, right) = (left.min(width - 2), right.max(left + 2).min(width));
             area.draw(&Rectangle::new([(from, top), (right, top + BAR)], series.ink.colour().filled()))?;

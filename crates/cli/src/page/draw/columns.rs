@@ -8,7 +8,7 @@ use super::ticks::{Frame, Scale, draw_labels};
 use super::{Area, Drawn, Ground, INK, name, stacked};
 use crate::page::plot::{Columns, Mark, Measure};
 
-/// The names of marks have a line each.
+/// The name of each mark has a line of its own.
 pub(super) fn height(columns: &Columns, ground: Ground) -> i32 {
     ground.height() + marks(columns) * (ground.font() + 6)
 }
@@ -34,7 +34,7 @@ pub(super) fn draw(columns: &Columns, ground: Ground, area: &Area<'_>) -> Drawn 
                 continue;
             }
             below += part;
-            // However few there are, they can be seen.
+            // Even the smallest count is visible.
             let top = frame.y(scale.share(below as f64)).min(drawn - 2);
             area.draw(&Rectangle::new([(left, top), (right, drawn)], series.ink.colour().filled()))?;
             drawn = top;
@@ -49,8 +49,8 @@ pub(super) fn draw(columns: &Columns, ground: Ground, area: &Area<'_>) -> Drawn 
 fn draw_marks(columns: &Columns, count: usize, frame: Frame, ground: Ground, area: &Area<'_>) -> Drawn {
     let line = ground.font() + 6;
     let x = |mark: &Mark| frame.x((mark.at / count as f64).clamp(0.0, 1.0));
-    // A name is on the side of its mark where there is more room, and lower than those farther out on that side, so that
-    // their lines don't cross it.
+    // A name is on the side of its mark with more room, and lower than names farther out on that side, so that their
+    // lines don't cross it.
     let (left, mut right): (Vec<_>, Vec<_>) = columns.marks.iter().partition(|mark| x(mark) <= ground.width() / 2);
     right.reverse();
     let placed: Vec<_> = (1..).zip(left.into_iter().chain(right)).map(|(row, mark)| (row * line + 2, mark)).collect();

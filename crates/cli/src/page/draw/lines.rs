@@ -12,7 +12,7 @@ pub(super) fn draw(lines: &Lines, ground: Ground, area: &Area<'_>) -> Drawn {
     let frame = Frame::new(scale.room(ground), 0, ground, ground.height());
     scale.draw_up(&titled(&lines.up, &scale), frame, ground, area)?;
     let count = lines.labels.len().max(1);
-    // A value is that of an interval, so it is in its middle.
+    // A value belongs to an interval, so it is drawn in its middle.
     let middle = |at: usize| (at as f64 + 0.5) / count as f64;
     for line in &lines.lines {
         let mut at = 0;

@@ -18,7 +18,7 @@ pub(super) struct Frame {
     pub(super) bottom: i32,
 }
 
-/// Numbers from zero or, by factors, from the lowest.
+/// A scale of numbers: linear from zero, or logarithmic from the lowest.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
     measure: Measure,
@@ -37,7 +37,7 @@ impl Scale {
         let most = most.max(1.0);
         let step = match measure {
             Measure::Time => time_step(most / 4.0),
-            // No part of a request.
+            // Counts have no fractions.
             Measure::Count => round(most / 4.0).max(1.0),
         };
         let count = (most / step).ceil().max(1.0);
@@ -45,7 +45,7 @@ impl Scale {
         Self { measure, low: 0.0, high: count * step, by_factor: false, ticks }
     }
 
-    /// For these numbers: from zero, or by factors if they are of several orders.
+    /// A scale for these numbers: from zero, or logarithmic if they are of several orders of magnitude.
     pub(super) fn of(numbers: impl Iterator<Item = f64>, measure: Measure) -> Self {
         let (low, high) = numbers.fold((f64::MAX, 1.0_f64), |(low, high), number| (low.min(number), high.max(number)));
         if low <= 0.0 || high / low < 50.0 {
@@ -75,7 +75,7 @@ impl Scale {
         share.clamp(0.0, 1.0)
     }
 
-    /// The room that its labels need at the side.
+    /// The width of its labels at the side.
     pub(super) fn room(&self, ground: Ground) -> i32 {
         self.labels().iter().map(|label| ground.pixels(label)).max().unwrap_or_default() + 10
     }
@@ -84,7 +84,7 @@ impl Scale {
         self.ticks.iter().map(|tick| written(*tick, self.measure)).collect()
     }
 
-    /// Draws it up the side, with a line across at each number, and what it counts above.
+    /// Draws the scale up the side, with a line across at each number and its title above.
     pub(super) fn draw_up(&self, title: &str, frame: Frame, ground: Ground, area: &Area<'_>) -> Drawn {
         for (tick, label) in self.ticks.iter().zip(self.labels()) {
             let y = frame.y(self.share(*tick));
@@ -97,7 +97,7 @@ impl Scale {
         area.draw(&Text::new(title, (0, 2), ground.text(INK, HPos::Left, VPos::Top)))
     }
 
-    /// Draws it below, with an upright line at each number.
+    /// Draws the scale below, with a vertical line at each number.
     pub(super) fn draw_across(&self, title: &str, frame: Frame, ground: Ground, area: &Area<'_>) -> Drawn {
         let labels: Vec<_> = self.ticks.iter().map(|tick| self.share(*tick)).zip(self.labels()).collect();
         for (share, _) in &labels {
@@ -109,8 +109,8 @@ impl Scale {
 }
 
 impl Frame {
-    /// Around the content of a plot of this height, with so much room for labels at the left, and so many lines of text
-    /// at the top beside the title.
+    /// The frame of a plot of this height, with so much room for labels at the left, and so many lines of text at the
+    /// top besides the title.
     pub(super) fn new(left: i32, lines: i32, ground: Ground, height: i32) -> Self {
         let line = ground.font() + 6;
         Self { left, right: ground.width() - 12, top: line * (1 + lines) + 4, bottom: height - 2 * line - 4 }
@@ -125,7 +125,7 @@ impl Frame {
     }
 }
 
-/// Labels below a plot, each at its share of the width: evenly those for which there is room, and the axis's title.
+/// Draws labels below a plot, each at its share of the width, evenly skipping those without room, and the axis's title.
 pub(super) fn draw_labels(
     labels: &[(f64, String)],
     title: &str,
@@ -139,9 +139,9 @@ pub(super) fn draw_labels(
     let mut free = i32::MIN;
     for (share, label) in labels.iter().step_by(apart) {
         let (label, x) = (name(label, LABEL), frame.x(*share));
-        // An m is wider than most.
+        // An m is wider than most characters.
         let half = ground.pixels(&label) / 2 + 4;
-        // At the ends, it moves inwards.
+        // At the ends, a label moves inwards.
         let middle = x.max(half).min(ground.width() - half);
         if middle - half < free {
             continue;
@@ -163,7 +163,7 @@ fn round(number: f64) -> f64 {
     fits.unwrap_or(10.0) * power
 }
 
-/// The same of microseconds, where minutes have sixty seconds.
+/// The same for microseconds, with sixty seconds in a minute.
 fn time_step(us: f64) -> f64 {
     const SECONDS: [f64; 14] =
         [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10_800.0, 43_200.0, 86_400.0];

@@ -1,24 +1,24 @@
-//! What became of each line of a source.
+//! What happened to each line of a source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// Lines of the source, from 1: those that the rules say, and why others aren't there.
+/// Lines of the source, from 1: those that became rules, and why others didn't.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     taken: BTreeSet<usize>,
     left: BTreeMap<usize, Vec<String>>,
-    /// What differs, with the line that asks for it.
+    /// Differences, each with the line that it is about.
     differs: Vec<(usize, String)>,
 }
 
 impl Account {
-    /// The rules say these lines.
+    /// The rules express these lines.
     pub(super) fn take(&mut self, lines: RangeInclusive<usize>) {
         self.taken.extend(lines);
     }
 
-    /// These lines change nothing in what is limited.
+    /// These lines have no effect on limits.
     pub(super) fn leave(&mut self, lines: RangeInclusive<usize>, why: &str) {
         for line in lines {
             let reasons = self.left.entry(line).or_default();
@@ -28,14 +28,14 @@ impl Account {
         }
     }
 
-    /// The rules do something else than this line.
+    /// The rules differ from this line.
     pub(super) fn differ(&mut self, line: usize, how: &str) {
         if !self.differs.iter().any(|(of, said)| *of == line && said == how) {
             self.differs.push((line, how.to_owned()));
         }
     }
 
-    /// These lines would limit, and no rule says them.
+    /// These lines would limit, but no rule can express them.
     pub(super) fn lose(&mut self, lines: RangeInclusive<usize>, why: &str) {
         self.differ(*lines.start(), why);
         self.leave(lines, why);
@@ -48,7 +48,7 @@ impl Account {
         all
     }
 
-    /// What isn't translated: lines that follow each other and have one reason together.
+    /// What isn't translated: ranges of consecutive lines with the same reason.
     pub(super) fn left(&self) -> Vec<(RangeInclusive<usize>, String)> {
         let mut all: Vec<(RangeInclusive<usize>, String)> = Vec::new();
         for (line, reasons) in &self.left {
@@ -61,9 +61,9 @@ impl Account {
         all
     }
 
-    /// Lists the lines of this text that nothing was said of.
+    /// Lists the lines of this text that have not been accounted for.
     pub(super) fn close(&mut self, text: &str) {
-        // Brackets and dashes alone say nothing.
+        // Brackets and dashes alone need no account.
         let silent = |line: &str| line.starts_with('#') || !line.contains(char::is_alphanumeric);
         for (number, line) in (1..).zip(text.lines()) {
             if !silent(line.trim()) && !self.taken.contains(&number) && !self.left.contains_key(&number) {

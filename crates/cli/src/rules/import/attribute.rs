@@ -1,4 +1,4 @@
-//! What other limiters call what a request has, and the attributes of those names.
+//! The names of other limiters for parts of a request, and the attributes for them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::draft::spelled;
 use super::fault::{Fault, expected};
 
-/// Names with an attribute of the library's own.
+/// Names for which the library has an attribute.
 const OWN: [(&str, &str); 3] = [("remote_address", "ip"), ("req.method", "method"), ("req.path", "path")];
 
 /// The attribute for each name of a source.
@@ -38,14 +38,14 @@ impl Attributes {
         std::iter::once(wanted.to_owned()).chain(numbered).find(|name| !is_taken(name)).unwrap_or_default()
     }
 
-    /// Where an attribute has another name than in the source.
+    /// The attributes whose names differ from the source.
     pub(super) fn renamed(&self) -> String {
         let other = self.known.iter().filter(|(theirs, ours)| theirs != ours);
         other.map(|(theirs, ours)| format!("{theirs} is {ours}")).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// How a condition says that an attribute has exactly this value; nothing if none can.
+/// The condition that an attribute has exactly this value; `None` if no condition can say that.
 pub(super) fn literal(line: usize, attribute: &str, value: &str) -> Result<Option<String>, Fault> {
     match attribute {
         "ip" if value.parse::<IpAddr>().is_err() => Err(expected(line, "an address", value)),

@@ -21,13 +21,13 @@ pub(super) enum Does {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rule {
     pub(super) name: String,
-    /// Where it stands in the source.
+    /// Its line in the source.
     pub(super) line: usize,
-    /// What stands above the rule in the file, a line each.
+    /// Comments above the rule in the file, a line each.
     pub(super) comments: Vec<String>,
     /// Attributes with the values of which one must match.
     pub(super) conditions: Vec<(String, Vec<String>)>,
-    /// None for all requests together.
+    /// Empty to count all requests together.
     pub(super) key: Vec<String>,
     pub(super) limit: String,
     /// What the limit counts by, if that isn't the rule's key.
@@ -41,7 +41,7 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    /// Adds a condition, or the same once more. False if no request could meet it beside those that are there.
+    /// Adds a condition. False if no request could meet it together with the present ones.
     pub(super) fn must_have(&mut self, attribute: &str, value: &str) -> bool {
         match self.conditions.iter().find(|(name, _)| name == attribute) {
             Some((_, values)) => values.iter().any(|other| other == value),
@@ -52,15 +52,15 @@ impl Rule {
         }
     }
 
-    /// Counts by these attributes all the keys of `by` but those of these values: what a rule allows is a key of its
-    /// own, while its limit may have another.
+    /// Counts by these attributes, except for these values of `by`, which is the rule's key, since `allow` lists values
+    /// of that; the limit has a key of its own.
     pub(super) fn count_all_but(&mut self, by: &str, values: &[String], attributes: Vec<String>) {
         self.allow = values.iter().map(|value| format!("{by}:{value}")).collect();
         self.key = vec![by.to_owned()];
         self.limit_key = (attributes != self.key).then_some(attributes);
     }
 
-    /// Allows all that would be counted, whatever the rules after it say.
+    /// Allows every request that it would count, whatever later rules say.
     pub(super) fn allow(&mut self) {
         for attribute in std::mem::take(&mut self.key) {
             self.must_be_there(&attribute);
@@ -68,7 +68,7 @@ impl Rule {
         (self.does, self.limit_key) = (Does::Allow, None);
     }
 
-    /// Denies all that would be counted. False if it can't: a rule that blocks has no key that it could leave out.
+    /// Denies every request that it would count. False if it can't: a rule that blocks can't exempt a key.
     pub(super) fn deny(&mut self) -> bool {
         let is_possible = self.allow.is_empty();
         self.allow();
@@ -148,8 +148,8 @@ impl Rule {
     }
 }
 
-/// Takes out the rules that could never apply, since one before them blocks all their requests: a file may not have
-/// them. What is taken out comes with the name of that one.
+/// Removes the rules that could never apply, since an earlier one blocks all their requests, which is an error in a
+/// file. Each is returned with the name of the blocking rule.
 pub(super) fn uncovered(rules: Vec<Rule>) -> (Vec<Rule>, Vec<(Rule, String)>) {
     let (mut kept, mut covered) = (Vec::<Rule>::new(), Vec::new());
     for rule in rules {
@@ -162,7 +162,7 @@ pub(super) fn uncovered(rules: Vec<Rule>) -> (Vec<Rule>, Vec<(Rule, String)>) {
     (kept, covered)
 }
 
-/// Whether a pattern of paths takes all that the other takes.
+/// Whether a path pattern matches everything that the other matches.
 fn covers_path(pattern: &str, other: &str) -> bool {
     let below = pattern.strip_suffix("/*").and_then(|around| other.strip_prefix(around));
     pattern == other || below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -191,7 +191,7 @@ fn field(name: &str) -> String {
 pub(super) struct Names(BTreeSet<String>);
 
 impl Names {
-    /// A name as much like this as names may be.
+    /// A valid and unused name, as similar to this as possible.
     pub(super) fn of(&mut self, wanted: &str) -> String {
         let allowed = spelled(wanted);
         let base = allowed.trim_matches('_');

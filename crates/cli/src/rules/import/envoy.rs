@@ -1,8 +1,9 @@
 //! The configuration of Envoy's rate limit service.
 //!
-//! A request carries lists of entries, and each list is looked up in the tree: level by level by its key and value, then
-//! by the first value that ends in `*`, then by its key alone, without going back. The limit is that of the node where
-//! the list ends. A rule's attributes are flat, so each request is taken to carry every list of which it has the keys.
+//! A request carries lists of entries, and each list is looked up in the tree: level by level by its key and value,
+//! then by the first value that ends in `*`, then by its key alone, without going back. The limit is that of the node
+//! where the list ends. A rule's attributes are flat, so each request is taken to carry every list of which it has the
+//! keys.
 
 mod descriptor;
 
@@ -30,12 +31,12 @@ struct Step {
 #[derive(Clone, Debug)]
 enum Is {
     Exactly(String),
-    /// A path under a prefix, as a pattern.
+    /// Any path under a prefix, as a pattern.
     Under(String),
     Any,
 }
 
-/// Values of an attribute that go another way in the tree.
+/// Values of an attribute that take another way in the tree.
 #[derive(Clone, Debug)]
 struct Except {
     attribute: String,
@@ -52,7 +53,7 @@ struct Way {
     keys: Vec<String>,
 }
 
-/// A limit's rule, and what it has to do with others.
+/// A limit's rule, and its relation to others.
 #[derive(Debug)]
 struct Found {
     rule: Rule,
@@ -115,13 +116,13 @@ impl Translation {
         Ok(())
     }
 
-    /// A key that comes twice on the way has two attributes.
+    /// A key that occurs twice on the way has two attributes.
     fn attribute(&mut self, way: &Way, key: &str) -> String {
         let before = way.keys.iter().filter(|other| *other == key).count();
         if before == 0 { self.attributes.of(key) } else { self.attributes.of(&format!("{key}.{}", before + 1)) }
     }
 
-    /// What a value asks for; nothing if no rule can.
+    /// The condition for a value; `None` if no rule can express it.
     fn step(&mut self, descriptor: &Descriptor, attribute: &str) -> Result<Option<Is>, Fault> {
         let value = &descriptor.value;
         Ok(match value.strip_suffix('*') {
@@ -144,7 +145,7 @@ impl Translation {
         })
     }
 
-    /// A descriptor and all within it can't be said.
+    /// Notes that no rule can express a descriptor and everything within it.
     fn lose(&mut self, descriptor: &Descriptor, why: &str) {
         for one in limited(descriptor) {
             self.lose_limit(one, &format!("{}: {why}", descriptor.shown()));
@@ -155,7 +156,7 @@ impl Translation {
         self.imported.account.lose(descriptor.lines.clone(), &format!("{why}, so the limit is left out"));
     }
 
-    /// The values beside a descriptor that are looked up before it.
+    /// Excludes the values of sibling descriptors that are looked up before this one.
     fn except(&mut self, way: &mut Way, beside: &[Descriptor], descriptor: &Descriptor, attribute: &str) {
         let prefix = if descriptor.value.is_empty() { Some("") } else { descriptor.value.strip_suffix('*') };
         let Some(prefix) = prefix else { return };
@@ -211,9 +212,9 @@ impl Translation {
         self.found.push(Found { rule, line, name, replaces });
     }
 
-    /// What the rule counts by, and what it leaves to others.
+    /// Sets what the rule counts by, and what it leaves to others.
     fn count(&mut self, rule: &mut Rule, descriptor: &Descriptor, way: &Way, counted: Vec<String>) {
-        // Of several attributes, the values of one can be left out: the others are counted too often.
+        // Only the values of one attribute can be left out; those of others are counted here too.
         let (last, others) = match way.excepts.split_last() {
             Some((last, others)) => (Some(last), others),
             None => (None, &[][..]),
@@ -229,7 +230,7 @@ impl Translation {
         }
     }
 
-    /// What replaces another limit is the last to apply, and what it replaces comes after it.
+    /// A limit that replaces others ends the rules for its requests, and those that it replaces come after it.
     fn order(&mut self) {
         let found = std::mem::take(&mut self.found);
         let is_replaced =
@@ -249,14 +250,14 @@ impl Translation {
         }
         let replaced: Vec<_> = found.iter().map(is_replaced).collect();
         let sound = sound && replaced.contains(&true);
-        // What blocks comes after what counts, so that each has requests that no other takes.
+        // Blocking rules come after counting ones, so that each rule has requests of its own.
         let place = |one: &Found, replaced: bool| match (replaced, one.replaces.is_empty()) {
             (true, _) if sound => 3,
             (false, false) if sound => 2,
             _ => u8::from(one.rule.does == Does::Block),
         };
         let places = found.into_iter().zip(replaced).map(|(one, replaced)| (place(&one, replaced), one));
-        // What is unlimited has a rule only to replace others.
+        // An unlimited descriptor has a rule only to replace others.
         let mut placed: Vec<_> = places.filter(|(_, one)| sound || one.rule.does != Does::Allow).collect();
         placed.sort_by_key(|(place, _)| *place);
         let always =
@@ -280,7 +281,7 @@ impl Translation {
     }
 }
 
-/// A descriptor and all within it, as far as they have limits.
+/// A descriptor and those within it that have limits.
 fn limited(descriptor: &Descriptor) -> Vec<&Descriptor> {
     let within = descriptor.descriptors.iter().flat_map(limited);
     descriptor.limit.iter().map(|_| descriptor).chain(within).collect()

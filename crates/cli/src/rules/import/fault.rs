@@ -16,7 +16,7 @@ pub(super) fn expected(line: usize, what: &str, got: &str) -> Fault {
     Fault { line, what: format!("expected {what}, got {}", quoted(got)) }
 }
 
-/// Something that is missing, or that happened.
+/// A fault without a value to quote, such as a missing field.
 pub(super) fn fault(line: usize, what: impl Into<String>) -> Fault {
     Fault { line, what: what.into() }
 }

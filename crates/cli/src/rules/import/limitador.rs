@@ -1,4 +1,4 @@
-//! limitador's limits: every one whose conditions hold and whose variables are there applies, all or nothing.
+//! limitador's limits: all whose conditions hold and whose variables are present apply together, all or nothing.
 
 mod condition;
 
@@ -11,7 +11,7 @@ use super::yaml::{Entry, Node};
 use super::{Imported, yaml};
 use condition::{Condition, conditions, variable};
 
-/// What tollgate counts up to.
+/// The largest count in tollgate.
 const MOST: u64 = (1 << 53) - 1;
 
 /// A century.
@@ -20,7 +20,7 @@ const LONGEST: u64 = 36_525 * 86_400;
 const ABOUT: &str = "Every rule asks for the namespace, which is the attribute domain: the service gives it, or delete it \
                      from each match.";
 
-/// A limit as it stands in the source.
+/// A limit as written in the source.
 #[derive(Debug, Default)]
 struct Limit {
     namespace: String,
@@ -47,7 +47,7 @@ pub(super) fn translated(text: &str) -> Result<Imported, Fault> {
         }
     }
     let mut imported = translation.imported;
-    // What blocks comes after what counts, so that each has requests that no other takes.
+    // Blocking rules come after counting ones, so that each rule has requests of its own.
     imported.rules.sort_by_key(|rule| rule.does == Does::Block);
     imported.uncover();
     imported.about.push(ABOUT.to_owned());
@@ -112,7 +112,7 @@ impl Translation {
             _ => Ok(()),
         });
         if let Err((line, why)) = said {
-            // The whole limit isn't there, and the reason stands at the line that asks for it.
+            // The whole limit is left out, with the reason at the line that causes it.
             self.imported.account.differ(line, &format!("{why}, so the limit is left out"));
             self.imported.account.leave(item.line..=item.end, "is part of a limit that is left out, see above");
             return Ok(());
@@ -136,7 +136,7 @@ impl Translation {
         all.join(".")
     }
 
-    /// Adds conditions and variables, or says at which line is what no rule can.
+    /// Adds conditions and variables, or returns the line that no rule can express, and why.
     fn say(&mut self, rule: &mut Rule, limit: &Limit) -> Result<Result<(), (usize, String)>, Fault> {
         let mut excepts = BTreeMap::<String, BTreeSet<String>>::new();
         for (line, text) in &limit.conditions {

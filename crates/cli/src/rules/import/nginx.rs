@@ -1,9 +1,8 @@
 //! nginx's limits of requests and of connections.
 //!
-//! nginx chooses one location for a request, the most specific, and applies the limits that are in force there. Here, rules
-//! are asked in their order: those of the more specific places come first, and a rule that allows ends them, so that
-//! those of the places around don't apply as well. A rule that is in force in several places stands there once, since
-//! what it counts is counted together.
+//! nginx chooses one location for a request, the most specific, and applies the limits that are in force there. Rules
+//! apply in order: those of the more specific places come first, followed by a rule that allows, so that those of the
+//! surrounding places don't apply as well. A limit in force in several places is one rule, since its counts are shared.
 
 mod directive;
 mod level;
@@ -38,16 +37,16 @@ struct Translation {
 /// A limit, with the places where it is in force.
 struct Shared {
     limit: Use,
-    /// The lines where it stands.
+    /// The lines where it is set.
     lines: Vec<usize>,
-    /// By their place among the groups.
+    /// The indexes of its groups.
     groups: Vec<usize>,
 }
 
 impl Translation {
     fn all(&mut self, servers: Vec<Server>, outside: Vec<Use>) {
         let mut servers: Vec<_> = servers.into_iter().map(sorted).collect();
-        // Such as one that only sends to the same hosts by TLS.
+        // Such as one that only redirects to the same hosts with TLS.
         let is_limited = |server: &Server| server.groups.iter().any(|group| !group.uses.is_empty());
         let limited: Vec<_> =
             servers.iter().filter(|server| is_limited(server)).flat_map(|one| one.hosts.clone()).collect();
@@ -67,7 +66,7 @@ impl Translation {
         self.tell_zones();
     }
 
-    /// Each server by its hosts, and last the one that answers for all others.
+    /// Adds each server by its hosts, and last the one for all other hosts.
     fn hosts(&mut self, mut servers: Vec<Server>) {
         for (line, how) in servers.iter().filter(|_| servers.len() > 1).flat_map(|server| &server.patterns) {
             self.account.differ(*line, how);
@@ -107,7 +106,7 @@ impl Translation {
         }
     }
 
-    /// The rules of one server, whose groups are in the order of their places.
+    /// Adds the rules of one server, whose groups are in the order of their places.
     fn server(&mut self, groups: &[Group], hosts: &[String]) {
         let mut shared = Vec::<Shared>::new();
         for (at, group) in groups.iter().enumerate() {
@@ -140,7 +139,7 @@ impl Translation {
         }
     }
 
-    /// nginx compares the letters of a location, and a pattern whole segments.
+    /// Reports locations that differ, since nginx compares characters and a pattern whole segments.
     fn tell_prefixes(&mut self, groups: &[Group]) {
         let elsewhere = groups.last().map(|group| &*group.uses).unwrap_or_default();
         for group in groups.iter().filter(|group| !is_same(&group.uses, elsewhere)) {
@@ -154,7 +153,7 @@ impl Translation {
         }
     }
 
-    /// Each limit by place, where no order lets places share it.
+    /// Splits limits by place, where no order allows places to share them.
     fn apart(&mut self, shared: &[Shared]) -> Vec<Shared> {
         for one in shared.iter().filter(|one| one.groups.len() > 1) {
             let how =
@@ -171,7 +170,7 @@ impl Translation {
         all
     }
 
-    /// One zone under different numbers is several counts here.
+    /// Reports zones used with different numbers, which count separately here.
     fn tell_shared_zones(&mut self, shared: &[Shared]) {
         for (at, one) in shared.iter().enumerate() {
             if let Some(other) =
@@ -240,7 +239,7 @@ impl Translation {
         }
     }
 
-    /// Ends the rules for the requests of a place that was before.
+    /// Ends the rules for the requests of the place before.
     fn end(&mut self, hosts: &[String], pattern: Option<String>, of: &str) {
         let mut rule = Rule { name: self.names.of("end"), does: Does::Allow, ..Rule::default() };
         rule.comments.push(format!("No other limits apply: {of}"));

@@ -1,5 +1,5 @@
-//! YAML as a tree in which everything knows its line. Nothing is typed here: whether `10` is a number is for who reads
-//! the field to say.
+//! YAML as a tree whose nodes have their lines. Scalars are untyped: the reader of a field decides whether `10` is a
+//! number.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,13 @@ use super::fault::{Fault, expected, fault, quoted};
 /// Deeper than any configuration, and far from the end of the stack.
 const DEEPEST: usize = 64;
 
-/// The most nodes of a file, those that aliases repeat among them.
+/// The most nodes of a file, including those that aliases repeat.
 const MOST: usize = 200_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) line: usize,
-    /// The last line, the same for what stands on one.
+    /// The last line.
     pub(super) end: usize,
     pub(super) value: Value,
 }
@@ -28,7 +28,7 @@ pub(super) enum Value {
     Map(Vec<Entry>),
 }
 
-/// What a mapping has under a key.
+/// A key of a mapping and its value.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) key: String,
@@ -37,7 +37,7 @@ pub(super) struct Entry {
 }
 
 impl Node {
-    /// What this is, in a message.
+    /// The description of this node in a message.
     pub(super) fn described(&self) -> String {
         match &self.value {
             Value::Scalar { .. } if self.is_null() => "nothing".to_owned(),
@@ -58,7 +58,7 @@ impl Node {
         }
     }
 
-    /// The items of a list; none of nothing.
+    /// The items of a list; none if the value is null.
     pub(super) fn items(&self, what: &str) -> Result<&[Self], Fault> {
         match &self.value {
             Value::List(items) => Ok(items),
@@ -74,7 +74,7 @@ impl Node {
         }
     }
 
-    /// A whole number up to the most; YAML's other notations for numbers aren't used in limits.
+    /// A whole number up to `most`; limits don't use YAML's other notations.
     pub(super) fn number(&self, what: &str, most: u64) -> Result<u64, Fault> {
         let digits = self.text(what)?;
         let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -91,7 +91,7 @@ impl Node {
     }
 }
 
-/// The documents of a file that have something in them.
+/// The documents of a file that aren't empty.
 pub(super) fn documents(text: &str) -> Result<Vec<Node>, Fault> {
     let mut reader = Reader { events: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
     let mut documents = Vec::new();
@@ -173,7 +173,7 @@ impl<'t> Reader<'t> {
             let (event, span) = self.next()?;
             let mut node = self.node(event, span, depth + 1)?;
             if node.is_null() {
-                // Nothing stands nowhere: the parser places it where the next field is.
+                // The parser gives an absent value the line of the next field.
                 (node.line, node.end) = (key.line, key.line);
             }
             end = end.max(node.end).max(key.line);
@@ -181,7 +181,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// What is repeated stands where it is repeated.
+    /// What an alias repeats has the line of the alias.
     fn alias(&mut self, anchor: usize, line: usize) -> Result<Node, Fault> {
         let unknown = || fault(line, "no anchor before this alias has its name");
         let mut node = self.anchors.get(&anchor).cloned().ok_or_else(unknown)?;

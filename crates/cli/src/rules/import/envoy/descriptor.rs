@@ -1,4 +1,4 @@
-//! The descriptors of a configuration, as they stand there.
+//! The descriptors of a configuration, as written.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -7,7 +7,7 @@ use super::super::account::Account;
 use super::super::fault::{Fault, expected, fault, quoted};
 use super::super::yaml::{Entry, Node};
 
-/// What Envoy's service counts in a 32-bit number.
+/// Envoy's service counts in 32-bit numbers.
 const MOST: u64 = u32::MAX as u64;
 
 /// The units with their seconds, counted from 1970.
@@ -31,10 +31,10 @@ pub(super) struct Domain {
 
 #[derive(Debug)]
 pub(super) struct Descriptor {
-    /// The lines of what it says itself, without its descriptors.
+    /// Its own lines, without those of its descriptors.
     pub(super) lines: RangeInclusive<usize>,
     pub(super) key: String,
-    /// Empty for any.
+    /// Empty for any value.
     pub(super) value: String,
     pub(super) limit: Option<Limit>,
     pub(super) shadow: bool,
@@ -137,7 +137,7 @@ fn descriptor(node: &Node, account: &mut Account) -> Result<Descriptor, Fault> {
     Ok(one)
 }
 
-/// What newer versions of the service know, and a rule can't say.
+/// Fields of newer versions of the service, which a rule can't express.
 fn refused(entry: &Entry, account: &mut Account) -> Result<(), Fault> {
     let lines = entry.line..=entry.node.end;
     if !entry.node.switch("true or false")? {

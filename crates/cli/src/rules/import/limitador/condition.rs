@@ -1,4 +1,4 @@
-//! limitador's conditions: what a descriptor's entry must be, or mustn't.
+//! limitador's conditions: the value that a descriptor's entry must or must not have.
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Condition {
@@ -7,7 +7,7 @@ pub(super) struct Condition {
     pub(super) value: String,
 }
 
-/// The comparisons that a condition consists of; nothing if it says more than that.
+/// The comparisons of a condition; `None` if it is more than comparisons.
 pub(super) fn conditions(text: &str) -> Option<Vec<Condition>> {
     let mut rest = text;
     let mut all = Vec::new();

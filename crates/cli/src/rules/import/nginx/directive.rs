@@ -10,7 +10,7 @@ pub(super) struct Directive {
     pub(super) name: String,
     pub(super) arguments: Vec<String>,
     pub(super) line: usize,
-    /// The line of its end: of the `;`, or of the `}`.
+    /// The line where it ends: with `;` or `}`.
     pub(super) end: usize,
     pub(super) block: Option<Vec<Directive>>,
 }
@@ -128,7 +128,7 @@ impl Tokens<'_> {
         let mut word = String::new();
         while let Some(letter) = self.text.peek().copied() {
             match letter {
-                // The brace of a variable, as in ${name}, begins no block.
+                // The brace of a variable, as in ${name}, doesn't begin a block.
                 '{' if word.ends_with('$') => {}
                 '}' if word.rfind("${").is_some_and(|start| !word[start..].contains('}')) => {}
                 ';' | '{' | '}' => break,

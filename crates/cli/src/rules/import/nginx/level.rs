@@ -1,4 +1,4 @@
-//! What is in force at each place: a level has the limits of the one around it unless it has its own.
+//! The limits in force at each place: a level inherits those of the surrounding one unless it has its own.
 
 use super::super::account::Account;
 use super::super::fault::{Fault, expected, fault, quoted};
@@ -68,7 +68,7 @@ impl Place {
         }
     }
 
-    /// Whether the pattern takes all of the other's paths.
+    /// Whether the pattern matches all of the other's paths.
     pub(super) fn covers(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Everywhere, _) => true,
@@ -85,7 +85,7 @@ impl Place {
 pub(super) struct Server {
     pub(super) line: usize,
     pub(super) hosts: Vec<String>,
-    /// Names with patterns, which matter only beside other servers.
+    /// Names with patterns, which matter only if there are other servers.
     pub(super) patterns: Vec<(usize, String)>,
     pub(super) is_default: bool,
     pub(super) groups: Vec<Group>,
@@ -96,7 +96,7 @@ pub(super) struct Levels {
     pub(super) account: Account,
     pub(super) zones: Vec<Zone>,
     pub(super) servers: Vec<Server>,
-    /// What is in force outside of any server.
+    /// The limits outside of any server.
     pub(super) outside: Vec<Use>,
     defined: Vec<String>,
 }
@@ -127,7 +127,7 @@ impl Levels {
         }
     }
 
-    /// Zones may stand after what uses them.
+    /// Zones may be defined after their uses.
     fn find_zones(&mut self, all: &[Directive]) -> Result<(), Fault> {
         for one in all {
             if one.name == "stream" {
@@ -149,7 +149,7 @@ impl Levels {
         Ok(())
     }
 
-    /// The level outside of servers; the pieces of it that nginx -T prints are one.
+    /// The level outside of servers; the pieces that nginx -T prints are one level.
     fn http(&mut self, all: &[Directive], around: &Settings) -> Result<Settings, Fault> {
         let mut settings = self.settings(all, around)?;
         for one in all {
@@ -228,7 +228,7 @@ impl Levels {
         Ok(())
     }
 
-    /// What a level has of its own, in place of what is around it.
+    /// The settings of a level, where its own replace the surrounding ones.
     fn settings(&mut self, all: &[Directive], around: &Settings) -> Result<Settings, Fault> {
         let mut settings = around.clone();
         let (mut requests, mut connections) = (Vec::new(), Vec::new());
@@ -254,7 +254,7 @@ impl Levels {
         Ok(settings)
     }
 
-    /// A zone that is used must be there.
+    /// A zone that is used must be defined.
     fn used(&mut self, one: Use) -> Result<Use, Fault> {
         let is_of_connections = matches!(one.asks, Asks::Connections(_));
         let is_its =
@@ -279,7 +279,7 @@ impl Levels {
         self.leave(stream);
     }
 
-    /// Directives that change nothing in what is limited. Only their names are printed: their arguments may be secret.
+    /// Directives without effect on limits. Only their names are printed, since their arguments may be secret.
     fn leave(&mut self, one: &Directive) {
         match &*one.name {
             "limit_req_log_level" | "limit_conn_log_level" => self.account.leave(one.line..=one.end, LOGGING),

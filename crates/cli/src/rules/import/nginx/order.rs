@@ -4,16 +4,16 @@ use super::level::Place;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The limit, by its place in the list.
+    /// The limit, by its index in the list.
     Limit(usize),
-    /// Requests of this place, by its number, go no further.
+    /// The end of the rules for requests of this place, by its index.
     End(usize),
 }
 
-/// Limits and ends in an order that suits every place, if there is one. The places go from the most specific to the
-/// least, and each limit has the numbers of those where it is in force.
+/// An order of limits and ends that is right for every place, if there is one. The places go from the most specific to
+/// the least, and each limit has the indexes of those where it is in force.
 pub(super) fn steps(places: &[&Place], limits: &[Vec<usize>]) -> Option<Vec<Step>> {
-    // The patterns of a limit take the requests of this place, where it isn't in force.
+    // Whether the patterns of a limit match requests of this place, where it isn't in force.
     let intrudes = |limit: &[usize], place: usize| {
         !limit.contains(&place) && limit.iter().any(|other| places[*other].covers(places[place]))
     };
@@ -34,7 +34,7 @@ pub(super) fn steps(places: &[&Place], limits: &[Vec<usize>]) -> Option<Vec<Step
     Some(ordered)
 }
 
-/// The same where every limit is in force in one place only: place after place.
+/// The order if every limit is in force in only one place: place after place.
 pub(super) fn apart(places: &[&Place], limits: &[Vec<usize>]) -> Vec<Step> {
     let mut ordered = Vec::new();
     for place in 0..places.len() {

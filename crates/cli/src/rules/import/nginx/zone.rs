@@ -1,4 +1,4 @@
-//! Zones, and how they are used: what counts, by what, and how much.
+//! Zones and their uses: what is counted, by which key, and how much is allowed.
 
 use super::super::fault::{Fault, expected, fault, quoted};
 use super::directive::Directive;
@@ -9,7 +9,7 @@ const MOST: u64 = 1_000_000_000;
 /// The most permits of a limit.
 const MOST_PERMITS: u64 = 10_000;
 
-/// Variables with an attribute of the library's own.
+/// Variables for which the library has an attribute.
 const OWN: [(&str, &str); 10] = [
     ("binary_remote_addr", "ip"),
     ("remote_addr", "ip"),
@@ -23,7 +23,7 @@ const OWN: [(&str, &str); 10] = [
     ("remote_user", "user"),
 ];
 
-/// Others that nginx sets itself, or whose names begin so.
+/// Other variables that nginx sets itself, and the beginnings of names of more.
 const KNOWN: &str = " args body_bytes_sent bytes_sent connection connection_requests connection_time content_length \
     content_type document_root hostname http2 http3 https is_args limit_rate msec nginx_version pid pipe \
     proxy_add_x_forwarded_for proxy_host proxy_port proxy_protocol_addr proxy_protocol_port proxy_protocol_server_addr \
@@ -71,14 +71,14 @@ pub(super) struct Use {
 pub(super) enum Asks {
     Requests {
         burst: u64,
-        /// How many of the burst aren't delayed, if others are.
+        /// How many requests of the burst aren't delayed, if the others are.
         delay: Option<u64>,
     },
     Connections(u64),
 }
 
 impl Use {
-    /// Whether one rule can say both.
+    /// Whether one rule can express both.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         Self { line: 0, ..self.clone() } == Self { line: 0, ..other.clone() }
     }
@@ -127,7 +127,7 @@ fn number(line: usize, what: &str, digits: &str, most: u64) -> Result<u64, Fault
     digits.parse().ok().filter(|number| plain && *number <= most).ok_or_else(|| expected(line, what, digits))
 }
 
-/// The attributes of the variables in a key, and whether one has a query.
+/// The attributes for the variables in a key, and whether one includes the query.
 fn attributes(line: usize, key: &str, defined: &[String]) -> Result<(Vec<String>, bool), Fault> {
     let (mut all, mut by_query) = (Vec::<String>::new(), false);
     for piece in key.split('$').skip(1) {
@@ -150,7 +150,7 @@ fn attributes(line: usize, key: &str, defined: &[String]) -> Result<(Vec<String>
     Ok((all, by_query))
 }
 
-/// `limit_req zone=NAME [burst=N] [nodelay | delay=N]`, with the defaults of what stands elsewhere.
+/// `limit_req zone=NAME [burst=N] [nodelay | delay=N]`, with defaults for what other directives set.
 pub(super) fn use_of_requests(directive: &Directive) -> Result<Use, Fault> {
     let line = directive.line;
     let (mut zone, mut burst, mut delay) = (None, 0, Some(0));
