@@ -13,8 +13,8 @@
 //!   record), `held` (permits of recorded requests), `fresh_key` (where a key without state probably is);
 //! - recorded requests between the passes over them: `by_time` (sorted), `spool` (kept);
 //! - statistics of decisions: `over_time` (when they were denied), `waits` (how long they would have waited);
-//! - what a user reads: `line` (a decision), `database_output` (rows), `output` (what these are made of), `page` (a
-//!   report in HTML), `escape` (bytes as text), `messages` (on standard error);
+//! - output: `line` (a decision), `database_output` (rows), `output` (parts of these), `page` (a report in HTML),
+//!   `escape` (bytes as text), `messages` (on standard error);
 //! - what Redis reports about itself: `info`.
 //!
 //! It uses only the public interfaces of the library and, where built in, of the system of record.

@@ -316,7 +316,7 @@ impl KeyOptions {
 pub(crate) fn subject_of(text: &str) -> Result<Subject> {
     let rule = if is_json(text) { from_json(text, None)? } else { from_lines(&[text.to_owned()], UNNAMED)? };
     if let Some(part) = rule.counted_parts().flatten().chain(rule.tag()).next() {
-        bail!("rule: expected one that counts the key alone, got one that counts or is tagged by {part}");
+        bail!("rule: must count the key alone, but counts or is tagged by {part}");
     }
     Subject::of(rule, Vec::new())
 }

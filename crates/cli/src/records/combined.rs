@@ -114,8 +114,9 @@ fn who(head: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((host, user))
 }
 
-/// The client and what follows, after a prefix by others: syslog `Nov 26 17:27:31 host nginx: `, docker compose `web-1
-/// | `, Kubernetes a time and `stdout F `. It is the first address before a `-`, or else the last word before `- -`.
+/// The client and what follows, after a prefix by others: docker compose `web-1 | `, syslog
+/// `Nov 26 17:27:31 host nginx: `, Kubernetes a time and `stdout F `. It is the first address before a `-`, or else the
+/// last word before `- -`.
 fn prefixed(head: &[u8]) -> Option<(&[u8], &[u8])> {
     /// The most words of such a prefix.
     const WORDS: usize = 16;

@@ -35,7 +35,7 @@ pub(super) fn next_record<R: BufRead>(
 
 fn header<R: BufRead>(lines: &mut Lines<R>, about: Identity) -> io::Result<Columns> {
     let columns = match next_row(lines)? {
-        None => Err("got nothing".to_owned()),
+        None => Err("there is no header".to_owned()),
         Some((_, row)) => row.and_then(|row| Columns::of(&row, about)),
     };
     columns.map_err(|what| {
@@ -375,8 +375,8 @@ mod tests {
     #[test]
     fn without_a_header_of_records_nothing_is_read() {
         for (text, want) in [
-            ("", "got nothing"),
-            ("\n\r\n", "got nothing"),
+            ("", "there is no header"),
+            ("\n\r\n", "there is no header"),
             ("t_us,cost\n1,2\n", "got no key in \"t_us,cost\""),
             ("key\n1\n", "got no t_us in \"key\""),
             ("t_us,key,keys\n1,2,3\n", "got the unknown column \"keys\""),

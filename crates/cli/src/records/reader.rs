@@ -212,13 +212,13 @@ impl Way {
         self.sample.is_none() && !asked
     }
 
-    /// Doubts that a time is the request's end, since the duration is subtracted from it.
+    /// Warns once if a line's time is only assumed to be its request's end, since the duration is subtracted from it.
     fn doubt_end(&self) {
         let places = &self.wanted.places;
         if places.have_duration() && !places.have_time() {
             self.wanted.tally.finding(
-                "a line's time counts as its request's end, as nginx and gunicorn write it; Apache writes when the \
-                 request arrived: with its logs, add start=4 to --fields (the time's place), else time=4"
+                "a line's time counts as its request's end, as nginx and gunicorn write it; for Apache's logs, which \
+                 have the request's arrival, add start=4 to --fields (the place of the time), for others time=4"
                     .to_owned(),
             );
         }

@@ -60,8 +60,8 @@ impl Workers {
         if one { 1 } else { std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MOST)) }
     }
 
-    /// Starts one for each of these limiters, whose engines must not be shared; their clocks are given if they have to
-    /// follow the records.
+    /// Starts one for each of these limiters, whose engines must not be shared; `follow` if their clocks have to follow
+    /// the records.
     pub(super) fn start(
         subject: &Arc<Subject>,
         limiters: Vec<(Limiter, Clock)>,

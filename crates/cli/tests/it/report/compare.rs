@@ -97,7 +97,7 @@ fn bad_input_is_one_line_that_names_the_value() {
             "rule 2: rate: expected a whole number from 1 to 2^53, got 0",
         ),
         (vec!["leaky 5/1s", &at("log")], "got \"leaky\""),
-        (vec![part, &at("log")], "expected one that counts the key alone, got one that counts or is tagged by org"),
+        (vec![part, &at("log")], "must count the key alone, but counts or is tagged by org"),
         ([&many[..], &["log"]].concat(), "expected at most 12 rules, got 13"),
         (vec!["token-bucket 5/1s", "no-such-file"], "no-such-file"),
     ] {
