@@ -162,7 +162,7 @@ enum Command {
     Block(block::Block),
     /// Forget every key of a rule, in small steps, or one key of a rule of --rules.
     ///
-    /// If nobody has used that one key yet, it says so as block does, after the same scan.
+    /// If nobody has used that one key yet, a note says so, as for block, after the same scan.
     ///
     /// Exit code: 0; 2 on an error.
     Reset(reset::Reset),

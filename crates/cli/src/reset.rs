@@ -32,7 +32,8 @@ pub(crate) struct Reset {
     file: Option<PathBuf>,
     /// For a rule from --rules: the key to forget, such as user:42.
     ///
-    /// Or the attributes in --attr; with limits that count another part of the request, such as its organisation.
+    /// Or give its attributes by --attr. This includes limits that count another part of the request, such as its
+    /// organisation.
     key: Option<OsString>,
     /// An attribute of the request, such as org=acme; once for each.
     #[arg(long = "attr", alias = "part", value_name = "NAME=VALUE", requires = "file", help_heading = "Rule")]

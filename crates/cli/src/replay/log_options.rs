@@ -5,15 +5,15 @@ use clap::{Args, ValueEnum};
 
 use crate::records::{Clients, Format, Identity, KeyField, Place, Places, Wanted};
 
-/// Where an access log has what is read of it.
+/// Where an access log has the fields to read.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LogOptions {
-    /// Where an access log has what, such as time=ts,ip=client.ip.
+    /// Where an access log has its fields, such as time=ts,ip=client.ip.
     ///
-    /// Of time (of the line, at a request's end) or start (its arrival, as Apache writes it), ip, user, method, path or
-    /// request, status, and duration; what isn't given is found as --input says. A FIELD is a name in JSON (with dots
-    /// into objects), a column's name, NAME in NAME=VALUE, the position of a word from 1, or from the end from -1 (text
-    /// in quotes or brackets is one word), or last-quoted. A duration is a number with its unit, or takes the one
+    /// NAME is time (of the line, at a request's end) or start (its arrival, as Apache writes it), ip, user, method,
+    /// path or request, status, or duration; what isn't given is found as --input says. A FIELD is a name in JSON (with
+    /// dots into objects), a column's name, NAME in NAME=VALUE, the position of a word from 1, or from the end from -1
+    /// (text in quotes or brackets is one word), or last-quoted. A duration is a number with its unit, or takes the one
     /// given: duration=FIELD:s, ms, us or ns; the sum of several is FIELD+FIELD.
     #[arg(long, value_name = "NAME=FIELD,...", help_heading = "Records")]
     fields: Option<Places>,

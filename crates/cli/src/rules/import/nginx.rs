@@ -82,7 +82,7 @@ impl Translation {
             }
             seen.extend(server.hosts.iter().map(|host| (host.clone(), server.line)));
             if server.hosts.is_empty() {
-                self.account.differ(server.line, "server: without a name of a host it can't be told from others");
+                self.account.differ(server.line, "server: needs the name of a host, to be told from others");
             } else {
                 self.server(&server.groups, &server.hosts);
                 self.end(&server.hosts, None, &format!("server of line {}", server.line));
@@ -98,8 +98,10 @@ impl Translation {
             let others = || all[..at].iter().flat_map(|other| &other.groups).flat_map(|group| &group.uses);
             for one in server.groups.iter().flat_map(|group| &group.uses) {
                 if others().any(|other| other.shares(one)) {
-                    let how =
-                        format!("zone {}: what several servers count in it together counts by server here", one.zone);
+                    let how = format!(
+                        "zone {}: in nginx, several servers share its counts; here, each has its own",
+                        one.zone
+                    );
                     self.account.differ(one.line, &how);
                 }
             }
@@ -156,8 +158,10 @@ impl Translation {
     /// Splits limits by place, where no order allows places to share them.
     fn apart(&mut self, shared: &[Shared]) -> Vec<Shared> {
         for one in shared.iter().filter(|one| one.groups.len() > 1) {
-            let how =
-                format!("zone {}: what several locations count in it together counts by location here", one.limit.zone);
+            let how = format!(
+                "zone {}: in nginx, several locations share its counts; here, each has its own",
+                one.limit.zone
+            );
             self.account.differ(one.limit.line, &how);
         }
         let alone = |one: &Shared, group: usize| Shared {
@@ -218,7 +222,7 @@ impl Translation {
         if let Some(delay) = delay {
             let seconds = (burst - delay) as f64 * if rate.per_minute { 60.0 } else { 1.0 } / rate.requests as f64;
             let how = format!(
-                "nginx delays what comes sooner than the rate{}; here it is let through at once. To delay it, set burst {} \
+                "nginx delays requests above the rate{}; here they are let through at once. To delay them, set burst {} \
                  and let the middleware wait up to {seconds:.3} s (RateLimitLayer::wait)",
                 if delay > 0 { format!(" after {delay} of the burst") } else { String::new() },
                 delay + 1

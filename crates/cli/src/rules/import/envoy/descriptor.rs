@@ -21,7 +21,7 @@ const UNITS: [(&str, u64); 7] = [
     ("year", 365 * 86_400),
 ];
 
-const METRICS: &str = "concerns metrics, of which a rule has its own";
+const METRICS: &str = "is about metrics, and rules have their own";
 
 #[derive(Debug)]
 pub(super) struct Domain {

@@ -286,7 +286,7 @@ impl Levels {
             "limit_req" | "limit_conn" | "limit_req_zone" | "limit_conn_zone" | "limit_req_status"
             | "limit_conn_status" | "limit_req_dry_run" | "limit_conn_dry_run" => {}
             "include" => {
-                let how = "include: expected the file's text too, such as what nginx -T prints";
+                let how = "include: the included text is missing; nginx -T prints all files as one";
                 self.account.lose(one.line..=one.end, how);
             }
             "limit_zone" => self.account.lose(one.line..=one.end, "limit_zone: not in nginx since 1.7.6"),

@@ -79,7 +79,7 @@ fn unlimited_shadows_and_metrics_deny_nothing() {
     let counts = ["other", "another", "value1"].map(|value| service.allowed_of(30, &key1(value)));
     assert_eq!(counts, [10, 10, 20]);
     assert!(rules.contains("# ldap is unlimited (lines 3 to 5).\n"), "{rules}");
-    assert_eq!(list(&rules, "What isn't translated"), ["line 24: concerns metrics, of which a rule has its own"]);
+    assert_eq!(list(&rules, "What isn't translated"), ["line 24: is about metrics, and rules have their own"]);
 }
 
 #[test]

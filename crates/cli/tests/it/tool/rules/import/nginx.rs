@@ -41,11 +41,11 @@ fn each_line_of_a_site_is_a_rule_or_told() {
     let imported = import("nginx", SITE);
     let delayed = |after: &str, burst: u8, wait: &str| {
         format!(
-            "nginx delays what comes sooner than the rate{after}; here it is let through at once. To delay it, set burst \
+            "nginx delays requests above the rate{after}; here they are let through at once. To delay them, set burst \
              {burst} and let the middleware wait up to {wait} s (RateLimitLayer::wait)"
         )
     };
-    let include = "include: expected the file's text too, such as what nginx -T prints";
+    let include = "include: the included text is missing; nginx -T prints all files as one";
     let php = "location ~ \\\\.php$: a path has no such pattern; its requests count as by other locations";
     let shared = "zone one: counts by itself here, and in nginx together with the limit of line";
     let differs = [
@@ -136,11 +136,11 @@ fn what_decides_otherwise_than_in_nginx_is_a_warning() {
         ),
         (
             "server { server_name a.x; limit_req zone=a; } server { server_name b.x; limit_req zone=a; location /q/ { limit_req zone=u; } }",
-            "3: warning: zone a: what several servers count in it together counts by server here",
+            "3: warning: zone a: in nginx, several servers share its counts; here, each has its own",
         ),
         (
             "server { location /a/ { limit_req zone=a; } location /a/b/ { limit_req zone=u; } location /c/ { limit_req zone=u; } location /c/d/ { limit_req zone=a; } }",
-            "3: warning: zone a: what several locations count in it together counts by location here",
+            "3: warning: zone a: in nginx, several locations share its counts; here, each has its own",
         ),
         (
             "server { server_name a.x *.a.x; limit_req zone=a; } server { server_name b.x; }",
