@@ -394,7 +394,7 @@ fn whose_time_a_duration_is_taken_from_is_said() {
     for (fields, is_said) in [("duration=-1:us", true), ("time=4,duration=-1:us", false), ("user=3", false)] {
         let (output, said) = read(&apaches, &["--fields", fields]);
         assert_eq!(code(&output), 0, "{said}");
-        assert_eq!(said.contains("Apache writes when the request arrived"), is_said, "{fields}: {said}");
+        assert_eq!(said.contains("for Apache's logs, which have the request's arrival"), is_said, "{fields}: {said}");
     }
 }
 
