@@ -245,7 +245,7 @@ fn a_missing_command_weighs_what_it_is_needed_for() {
     for (commands, expected, words) in [
         (&["EVALSHA"][..], Level::Unfit, "EVALSHA (for every decision)"),
         (&["TIME"], Level::Unfit, "TIME (for every algorithm)"),
-        (&["MGET"], Level::Unfit, "at the same time"),
+        (&["MGET"], Level::Unfit, "concurrent calls"),
         (&["ZADD", "ZREM"], Level::Warning, "ZADD, ZREM (for concurrency)"),
         (&["EVAL_RO"], Level::Warning, "EVAL_RO (to peek and inspect)"),
         (&["PTTL"], Level::Warning, "PTTL (to inspect)"),
@@ -378,5 +378,5 @@ fn batches_of_a_cluster_go_by_node_unless_the_node_refuses() {
     assert!(by_slot.found.contains("slot by slot") && by_slot.found.contains("Unexpected flag"), "{}", by_slot.found);
     // The user is the cause, not the node.
     let unknown = of(Err("NOPERM this user has no permissions to run the 'eval' command".into()));
-    assert!(unknown.found.contains("missing rights") && !unknown.numbers.contains_key("by"), "{unknown:?}");
+    assert!(unknown.found.contains("permissions are missing") && !unknown.numbers.contains_key("by"), "{unknown:?}");
 }
