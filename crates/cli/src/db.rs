@@ -185,11 +185,11 @@ fn print_writers(writers: &[Writer], now: SystemTime) -> io::Result<()> {
         let ago = now.duration_since(writer.written_at).unwrap_or_default();
         let state = match (writer.killed, writer.ended_at) {
             (true, _) => {
-                format!("killed: what it had not yet written is lost; last wrote {} ago", human(ago))
+                format!("killed: what it had not yet written is lost; last heard from {} ago", human(ago))
             }
             (false, Some(_)) => format!("ended {} ago", human(ago)),
             (false, None) if ago > SILENCE => format!("not heard from for {}: perhaps killed", human(ago)),
-            (false, None) => format!("running; last wrote {} ago", human(ago)),
+            (false, None) => format!("running; last heard from {} ago", human(ago)),
         };
         let (name, requests) = (shown(writer.name.as_bytes()), counted(writer.requests, "request"));
         let writes = writer.writes.name();

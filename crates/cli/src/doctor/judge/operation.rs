@@ -205,7 +205,7 @@ pub(super) fn sentinels(facts: &Facts) -> Option<Finding> {
         let found = format!("{found}: surviving the loss of one takes three or more, and a quorum that they can reach");
         Finding::new("sentinels", Level::Warning, found).advise("add Sentinels, on machines of their own")
     } else if let Some(why) = silent {
-        let found = format!("{found}; no answer from {why}");
+        let found = format!("{found}; one failed: {why}");
         Finding::new("sentinels", Level::Warning, found).advise("look into that Sentinel's log and its network")
     } else if replicas == 0 {
         Finding::new("sentinels", Level::Warning, format!("{found}; they have no replica to promote"))

@@ -30,7 +30,7 @@ async fn services_that_lost_something_or_run_are_shown_first_and_the_rest_is_cou
     writers("runs-and-lost", 1, "80 days", "lost", "17").await;
     let status_now = status();
     let first = status_now.lines().find(|line| line.contains(" from ")).expect("a service");
-    assert!(first.contains("runs-and-lost-1 ") && first.contains(", 17 lost; running; last wrote "), "{first}");
+    assert!(first.contains("runs-and-lost-1 ") && first.contains(", 17 lost; running; last heard from "), "{first}");
     assert_eq!((shown(&status_now, "lost-"), shown(&status_now, " runs-")), (4, 6), "{status_now}");
     let last = status_now.lines().last().expect("lines");
     assert_eq!(last, "  and 59 more, of which 0 run and 0 have lost something: SELECT * FROM tollgate.writers");
