@@ -131,8 +131,8 @@ fn edges(outcomes: &[Outcome]) -> Section {
     ];
     let says = "The most units that one key was allowed within any stretch of time as long as the rule's period, \
                 wherever it begins. At the edge of a fixed window that can be twice the rate, the end of one window and \
-                the beginning of the next; a burst adds to it too; a sliding log never exceeds its rate. Bars share one \
-                scale, in per cent of each rule's rate; if none exceeds its rate, the full width is the rate.";
+                the beginning of the next; a burst adds to it too; a sliding log never exceeds its rate. Bars share \
+                one scale, in per cent of each rule's rate; if none exceeds its rate, the full width is the rate.";
     let plot = (!plot.names.is_empty()).then_some(Plot::Bars(plot));
     Section { title: "The most within any period".into(), says: says.into(), plot, table }
 }

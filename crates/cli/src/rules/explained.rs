@@ -239,8 +239,8 @@ impl<'a> Step<'a> {
     /// Names and values, for people.
     fn lines(&self) -> Vec<(&'static str, String)> {
         if self.reason == AMBIGUOUS {
-            let why = "none is looked for: the middleware refuses a path that servers read in two ways, unless the file \
-                       says how to read it (paths = \"decoded\" or \"segments\")";
+            let why = "none is looked for: the middleware refuses a path that servers read in two ways, unless the \
+                       file says how to read it (paths = \"decoded\" or \"segments\")";
             return vec![("rule", why.to_owned()), ("denied as", "status 400".to_owned())];
         }
         let Some(rule) = self.rule else {

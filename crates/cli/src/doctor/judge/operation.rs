@@ -125,7 +125,8 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
     let (covered, nodes, primaries) =
         (number("cluster_slots_ok"), number("cluster_known_nodes"), number("cluster_size"));
     let found = format!(
-        "a node of a cluster of {nodes}, {primaries} with slots; cluster_state {state}, {covered} of {SLOTS} slots are fine"
+        "a node of a cluster of {nodes}, {primaries} with slots; cluster_state {state}, {covered} of {SLOTS} slots are \
+         fine"
     );
     let decides_few = !facts.of_cluster && primaries > 1;
     let found = if decides_few {

@@ -222,8 +222,8 @@ impl Translation {
         if let Some(delay) = delay {
             let seconds = (burst - delay) as f64 * if rate.per_minute { 60.0 } else { 1.0 } / rate.requests as f64;
             let how = format!(
-                "nginx delays requests above the rate{}; here they are let through at once. To delay them, set burst {} \
-                 and let the middleware wait up to {seconds:.3} s (RateLimitLayer::wait)",
+                "nginx delays requests above the rate{}; here they are let through at once. To delay them, set burst \
+                 {} and let the middleware wait up to {seconds:.3} s (RateLimitLayer::wait)",
                 if delay > 0 { format!(" after {delay} of the burst") } else { String::new() },
                 delay + 1
             );
