@@ -9,6 +9,7 @@ mod calendar_windows;
 mod cluster_and_sentinels;
 mod combined_limits;
 mod concurrent_operations;
+mod connections;
 mod contention;
 mod corrupted_state;
 mod crowds;

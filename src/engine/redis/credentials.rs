@@ -63,8 +63,8 @@ pub type CredentialFuture<'a> = Pin<Box<dyn Future<Output = Result<Credentials, 
 /// use std::time::Duration;
 /// use tollgate::{Credentials, Redis};
 ///
-/// let credentials = async || Ok(Credentials::new("limiter", token().await?).expiring_in(Duration::from_secs(15 * 60)));
-/// let redis = Redis::builder().credentials(credentials).open("redis://redis.internal")?;
+/// let login = || async { Ok(Credentials::new("limiter", token().await?).expiring_in(Duration::from_secs(15 * 60))) };
+/// let redis = Redis::builder().credentials(login).open("redis://redis.internal")?;
 /// # Ok(())
 /// # }
 /// ```

@@ -408,6 +408,13 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
             if *name != "first" {
                 refused(format!("{name} too large"), &[&with(-2), &now]);
             }
+            if ["limit", "capacity", "rate", "max_debt"].contains(name) {
+                refused(format!("{name} 2^53"), &[&with(1 << 53), &now]);
+            }
+            // A window starts within its period.
+            if let (&"start", Some(period)) = (name, form.names.iter().position(|name| *name == "period")) {
+                refused("start at the period".into(), &[&with(own[period]), &now]);
+            }
         }
     }
 }

@@ -329,6 +329,25 @@ async fn a_state_that_lies_a_little_ahead_of_the_servers_time_is_decided_as_of_i
     }
 }
 
+/// Such as after a clock was set back. Of plain calls, the short way must not answer by it.
+#[tokio::test]
+async fn a_state_that_lies_far_ahead_of_the_servers_time_counts_from_now() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    let period = Duration::from_secs(5 * 3600);
+    for text in ["token-bucket 5/5h", "fixed-window 5/5h", "fixed-window 5/5h start first-hit", "sliding-window 5/5h"] {
+        let rule = rule(text).named(&text[..4]).expect("a name");
+        let request = Request::new(text).cost(5);
+        let ahead = limiter.acquire(&rule, request.at(SystemTime::now() + 10 * period)).await;
+        assert!(ahead.expect("a decision").allowed, "{text}");
+        let denied = limiter.acquire(&rule, text).await.expect("a decision");
+        let waits = [denied.reset_after, denied.retry_after.duration().unwrap_or_default()];
+        // Of two windows that slide, what is counted reaches into the second.
+        assert!(!denied.allowed && waits.iter().all(|wait| *wait <= 2 * period), "{text}: {waits:?}");
+        assert!(waits[1] <= period || text.starts_with("sliding"), "{text}: {waits:?}");
+    }
+}
+
 /// Numbers of which a product is above 2^53 are decided in coarser ticks, also by the short ways.
 #[tokio::test]
 async fn in_coarse_ticks_a_day_of_units_comes_back_in_a_day() {

@@ -1,0 +1,220 @@
+//! How connections are opened and logged in where a service says so itself: by a connector of its own, and by credentials
+//! that expire.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::net::TcpStream;
+use tollgate::{Connect, CredentialFuture, CredentialSource, Credentials, Limiter, OnError, Redis, StreamFuture};
+use tollgate_testing::cluster::ClusterServers;
+use tollgate_testing::polling::{PATIENCE, once_sent, wait_until};
+use tollgate_testing::redis_server::{Server, command_text, run_command};
+use tollgate_testing::rules::rule;
+use tollgate_testing::sentinels::Sentinels;
+
+/// Tokens that are numbered, of which the server accepts those that it was told of.
+#[derive(Clone, Default)]
+struct Tokens {
+    asked: Arc<AtomicU64>,
+    lifetime: Option<Duration>,
+}
+
+impl Tokens {
+    fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    fn name(number: u64) -> String {
+        format!("token-{number}")
+    }
+
+    /// Makes it accept the tokens of these numbers.
+    fn accepted_by(server: &Server, numbers: std::ops::Range<u64>) {
+        let tokens: Vec<_> = numbers.map(|number| format!(">{}", Self::name(number))).collect();
+        let words = ["ACL", "SETUSER", "limiter", "reset", "on", "~*", "+@all"];
+        run_command(server, &[&words[..], &tokens.iter().map(String::as_str).collect::<Vec<_>>()].concat());
+    }
+}
+
+impl CredentialSource for Tokens {
+    fn credentials(&self) -> CredentialFuture<'_> {
+        let number = self.asked.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            let credentials = Credentials::new("limiter", Self::name(number));
+            Ok(match self.lifetime {
+                Some(lifetime) => credentials.expiring_in(lifetime),
+                None => credentials,
+            })
+        })
+    }
+}
+
+/// TCP that counts.
+#[derive(Clone, Default)]
+struct Counting(Arc<AtomicU64>);
+
+impl Counting {
+    fn opened(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Connect for Counting {
+    fn connect<'a>(&'a self, host: &'a str, port: u16) -> StreamFuture<'a> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move { Ok(Box::new(TcpStream::connect((host, port)).await?) as _) })
+    }
+}
+
+/// How many of its connections are this user's.
+fn logged_in(server: &Server) -> usize {
+    command_text(server, &["CLIENT", "LIST"]).lines().filter(|client| client.contains(" user=limiter ")).count()
+}
+
+#[tokio::test]
+async fn each_connection_logs_in_by_credentials_of_its_own() {
+    let server = Server::start();
+    Tokens::accepted_by(&server, 0..1000);
+    let tokens = Tokens::default();
+    let redis = Redis::builder().credentials(tokens.clone()).open(&server.url()).expect("an address");
+    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let rule = rule("token-bucket 100/1d");
+    for _ in 0..3 {
+        limiter.acquire(&rule, "key").await.expect("a decision");
+    }
+    assert_eq!((redis.connections(), logged_in(&server)), (1, 1));
+    let asked = tokens.asked();
+
+    // Another token, once the connection is gone.
+    Tokens::accepted_by(&server, asked..1000);
+    run_command(&server, &["CLIENT", "KILL", "USER", "limiter"]);
+    wait_until("decided by another token", async || limiter.acquire(&rule, "key").await.is_ok()).await;
+    assert!(tokens.asked() > asked && redis.connections() == 2);
+
+    // One that isn't accepted is a refusal.
+    Tokens::accepted_by(&server, 0..1);
+    run_command(&server, &["CLIENT", "KILL", "USER", "limiter"]);
+    wait_until("refused", async || limiter.acquire(&rule, "key").await.is_err_and(|error| error.is_authentication()))
+        .await;
+}
+
+#[tokio::test]
+async fn a_connection_is_replaced_before_its_credentials_expire_and_no_call_fails_for_it() {
+    let server = Server::start();
+    Tokens::accepted_by(&server, 0..1000);
+    let tokens = Tokens { lifetime: Some(Duration::from_millis(100)), ..Tokens::default() };
+    let redis = Redis::builder().credentials(tokens.clone()).open(&server.url()).expect("an address");
+    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let rule = rule("token-bucket 1000000/1d");
+    let mut calls = 0;
+    wait_until("replaced four times", async || {
+        let ask = || limiter.acquire(&rule, "key");
+        calls +=
+            join_all((0..10).map(|_| once_sent(ask))).await.iter().filter(|decision| decision.allowed).count() as u64;
+        redis.connections() >= 5
+    })
+    .await;
+    let left = 1_000_000 - calls;
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, left, "each call was charged once");
+    assert!(tokens.asked() >= redis.connections(), "one login for each");
+    // Those before are closed.
+    wait_until("only the latest are left", async || logged_in(&server) <= 2).await;
+
+    // Nothing is replaced that nobody uses.
+    let made = redis.connections();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(redis.connections() <= made + 1);
+}
+
+#[tokio::test]
+async fn while_a_connection_cannot_be_replaced_calls_go_on_over_it() {
+    let server = Server::start();
+    Tokens::accepted_by(&server, 0..1000);
+    let tokens = Tokens { lifetime: Some(Duration::from_secs(1)), ..Tokens::default() };
+    let redis = Redis::builder().credentials(tokens.clone()).open(&server.url()).expect("an address");
+    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let rule = rule("token-bucket 1000000/1d");
+    limiter.acquire(&rule, "key").await.expect("a decision");
+    let (asked, made) = (tokens.asked(), redis.connections());
+    Tokens::accepted_by(&server, 0..0);
+    wait_until("others were asked for in vain", async || {
+        once_sent(|| limiter.acquire(&rule, "key")).await;
+        tokens.asked() >= asked + 2
+    })
+    .await;
+    assert_eq!((redis.connections(), logged_in(&server)), (made, 1));
+}
+
+#[tokio::test]
+async fn without_credentials_redis_is_unreachable_and_the_policy_answers() {
+    let server = Server::start();
+    let source = || async { Err("the token service answers 503".into()) };
+    let redis = Redis::builder().credentials(source).open(&server.url()).expect("an address");
+    let limiter = Limiter::new(redis).deadline(PATIENCE);
+    let error = limiter.acquire(&rule("token-bucket 5/1d"), "key").await.expect_err("no login");
+    let expected = "no credentials were given: the token service answers 503";
+    assert!(error.is_unreachable() && error.to_string().contains(expected), "{error}");
+    assert!(!error.to_string().contains('\n'), "{error}");
+    let open = limiter.on_error(OnError::Open).expect("a policy");
+    assert!(open.acquire(&rule("token-bucket 5/1d"), "key").await.expect("a decision").allowed);
+
+    // One that never answers is as a server that never does.
+    let source = || std::future::pending();
+    let redis = Redis::builder().credentials(source).open(&server.url()).expect("an address");
+    let limiter = Limiter::new(redis).deadline(Duration::from_millis(50));
+    let error = limiter.acquire(&rule("token-bucket 5/1d"), "key").await.expect_err("no login");
+    assert!(error.is_unreachable(), "{error}");
+}
+
+#[test]
+fn credentials_are_shown_nowhere() {
+    let credentials = Credentials::new("limiter", "s3cret").expiring_in(Duration::from_secs(900));
+    assert_eq!(format!("{credentials:?}"), "Credentials { user: Some(\"limiter\"), lifetime: Some(900s), .. }");
+    let builder = Redis::builder().credentials(move || std::future::ready(Ok(credentials.clone())));
+    let redis = builder.open("redis://127.0.0.1").expect("an address");
+    assert!(!format!("{builder:?} {redis:?}").contains("s3cret"));
+}
+
+/// On a cluster each node is logged in to, and behind Sentinels the primary alone, over the service's own streams.
+#[tokio::test]
+async fn several_servers_are_reached_and_logged_in_to_in_the_same_way() {
+    let cluster = ClusterServers::of_primaries();
+    cluster.nodes().iter().for_each(|node| Tokens::accepted_by(node, 0..1000));
+    let (tokens, streams) = (Tokens::default(), Counting::default());
+    let builder = Redis::builder().credentials(tokens.clone()).connector(streams.clone());
+    let limiter = Limiter::new(builder.open_cluster(&cluster.url()).expect("an address")).deadline(PATIENCE);
+    let rule = rule("token-bucket 100/1d");
+    for node in 0..cluster.nodes().len() {
+        let key = cluster.keys_of(node, 1).remove(0);
+        assert_eq!(limiter.acquire(&rule, &key).await.expect("a decision").remaining, 99);
+        assert_eq!(logged_in(cluster.node(node)), 1);
+    }
+    assert!(streams.opened() >= tokens.asked() && tokens.asked() >= 3, "{} {}", streams.opened(), tokens.asked());
+
+    let sentinels = Sentinels::start();
+    let primary = sentinels.server(sentinels.primary().expect("a primary"));
+    Tokens::accepted_by(primary, 0..1000);
+    let (tokens, streams) = (Tokens::default(), Counting::default());
+    let builder = Redis::builder().credentials(tokens.clone()).connector(streams.clone());
+    let limiter = Limiter::new(builder.open_engine(&sentinels.url()).expect("an address")).deadline(PATIENCE);
+    assert_eq!(limiter.acquire(&rule, "key").await.expect("a decision").remaining, 99);
+    assert_eq!(logged_in(primary), 1);
+    assert!(streams.opened() > tokens.asked(), "the Sentinels are asked without a login");
+}
+
+#[tokio::test]
+async fn a_connector_that_fails_is_an_unreachable_redis() {
+    struct Refusing;
+    impl Connect for Refusing {
+        fn connect<'a>(&'a self, host: &'a str, port: u16) -> StreamFuture<'a> {
+            Box::pin(async move { Err(io::Error::other(format!("the proxy knows no {host}:{port}"))) })
+        }
+    }
+    let redis = Redis::builder().connector(Refusing).open("redis://redis.internal:6380").expect("an address");
+    let error = Limiter::new(redis).deadline(PATIENCE).acquire(&rule("token-bucket 5/1d"), "key").await;
+    let error = error.expect_err("no stream");
+    assert!(error.is_unreachable() && error.to_string().ends_with("the proxy knows no redis.internal:6380"), "{error}");
+}
