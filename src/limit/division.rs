@@ -45,7 +45,9 @@ impl Limit {
         let of = u64::from(of.get());
         let (spread, kept_back) = self.but_for_estimates(of);
         if let Some((what, units)) = spread.too_few_for(of) {
-            let (least, units) = (of + kept_back, units + kept_back);
+            // An estimate for each part but one: `kept_back`, if the rate has as many.
+            let least = if kept_back > 0 { 2 * of - 1 } else { of };
+            let units = units + kept_back;
             return Err(RuleError::new(format!(
                 "{self}: expected a {what} of at least {least} for {of} processes, got {units}"
             )));
@@ -209,6 +211,8 @@ mod tests {
                 "token-bucket 10/1s burst 3 max-debt 50: expected a burst of at least 10 for 10 processes, got 3",
             ),
             ("sliding-log 5/1s", 6, "sliding-log 5/1s: expected a rate of at least 6 for 6 processes, got 5"),
+            ("sliding-window 2/1s", 4, "sliding-window 2/1s: expected a rate of at least 7 for 4 processes, got 2"),
+            ("sliding-window 6/1s", 4, "sliding-window 6/1s: expected a rate of at least 7 for 4 processes, got 6"),
             (
                 "fixed-window 9/1s burst 90",
                 10,

@@ -49,7 +49,7 @@ const ARCHIVED_AFTER: jiff::SignedDuration = jiff::SignedDuration::from_hours(31
 
 impl Audit {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        ensure!(!self.user.is_empty(), "user: must not be empty");
+        ensure!(!self.user.is_empty(), "user: the name is empty");
         let now = jiff::Timestamp::now();
         let range = match (&self.at, &self.from, &self.to) {
             (Some(at), _, _) => moment("--at", at, now)?,

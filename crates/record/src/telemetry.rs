@@ -79,7 +79,7 @@ pub(crate) fn reloaded(result: Result<usize, &dyn Display>) {
         match result {
             Ok(rules) => tracing::info!(target: "tollgate", rules, "changed rules are in force"),
             Err(error) => {
-                tracing::error!(target: "tollgate", %error, "changed rules are refused: those before stay in force");
+                tracing::error!(target: "tollgate", %error, "changed rules were refused: the old ones stay in force");
             }
         }
     }
