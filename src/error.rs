@@ -319,6 +319,11 @@ impl Error {
             || matches!(self.kind, Kind::Refused | Kind::Unreadable | Kind::Unconfirmed | Kind::Stale { .. })
     }
 
+    /// Whether the server refuses this user or this command, which others can change. No policy answers in its place.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self.kind, Kind::Permission | Kind::Authentication | Kind::Unsupported)
+    }
+
     /// A word for what went wrong, for logs and metrics: `input`, `unreachable`, `authentication`, `permission`,
     /// `unsupported`, `deadline`, `disconnected`, `unreadable-state`, `unknown-id`, `refused`, `stale-windows`, `not-now`,
     /// `garbled` or `unconfirmed`.

@@ -107,7 +107,7 @@ impl<'a> Name<'a> {
         }
     }
 
-    fn spell(&self, into: &mut Key) {
+    pub(crate) fn spell(&self, into: &mut Key) {
         match self {
             Self::Plain(bytes) => encode(bytes, &IN_KEY, into),
             Self::Hashed(hash) => {

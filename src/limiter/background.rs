@@ -173,11 +173,27 @@ impl Limiter {
 
     /// Makes this call in the background, repeatedly while Redis is away, for some seconds and no later than this.
     pub(super) fn call_later(&self, runtime: &Handle, call: Call<'_>, due: Option<Instant>) {
+        self.call_later_after(None, runtime, call, due);
+    }
+
+    /// The same, once this has ended.
+    pub(super) fn call_later_after(
+        &self,
+        before: Option<BoxFuture<'static, ()>>,
+        runtime: &Handle,
+        call: Call<'_>,
+        due: Option<Instant>,
+    ) {
         let Call { rule, request, operation } = call;
         let made = Arc::new((self.clone(), rule.clone(), request.into_owned()));
+        // If a runtime ends meanwhile, it ends there: another one makes the call.
+        let before = Lock::new(before);
         self.spawn(runtime, move |at_once| {
-            let made = Arc::clone(&made);
+            let (made, before) = (Arc::clone(&made), before.lock().take());
             async move {
+                if let Some(before) = before {
+                    before.await;
+                }
                 let (limiter, rule, request) = &*made;
                 let make = || at_once.call(limiter.call(operation, rule, limiter.unhurried(request)));
                 let outcome = persist_until(due, make).await;
@@ -318,13 +334,13 @@ impl Drop for Counted {
     }
 }
 
-/// Retries an idempotent call for a while, as long as Redis is unreachable and there is something to give back: false
-/// if that time was over before an answer came.
+/// Retries an idempotent call for a while, as long as Redis is unreachable or refuses it and there is something to give
+/// back: false if that time was over before an answer came.
 pub(crate) async fn persist_until<F: Future<Output = Result<Decision, Error>>>(
     due: Option<Instant>,
     attempt: impl Fn() -> F,
 ) -> Result<bool, Error> {
-    persist_while(Error::goes_to_policy, due, attempt).await
+    persist_while(|error| error.goes_to_policy() || error.is_refusal(), due, attempt).await
 }
 
 /// The same, as long as attempts fail like this.

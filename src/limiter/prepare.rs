@@ -134,10 +134,14 @@ impl Limiter {
             return Err(Error::new(Kind::Input, format!("cost: with an id, expected at most {EXACT}, got {got}")));
         }
         let shard = targets.first().and_then(|target| target.shard);
+        let marker = rule.marker(|scoped, part| {
+            let own = rule.rule_of(scoped);
+            self.name(own, request.plain().counted(own, Some(part))?)
+        })?;
         let beside = |own: &Rule, counted| {
             let key = self.name(own, counted)?;
             let tag = (self.tag(own, request.plain(), key)?, shard);
-            key::marker_key(&self.prefix, tag, key, &rule.marker(), id)
+            key::marker_key(&self.prefix, tag, key, &marker, id)
         };
         let marker = beside(rule, request.key())?;
         match (targets, keys) {

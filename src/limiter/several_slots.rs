@@ -3,29 +3,26 @@
 //! given back: for a plain acquire by the receipts that they answered, otherwise by an id that this process made for
 //! the call. However often that is tried, nothing is given back twice.
 
+mod ids;
 mod receipts;
 
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
-use tokio::time::Instant;
 
 use super::Limiter;
 use super::call::Call;
 use super::decide::garbled;
 use super::prepare::{Targets, holder};
-use crate::algorithm::numbers::EXACT;
 use crate::decision::Decision;
 use crate::engine::cluster::slot_of;
 use crate::engine::deadline::Deadline;
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
-use crate::random::unique_id;
 use crate::request::Request;
 use crate::rule::{Rule, Target};
-use crate::runtime::{self, LONGEST_WAIT};
+use crate::runtime::LONGEST_WAIT;
 
 /// How long a caller waits for what its call gives back. After that it continues without the caller.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -55,6 +52,9 @@ pub(super) struct Part<'r> {
 /// What the parts of a call answered, in their order.
 type Answers = Vec<Result<Decision, Error>>;
 
+/// What each part has after it was given back; `None` for one that took nothing, or has no answer in time.
+type GivenBack = Vec<Option<Result<Decision, Error>>>;
+
 /// What a part took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Took {
@@ -73,15 +73,6 @@ impl Took {
             Err(Charged::Unknown) => Self::Perhaps,
         }
     }
-}
-
-/// A call that may have taken some of its parts. Unless it is over, they are given back when it is dropped.
-struct Taking<'a> {
-    limiter: &'a Limiter,
-    rule: &'a Rule,
-    request: Request<'a>,
-    runtime: Handle,
-    is_over: bool,
 }
 
 impl Limiter {
@@ -144,37 +135,14 @@ impl Limiter {
             let missing = format!("on a cluster, a call with an id needs a tag, since {why}");
             return Err(Error::new(Kind::Input, format!("rule {}: {missing}", names.join(" + "))));
         }
-        // A cost that could never be admitted takes nothing from any part.
-        if operation != Operation::AtMost && !self.may_fit(call) {
+        // A cost that could never be admitted takes nothing from any part. What debt admits is known to scripts alone.
+        if operation == Operation::Acquire && !self.may_fit(call) {
             return self.peek_at_parts(call, parts).await;
         }
         if operation == Operation::Acquire && !request.has_id() {
             return self.take_by_receipts(call, parts, until).await;
         }
-        let own = unique_id("part");
-        let remembered = remembered_for(request.deadline_or(self.deadline));
-        let asked = if request.has_id() { *request } else { request.own_id(&own).id_ttl(remembered) };
-        let asked = if asked.id_ttl_ms()? < millis(remembered) { asked.id_ttl(remembered) } else { asked };
-        // No limit has more than this, the largest cost of a call with an id.
-        let asked = if asked.units(rule).most() > EXACT { asked.cost_of_all(EXACT) } else { asked };
-        let runtime = runtime::with_timers()?;
-        let mut taking = Taking { limiter: self, rule, request: asked, runtime, is_over: false };
-        let answers = self.ask_parts(Call { request: &asked, ..call }, parts).await;
-        let took: Vec<_> = answers.iter().map(Took::by).collect();
-        let all_allow = answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.allowed));
-        taking.is_over = all_allow || took.iter().all(|took| *took == Took::Nothing);
-        if all_allow {
-            let decision = self.whole(parts.iter().zip(answers.into_iter().flatten()))?;
-            return match operation {
-                Operation::AtMost => self.evened(taking, parts, decision, until).await,
-                _ => Ok(decision),
-            };
-        }
-        let given_back = match taking.is_over {
-            true => vec![None; parts.len()],
-            false => taking.give_back(parts, &took, until).await,
-        };
-        self.denied(call, parts, answers, given_back, taking.is_over)
+        self.take_by_id(call, parts, until).await
     }
 
     /// The decision where not all parts allow. `given_back`: the state of each part after it was given back; `is_over`:
@@ -184,18 +152,23 @@ impl Limiter {
         call: Call<'_>,
         parts: &[Part<'_>],
         answers: Answers,
-        given_back: Vec<Option<Decision>>,
+        given_back: GivenBack,
         is_over: bool,
     ) -> Result<Decision, Error> {
         if let Some(error) = gravest(&answers) {
             return Err(if is_over { error.given_back() } else { error.half_way() });
         }
+        // Such as a missing right: the units stay charged until somebody grants it, which no denial may hide.
+        let mut refusals = given_back.iter().flatten().filter_map(|given| given.as_ref().err());
+        if let Some(error) = refusals.find(|error| error.is_refusal()) {
+            return Err(Error::clone(error).half_way());
+        }
         let mut decided = Vec::with_capacity(parts.len());
         let at = answers.iter().flatten().filter(|decision| !decision.allowed).map(Decision::decided_at).max();
         for (decision, given_back) in answers.into_iter().flatten().zip(given_back) {
             decided.push(match given_back {
-                Some(state) if decision.allowed => state,
-                None if decision.allowed => decision.not_taken(call.operation == Operation::Reserve),
+                Some(Ok(state)) if decision.allowed => state,
+                _ if decision.allowed => decision.not_taken(call.operation == Operation::Reserve),
                 _ => decision,
             });
         }
@@ -232,33 +205,6 @@ impl Limiter {
         }
     }
 
-    /// Takes from each limit what the scarcest had, where others had more.
-    async fn evened(
-        &self,
-        mut taking: Taking<'_>,
-        parts: &[Part<'_>],
-        mut decision: Decision,
-        until: Deadline,
-    ) -> Result<Decision, Error> {
-        taking.is_over = false;
-        let least = decision.limits.iter().map(|limit| limit.granted).min().unwrap_or_default();
-        if decision.limits.iter().any(|limit| limit.granted > least) {
-            taking.request = taking.request.cost_of_all(least);
-            let settled = self.ask_parts(taking.call(Operation::Settle), parts);
-            let settled = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), settled).await;
-            match settled.map(|answers| answers.into_iter().collect::<Result<Vec<Decision>, Error>>()) {
-                Some(Ok(settled)) => decision = self.whole(parts.iter().zip(settled))?,
-                _ => {
-                    taking.is_over = true;
-                    taking.later(Operation::Settle);
-                    decision = decision.granting(least);
-                }
-            }
-        }
-        taking.is_over = true;
-        Ok(decision)
-    }
-
     /// Asks all parts at the same time.
     async fn ask_parts(&self, call: Call<'_>, parts: &[Part<'_>]) -> Answers {
         join_all(parts.iter().map(|part| self.decide_in_one_slot(call, &part.targets))).await
@@ -277,59 +223,6 @@ impl Limiter {
         limits.sort_unstable_by_key(|(place, _)| *place);
         let limits = limits.into_iter().map(|(_, limit)| limit).collect();
         Decision::of(limits, self.engine.by(), at).ok_or_else(garbled)
-    }
-}
-
-impl Taking<'_> {
-    fn call(&self, operation: Operation) -> Call<'_> {
-        Call { rule: self.rule, request: &self.request, operation }
-    }
-
-    /// Gives back these parts, and waits for the answers for a while.
-    async fn give_back(&mut self, parts: &[Part<'_>], took: &[Took], until: Deadline) -> Vec<Option<Decision>> {
-        let operation = self.gives_back_by();
-        // What this process gives back ends the denials that it remembers of these keys.
-        let given_back = parts.iter().zip(took).filter(|(_, took)| **took != Took::Nothing);
-        let changed = given_back.flat_map(|(part, _)| part.targets.iter().copied());
-        let changing = self.limiter.changing_those(self.rule, &self.request, changed).ok().flatten();
-        let each = parts.iter().zip(took).map(async |(part, took)| match took {
-            Took::Nothing => None,
-            _ => Some(self.limiter.decide_in_one_slot(self.call(operation), &part.targets).await),
-        });
-        let given = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), join_all(each)).await;
-        let given = given.unwrap_or_else(|| vec![None; parts.len()]);
-        let is_done = |(given, took): (&Option<Result<Decision, Error>>, &Took)| match (given, took) {
-            (_, Took::Nothing) => true,
-            // A late call could still take, unless what it took was found.
-            (Some(Ok(_)), Took::Perhaps) => operation == Operation::Cancel,
-            (Some(Ok(_)), Took::Units) => true,
-            (Some(Err(error)), Took::Units) => error.is_unknown_id(),
-            _ => false,
-        };
-        self.is_over = given.iter().zip(took).all(is_done);
-        if let Some(changing) = changing.filter(|_| self.is_over) {
-            changing.done();
-        }
-        given.into_iter().map(|given| given.and_then(Result::ok)).collect()
-    }
-
-    /// Permits alone are released; whatever else was taken is cancelled.
-    fn gives_back_by(&self) -> Operation {
-        let permits_alone = self.rule.limits().all(|limit| limit.algorithm().holds());
-        if permits_alone { Operation::Release } else { Operation::Cancel }
-    }
-
-    /// Does this to all parts in the background, each repeatedly while its node is away, for some seconds.
-    fn later(&self, operation: Operation) {
-        self.limiter.call_later(&self.runtime, self.call(operation), None);
-    }
-}
-
-impl Drop for Taking<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.later(self.gives_back_by());
-        }
     }
 }
 

@@ -124,10 +124,13 @@ impl<'a> PlainRequest<'a> {
         if self.costs.is_empty() {
             return Ok(());
         }
-        let is_unknown = |name: &str| !rule.costs_by(name) && !name.contains(APART);
+        let is_unknown = |name: &str| !rule.costs_by(name);
         let unknown = match self.costs {
             OwnCosts::Borrowed(costs) => costs.iter().map(|(name, _)| *name).find(|name| is_unknown(name)),
-            OwnCosts::Owned(costs) => costs.iter().map(|(name, _)| &**name).find(|name| is_unknown(name)),
+            // A set of rules names costs of single rules.
+            OwnCosts::Owned(costs) => {
+                costs.iter().map(|(name, _)| &**name).find(|name| is_unknown(name) && !name.contains(APART))
+            }
         };
         let Some(unknown) = unknown else { return Ok(()) };
         let names: Vec<_> = rule.scoped_limits().iter().map(|scoped| scoped.quota.limit()).collect();

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{Answers, Limiter, PATIENCE, Part, Took};
+use super::{Answers, GivenBack, Limiter, PATIENCE, Part, Took};
 use crate::call::{Mode, Receipt};
 use crate::decision::Decision;
 use crate::denial_cache::Changing;
@@ -54,10 +54,6 @@ impl Taken {
     }
 }
 
-/// What the parts have after they were given back, in their order; `None` for a part that took nothing, or wasn't given
-/// back in time.
-type GivenBack = Vec<Option<Decision>>;
-
 /// A step of an acquire: its parts are asked, or given back. If the caller leaves meanwhile, the step continues, and
 /// all that they took is given back.
 struct Step<T: Send + 'static> {
@@ -88,10 +84,10 @@ impl Limiter {
             true => acquire.give_back_to_caller(&runtime, until).await,
             false => None,
         };
-        let given_back = given_back.unwrap_or_else(|| vec![None; parts.len()]);
+        let given_back = given_back.unwrap_or_else(|| parts.iter().map(|_| None).collect());
         let is_over = took.iter().zip(&given_back).all(|(took, state)| match took {
             Took::Nothing => true,
-            Took::Units => state.is_some(),
+            Took::Units => state.as_ref().is_some_and(Result::is_ok),
             Took::Perhaps => false,
         });
         self.denied(call, parts, answers, given_back, is_over)
@@ -230,7 +226,7 @@ impl Acquire {
             changing.done();
         }
         let is_able = !given_back.iter().any(|answer| answer.as_ref().is_err_and(Error::is_input));
-        is_able.then(|| given_back.into_iter().map(|answer| answer.ok().flatten()).collect())
+        is_able.then(|| given_back.into_iter().map(Result::transpose).collect())
     }
 
     /// Isn't repeated if it may have run.
@@ -243,7 +239,8 @@ impl Acquire {
         if part.receipt.lock().is_none() {
             return Ok(None);
         }
-        let may_retry = |error: &Error| error.goes_to_policy() && error.charged() == Charged::No;
+        let is_temporary = |error: &Error| error.goes_to_policy() || error.is_refusal();
+        let may_retry = |error: &Error| is_temporary(error) && error.charged() == Charged::No;
         let state = Lock::new(None);
         let attempt = || async {
             let receipt = part.receipt.lock().take().ok_or_else(garbled)?;
