@@ -48,7 +48,7 @@ pub struct Decision {
     /// Each limit's own decision, in the rule's order. Empty if the policy answered, which doesn't know the state.
     pub limits: LimitDecisions,
     /// What answered.
-    pub by: By,
+    pub by: DecidedBy,
     /// What went wrong, if the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
     pub error: Option<Arc<Error>>,
     /// The caller's `now`, otherwise this machine's time when the answer arrived.
@@ -100,7 +100,7 @@ pub enum RetryAfter {
 /// What answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum By {
+pub enum DecidedBy {
     /// Redis.
     Redis,
     /// The engine in this process.
@@ -125,7 +125,7 @@ pub struct Denied {
 
 impl Decision {
     /// The decision of these limits; none if there are no limits.
-    pub(crate) fn of(limits: LimitDecisions, by: By, decided_at: SystemTime) -> Option<Self> {
+    pub(crate) fn of(limits: LimitDecisions, by: DecidedBy, decided_at: SystemTime) -> Option<Self> {
         let scarcest = limits.iter().min_by_key(|limit| limit.remaining)?;
         let denied_by = limits.first_denial();
         Some(Self {
@@ -147,7 +147,7 @@ impl Decision {
     }
 
     /// The same of a single limit.
-    pub(crate) fn of_one(limit: LimitDecision, by: By, decided_at: SystemTime) -> Self {
+    pub(crate) fn of_one(limit: LimitDecision, by: DecidedBy, decided_at: SystemTime) -> Self {
         Self {
             allowed: limit.allowed,
             limit: limit.limit,
@@ -192,7 +192,7 @@ impl Decision {
     /// The same denial, repeated this long after it was made. `remaining` is as it was then.
     pub(crate) fn recalled(&self, since: Duration) -> Self {
         let mut again = self.clone();
-        again.by = By::DenialCache;
+        again.by = DecidedBy::DenialCache;
         again.decided_at += since;
         again.retry_after = again.retry_after.less(since);
         again.reset_after = again.reset_after.saturating_sub(since);
@@ -224,7 +224,7 @@ impl Decision {
             blocked: false,
             overage: None,
         };
-        Self::of_one(limit, By::Lease, at)
+        Self::of_one(limit, DecidedBy::Lease, at)
     }
 
     /// Allowed without knowing the state, while Redis is unreachable.
@@ -240,7 +240,7 @@ impl Decision {
             overage: None,
             denied_by: None,
             limits: LimitDecisions::default(),
-            by: By::Policy,
+            by: DecidedBy::Policy,
             error: None,
             decided_at: wall_clock::now(),
             taken_by: None,
@@ -471,7 +471,7 @@ impl RetryAfter {
     }
 }
 
-impl By {
+impl DecidedBy {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Redis => "redis",
@@ -484,7 +484,7 @@ impl By {
     }
 }
 
-impl fmt::Display for By {
+impl fmt::Display for DecidedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

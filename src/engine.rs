@@ -18,7 +18,7 @@ use futures_util::future::BoxFuture;
 use self::deadline::Deadline;
 use self::redis::Asking;
 use crate::call::{Ask, Reply};
-use crate::decision::By;
+use crate::decision::DecidedBy;
 use crate::error::Error;
 
 /// The engine that runs the scripts.
@@ -186,11 +186,11 @@ impl Engine {
         matches!(self, Self::Cluster(_))
     }
 
-    pub(crate) fn by(&self) -> By {
+    pub(crate) fn by(&self) -> DecidedBy {
         match self {
-            Self::Redis(_) | Self::Cluster(_) => By::Redis,
+            Self::Redis(_) | Self::Cluster(_) => DecidedBy::Redis,
             #[cfg(feature = "embedded")]
-            Self::Embedded(_) => By::Embedded,
+            Self::Embedded(_) => DecidedBy::Embedded,
         }
     }
 

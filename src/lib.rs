@@ -144,7 +144,7 @@ pub use deadpool_redis;
 pub use redis;
 
 pub use algorithm::Algorithm;
-pub use decision::{By, Decision, Denied, LimitDecision, LimitDecisions, RetryAfter};
+pub use decision::{DecidedBy, Decision, Denied, LimitDecision, LimitDecisions, RetryAfter};
 pub use denial_cache::DenialCache;
 pub use engine::Engine;
 pub use engine::builder::RedisBuilder;
@@ -152,21 +152,21 @@ pub use engine::cluster::Cluster;
 #[cfg(feature = "embedded")]
 pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
-pub use engine::redis::breaker::Breaker;
+pub use engine::redis::breaker::BreakerState;
 pub use engine::redis::connect::{Connect, Stream, StreamFuture};
 pub use engine::redis::credentials::{CredentialError, CredentialFuture, CredentialSource, Credentials};
 #[cfg(feature = "tls")]
 pub use engine::redis::tls::Tls;
 pub use error::{Charged, Error, RuleError};
 pub use key::KeySecret;
-pub use limit::{Calendar, Debt, Limit, LimitBuilder, Start};
-pub use limiter::hold::{Held, Permit};
+pub use limit::{CalendarUnit, Limit, LimitBuilder, MaxDebt, WindowStart};
+pub use limiter::hold::{HoldDecision, Permit};
 pub use limiter::lease::Lease;
-pub use limiter::{Deciding, Limiter, ResetProgress, State};
+pub use limiter::{Deciding, KeyState, Limiter, ResetProgress};
 pub use operation::Operation;
 pub use quota::Quota;
 pub use request::{OwnedRequest, Request};
-pub use rule::{Change, OnError, Rule};
+pub use rule::{OnChange, OnError, Rule};
 pub use script::Script;
 #[cfg(feature = "metrics")]
 pub use telemetry::describe_metrics;

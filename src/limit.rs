@@ -8,11 +8,11 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::algorithm::numbers::{Debt, Start};
 use crate::algorithm::numbers::{EXACT, Exact, LONGEST_RESET_US, Numbers, START};
+pub use crate::algorithm::numbers::{MaxDebt, WindowStart};
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
-pub use calendar::Calendar;
+pub use calendar::CalendarUnit;
 pub(crate) use calendar::{Windows, system_us};
 pub(crate) use division::Shards;
 pub(crate) use text::Period;
@@ -47,8 +47,8 @@ pub struct Limit {
     rate: u64,
     period: u64,
     capacity: u64,
-    max_debt: Debt,
-    start: Start,
+    max_debt: MaxDebt,
+    start: WindowStart,
     max: u64,
     exact: Exact,
     packed: Arc<[u8]>,
@@ -63,11 +63,11 @@ pub struct LimitBuilder {
     rate: u64,
     period: Duration,
     capacity: Option<u64>,
-    max_debt: Option<Debt>,
-    start: Option<Start>,
+    max_debt: Option<MaxDebt>,
+    start: Option<WindowStart>,
     max: Option<u64>,
     shards: Option<u64>,
-    calendar: Option<Calendar>,
+    calendar: Option<CalendarUnit>,
     zone: Option<String>,
 }
 
@@ -95,14 +95,14 @@ impl Limit {
     /// guide](crate::guide::algorithms#windows-of-the-calendar).
     ///
     /// ```
-    /// use tollgate::{Calendar, Limit};
+    /// use tollgate::{CalendarUnit, Limit};
     ///
-    /// let limit = Limit::calendar(250, Calendar::Day).tz("Europe/Zurich").build()?;
+    /// let limit = Limit::calendar(250, CalendarUnit::Day).tz("Europe/Zurich").build()?;
     /// assert_eq!(limit.to_string(), "fixed-window 250/day tz Europe/Zurich");
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     #[must_use]
-    pub fn calendar(rate: u64, window: Calendar) -> LimitBuilder {
+    pub fn calendar(rate: u64, window: CalendarUnit) -> LimitBuilder {
         let period = Duration::from_micros(window.longest_us());
         LimitBuilder { calendar: Some(window), ..Self::of(Algorithm::CalendarWindow, rate, period) }
     }
@@ -140,7 +140,7 @@ impl Limit {
 
     /// Where a fixed window's windows start.
     #[must_use]
-    pub fn start(&self) -> Start {
+    pub fn start(&self) -> WindowStart {
         self.start
     }
 
@@ -184,7 +184,7 @@ impl Limit {
 
     /// The unit of its calendar windows, if it has any: day, week, month or year.
     #[must_use]
-    pub fn window(&self) -> Option<Calendar> {
+    pub fn window(&self) -> Option<CalendarUnit> {
         self.windows.as_ref().map(Windows::unit)
     }
 
@@ -268,7 +268,7 @@ impl Limit {
 
     /// For windows with a per-key start: the period that starts are spread over.
     pub(crate) fn spread(&self) -> Option<u64> {
-        (self.start == Start::Spread).then_some(self.period)
+        (self.start == WindowStart::Spread).then_some(self.period)
     }
 }
 
@@ -282,14 +282,14 @@ impl LimitBuilder {
 
     /// How far reservations may go below zero. Default: not at all.
     #[must_use]
-    pub fn max_debt(mut self, debt: Debt) -> Self {
+    pub fn max_debt(mut self, debt: MaxDebt) -> Self {
         self.max_debt = Some(debt);
         self
     }
 
     /// Where the windows start. Default: at multiples of the period since the epoch.
     #[must_use]
-    pub fn start(mut self, start: Start) -> Self {
+    pub fn start(mut self, start: WindowStart) -> Self {
         self.start = Some(start);
         self
     }
@@ -376,16 +376,16 @@ impl LimitBuilder {
             )));
         }
         let capacity = capacity.unwrap_or(rate);
-        let max_debt = max_debt.unwrap_or(Debt::Units(0));
-        if capacity == 0 && max_debt == Debt::Units(0) {
+        let max_debt = max_debt.unwrap_or(MaxDebt::Units(0));
+        if capacity == 0 && max_debt == MaxDebt::Units(0) {
             return Err(RuleError::new("burst: expected at least 1, or a max-debt beside it, got 0"));
         }
         within("burst", capacity, 0, EXACT)?;
-        if let Debt::Units(units) = max_debt {
+        if let MaxDebt::Units(units) = max_debt {
             within("max-debt", units, 0, EXACT)?;
         }
-        let start = start.unwrap_or(Start::At(Duration::ZERO));
-        if let Start::At(offset) = start
+        let start = start.unwrap_or(WindowStart::At(Duration::ZERO));
+        if let WindowStart::At(offset) = start
             && (offset.subsec_nanos() % 1000 != 0 || offset.as_micros() >= u128::from(period))
         {
             let (period, got) =
@@ -438,7 +438,7 @@ impl LimitBuilder {
         let arguments = (row.arguments)(&numbers, &limit.exact);
         limit.packed = row.packed(&arguments).into();
         if shards > 1 {
-            if start == Start::FirstHit {
+            if start == WindowStart::FirstHit {
                 let why = "expected windows that all shards share (start at an offset, or spread)";
                 return Err(RuleError::new(format!("shards: {why}, got start first-hit")));
             }

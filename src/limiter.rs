@@ -49,7 +49,7 @@ pub(crate) use background::persist_until;
 use call::Call;
 pub(crate) use counted::counted;
 pub use deciding::Deciding;
-pub use maintenance::{ResetProgress, State};
+pub use maintenance::{KeyState, ResetProgress};
 use server_clock::ServerClock;
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.

@@ -23,7 +23,7 @@ mod upstream_backoff;
 
 pub use answer::Rejection;
 pub use api_keys::{ApiKeyLayer, ApiKeys};
-pub use body::{HeldPermits, Permits, ResponseBody};
+pub use body::{KeptPermits, ResponseBody, ResponsePermits};
 pub use client_address::ClientAddress;
 pub use headers::HeaderStyle;
 pub use host::normalised_host;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithm::Algorithm;
-use crate::limit::{Calendar, Limit, Windows};
+use crate::limit::{CalendarUnit, Limit, Windows};
 
 /// One limit of a rule, as reported in a [`Decision`](crate::Decision): its units per period, and names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -16,7 +16,7 @@ pub struct Quota {
     rate: u64,
     period: Duration,
     capacity: u64,
-    window: Option<Calendar>,
+    window: Option<CalendarUnit>,
     is_even: bool,
 }
 
@@ -97,7 +97,7 @@ impl Quota {
 
     /// The unit of its calendar windows, if it has any: day, week, month or year.
     #[must_use]
-    pub fn window(&self) -> Option<Calendar> {
+    pub fn window(&self) -> Option<CalendarUnit> {
         self.window
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::call::{Costs, Taken};
-use crate::decision::{By, Decision, LimitDecision};
+use crate::decision::{DecidedBy, Decision, LimitDecision};
 use crate::error::{Charged, Error, Kind};
 use crate::quota::Quota;
 use crate::rule::{Rule, ScopedLimit};
@@ -57,7 +57,7 @@ impl Rare {
 /// The facts about an earlier call that matter to a call that gives back what it took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Earlier {
-    pub(crate) by: By,
+    pub(crate) by: DecidedBy,
     /// Units that it took.
     pub(crate) granted: u64,
     /// Whether Redis took the units as well, if a policy answered in its place.
@@ -203,8 +203,8 @@ impl<'a> Request<'a> {
     /// once.
     ///
     /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
-    /// the answer is [`By::Policy`](crate::By::Policy). If the engine in this process answered
-    /// ([`By::Local`](crate::By::Local)), the units are given back there. If Redis may have taken the units although
+    /// the answer is [`DecidedBy::Policy`](crate::DecidedBy::Policy). If the engine in this process answered
+    /// ([`DecidedBy::Local`](crate::DecidedBy::Local)), the units are given back there. If Redis may have taken the units although
     /// something else answered, it is also asked to settle, cancel, release or reset, none of which can give back what
     /// it didn't take. It isn't asked to refund, which could.
     ///

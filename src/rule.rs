@@ -24,7 +24,7 @@ use crate::error::RuleError;
 use crate::key;
 use crate::limit::{Limit, Period};
 
-pub use change::Change;
+pub use change::OnChange;
 #[allow(unused_imports, reason = "sets of rules join them, which are a feature")]
 pub(crate) use joined::{ALL, APART, Joining, apart, is_apart};
 pub use on_error::OnError;
@@ -48,7 +48,7 @@ pub struct Rule {
     name: Option<Arc<str>>,
     limits: Arc<[ScopedLimit]>,
     tag: Option<Arc<str>>,
-    on_change: Change,
+    on_change: OnChange,
     counts_denials: bool,
     /// In whole microseconds.
     block_for: Option<Duration>,
@@ -82,7 +82,7 @@ impl Rule {
             name: None,
             limits: limits.into(),
             tag: None,
-            on_change: Change::KeepUsed,
+            on_change: OnChange::KeepUsed,
             counts_denials: false,
             block_for: None,
             max_hold: None,
@@ -156,7 +156,7 @@ impl Rule {
     /// What happens to the keys' state when a limit's numbers have changed. Default: what was used stays used. Permits
     /// that are held stay held in any case.
     #[must_use]
-    pub fn on_change(mut self, change: Change) -> Self {
+    pub fn on_change(mut self, change: OnChange) -> Self {
         self.on_change = change;
         self
     }
@@ -363,8 +363,8 @@ impl Rule {
     /// The options of all its calls.
     pub(crate) fn options(&self) -> Options {
         Options {
-            keeps_left: self.on_change == Change::AsIs,
-            starts_anew: self.on_change == Change::Reset,
+            keeps_left: self.on_change == OnChange::AsIs,
+            starts_anew: self.on_change == OnChange::Reset,
             counts_denials: self.counts_denials,
             block_us: self.block_for.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         }

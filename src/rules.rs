@@ -79,7 +79,7 @@ use index::Index;
 use throttle::Limits;
 use together::Together;
 
-pub use crate::rule::fields::{Missing, Policy};
+pub use crate::rule::fields::{Missing, OnErrorName};
 pub use account::{Account, UserBlock, UserLimits};
 pub use api_key::{ApiKeyError, ApiKeyLookup, FoundAccount};
 pub(crate) use applies::Shadow;
@@ -90,7 +90,7 @@ pub use charge::Charge;
 pub use compiled::Response;
 #[cfg(feature = "http")]
 pub(crate) use condition::net;
-pub use deciding::HeldVerdict;
+pub use deciding::HoldVerdict;
 #[cfg(feature = "http")]
 pub(crate) use deciding::{Acquisition, FollowUp};
 pub use definition::{Action, Cost, Definition, LimitDefinition, OneOrMore, Paths, Reading};

@@ -16,7 +16,7 @@ const COARSEST_TICK: u64 = 1_000_000;
 /// Where the windows of a fixed window start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Start {
+pub enum WindowStart {
     /// At this offset from multiples of the period since the epoch, less than the period. Default: zero.
     At(Duration),
     /// At the first request that finds the key unused.
@@ -28,11 +28,11 @@ pub enum Start {
 /// How far reservations may go below zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Debt {
+pub enum MaxDebt {
     /// Down to this many units. Default: 0, no debt.
     Units(u64),
     /// As far as the arithmetic stays exact.
-    Unbounded,
+    Unlimited,
 }
 
 /// The numbers as written.
@@ -42,8 +42,8 @@ pub(crate) struct Numbers {
     /// In microseconds.
     pub(crate) period: u64,
     pub(crate) capacity: u64,
-    pub(crate) max_debt: Debt,
-    pub(crate) start: Start,
+    pub(crate) max_debt: MaxDebt,
+    pub(crate) start: WindowStart,
 }
 
 /// The numbers as a script computes with them: `rate` and `period` reduced if that changes nothing, time in ticks.
@@ -65,8 +65,8 @@ pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
     let (rate, period) = (numbers.rate / shared, numbers.period / shared);
     let units = |debt: u64| u128::from(numbers.capacity) + u128::from(debt) + 1;
     let bounded = match numbers.max_debt {
-        Debt::Units(units) => units,
-        Debt::Unbounded => 0,
+        MaxDebt::Units(units) => units,
+        MaxDebt::Unlimited => 0,
     };
     // For any span, with all else equal.
     let product = |span: u128, period: u128| (span + 1) * period + u128::from(rate);
@@ -76,14 +76,14 @@ pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
         units(bounded) - 1,
         product,
         match numbers.max_debt {
-            Debt::Units(1..) => "burst and max-debt together",
+            MaxDebt::Units(1..) => "burst and max-debt together",
             _ => "burst",
         },
     )?;
     let period = period / tick;
     let max_debt = match numbers.max_debt {
-        Debt::Units(units) => units,
-        Debt::Unbounded => {
+        MaxDebt::Units(units) => units,
+        MaxDebt::Unlimited => {
             let by_product = (u128::from(EXACT) - u128::from(rate)) / u128::from(period);
             let by_reset = u128::from(LONGEST_RESET_US / tick) * u128::from(rate) / u128::from(period);
             u64::try_from(by_product.min(by_reset).saturating_sub(units(0))).unwrap_or(EXACT)
@@ -98,8 +98,8 @@ pub(crate) fn fit_bucket(numbers: &Numbers) -> Result<Exact, String> {
 pub(crate) fn fit_window(numbers: &Numbers) -> Result<Exact, String> {
     let Numbers { rate, period, capacity, .. } = *numbers;
     let max_debt = match numbers.max_debt {
-        Debt::Units(units) => units,
-        Debt::Unbounded => {
+        MaxDebt::Units(units) => units,
+        MaxDebt::Unlimited => {
             let by_reset = u128::from(LONGEST_RESET_US / period) * u128::from(rate);
             let by_sum = u128::from(EXACT - rate);
             u64::try_from(by_reset.min(by_sum)).unwrap_or(EXACT).saturating_sub(capacity)
@@ -154,9 +154,9 @@ pub(crate) fn bucket_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
 /// Spread windows start at a per-key time, which each call fills in.
 pub(crate) fn window_arguments(numbers: &Numbers, exact: &Exact) -> Vec<i64> {
     let start = match numbers.start {
-        Start::At(offset) => i64::try_from(offset.as_micros()).unwrap_or(i64::MAX),
-        Start::FirstHit => -1,
-        Start::Spread => 0,
+        WindowStart::At(offset) => i64::try_from(offset.as_micros()).unwrap_or(i64::MAX),
+        WindowStart::FirstHit => -1,
+        WindowStart::Spread => 0,
     };
     vec![number(numbers.capacity), number(exact.rate), number(exact.period), start, number(exact.max_debt)]
 }

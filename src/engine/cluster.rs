@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::deadline::Deadline;
 use super::redis::address;
-use super::redis::breaker::Breaker;
+use super::redis::breaker::BreakerState;
 use super::redis::redirect::Redirect;
 use super::redis::settings::Settings;
 use super::redis::{Asking, Redis};
@@ -109,7 +109,7 @@ impl Cluster {
 
     /// The breaker of each known node, by address.
     #[must_use]
-    pub fn breakers(&self) -> Vec<(String, Breaker)> {
+    pub fn breakers(&self) -> Vec<(String, BreakerState)> {
         self.topology.nodes().map(|node| (node.redis.address().to_owned(), node.redis.breaker())).collect()
     }
 

@@ -44,7 +44,7 @@ use crate::lock::Lock;
 use crate::runtime;
 use address::{Endpoint, Sentinels, address};
 pub(crate) use breaker::Admission;
-use breaker::Breaker;
+use breaker::BreakerState;
 pub(crate) use dispatch::Many;
 use per_runtime::PerRuntime;
 pub(super) use pipeline::{Asking, Confirm};
@@ -209,9 +209,9 @@ impl Redis {
     /// The breaker's state. Each runtime has its own connection and so its own breaker; if any of them isn't closed, this
     /// isn't either.
     #[must_use]
-    pub fn breaker(&self) -> Breaker {
+    pub fn breaker(&self) -> BreakerState {
         let mut breakers = self.runtimes().into_iter().map(|per_runtime| per_runtime.breaker.current());
-        breakers.find(|breaker| *breaker != Breaker::Closed).unwrap_or(Breaker::Closed)
+        breakers.find(|breaker| *breaker != BreakerState::Closed).unwrap_or(BreakerState::Closed)
     }
 
     /// Connections made so far: one for each runtime that asks, and another each time one broke, was given up, or was

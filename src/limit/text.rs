@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::{FromStr, SplitWhitespace};
 use std::time::Duration;
 
-use super::calendar::{Calendar, UTC};
-use super::{Debt, Limit, LimitBuilder, Start};
+use super::calendar::{CalendarUnit, UTC};
+use super::{Limit, LimitBuilder, MaxDebt, WindowStart};
 use crate::algorithm::{Algorithm, Setting};
 use crate::error::RuleError;
 
@@ -66,7 +66,7 @@ impl FromStr for Limit {
 /// What a rate is per.
 enum Every {
     Period(Period),
-    Window(Calendar),
+    Window(CalendarUnit),
 }
 
 /// `10/1s`, and the words after it; for a fixed window also `10/month`.
@@ -99,7 +99,7 @@ fn rate<'w, 't>(algorithm: Algorithm, words: &'w [&'t str]) -> Result<(u64, Ever
         return Err(missing(&format!("the {part} missing {side} the / in {rate:?}"), example));
     }
     let count = whole("rate", count)?;
-    if let Some(window) = Calendar::named(period).filter(|_| calendar) {
+    if let Some(window) = CalendarUnit::named(period).filter(|_| calendar) {
         return Ok((count, Every::Window(window), options));
     }
     if algorithm == Algorithm::CalendarWindow {
@@ -124,7 +124,7 @@ fn suggested_window(words: &[&str]) -> Option<String> {
     let (several, unit) = first.split_at(digits);
     let unit = if unit.is_empty() { rest.next()? } else { unit };
     let unit = unit.trim_end_matches('.');
-    let window = Calendar::named(match unit {
+    let window = CalendarUnit::named(match unit {
         "daily" => "day",
         "monthly" | "mo" => "month",
         "yearly" | "y" | "yr" => "year",
@@ -132,7 +132,7 @@ fn suggested_window(words: &[&str]) -> Option<String> {
         _ => unit.trim_end_matches('s'),
     })?;
     // Several days or weeks are a plain period.
-    let is_period = !matches!(several, "" | "1") && matches!(window, Calendar::Day | Calendar::Week);
+    let is_period = !matches!(several, "" | "1") && matches!(window, CalendarUnit::Day | CalendarUnit::Week);
     (!is_period).then(|| format!("{count}/{window}"))
 }
 
@@ -220,18 +220,18 @@ fn with_option(mut limit: LimitBuilder, option: &str, value: Option<&str>) -> Re
     let again = match setting {
         Setting::Burst => limit.capacity.replace(whole(option, value)?).is_some(),
         Setting::MaxDebt => {
-            let debt = if value == "none" { Debt::Unbounded } else { Debt::Units(whole(option, value)?) };
+            let debt = if value == "unlimited" { MaxDebt::Unlimited } else { MaxDebt::Units(whole(option, value)?) };
             limit.max_debt.replace(debt).is_some()
         }
         Setting::Start => {
             let start = match value {
-                "first-hit" => Start::FirstHit,
-                "spread" => Start::Spread,
+                "first-hit" => WindowStart::FirstHit,
+                "spread" => WindowStart::Spread,
                 _ => {
                     let expected = "expected first-hit, spread, or an offset such as 8h";
                     let offset: Period =
                         value.parse().map_err(|_| RuleError::new(format!("start: {expected}, got {value:?}")))?;
-                    Start::At(Duration::from_micros(offset.0))
+                    WindowStart::At(Duration::from_micros(offset.0))
                 }
             };
             limit.start.replace(start).is_some()
@@ -325,15 +325,17 @@ impl fmt::Display for Limit {
             write!(f, " burst {capacity}")?;
         }
         match max_debt {
-            Debt::Units(0) => {}
-            Debt::Units(units) => write!(f, " max-debt {units}")?,
-            Debt::Unbounded => write!(f, " max-debt none")?,
+            MaxDebt::Units(0) => {}
+            MaxDebt::Units(units) => write!(f, " max-debt {units}")?,
+            MaxDebt::Unlimited => write!(f, " max-debt unlimited")?,
         }
         match start {
-            Start::At(Duration::ZERO) => {}
-            Start::At(offset) => write!(f, " start {}", Period(u64::try_from(offset.as_micros()).unwrap_or(u64::MAX)))?,
-            Start::FirstHit => write!(f, " start first-hit")?,
-            Start::Spread => write!(f, " start spread")?,
+            WindowStart::At(Duration::ZERO) => {}
+            WindowStart::At(offset) => {
+                write!(f, " start {}", Period(u64::try_from(offset.as_micros()).unwrap_or(u64::MAX)))?
+            }
+            WindowStart::FirstHit => write!(f, " start first-hit")?,
+            WindowStart::Spread => write!(f, " start spread")?,
         }
         if *max != super::LOG_MAX {
             write!(f, " max {max}")?;
@@ -412,7 +414,7 @@ mod tests {
             ("gcra 1/1s burst 9007199254740992", "gcra 1/1s burst {}", Some(2_251_799_813)),
             ("token-bucket 7/1s burst 9007199254740992", "token-bucket 7/1s burst {}", None),
             ("gcra 1/1s burst 1 max-debt 9007199254740992", "gcra 1/1s burst 0 max-debt {}", Some(2_251_799_813)),
-            ("gcra 1/1s burst 9007199254740992 max-debt none", "gcra 1/1s burst {} max-debt none", None),
+            ("gcra 1/1s burst 9007199254740992 max-debt unlimited", "gcra 1/1s burst {} max-debt unlimited", None),
             ("gcra 9007199254740991/30d", "gcra {}/30d", None),
             ("gcra 9007199254740991/1us", "gcra {}/1us", None),
         ] {

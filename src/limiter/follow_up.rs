@@ -3,7 +3,7 @@
 
 use super::Limiter;
 use super::call::Call;
-use crate::decision::{By, Decision};
+use crate::decision::{DecidedBy, Decision};
 use crate::error::{Charged, Error};
 use crate::operation::Operation;
 use crate::request::Earlier;
@@ -13,7 +13,7 @@ impl Limiter {
     pub(super) async fn follow_up(&self, call: Call<'_>) -> Result<Decision, Error> {
         let Call { rule, request, operation } = call;
         match request.earlier() {
-            Some(Earlier { by: By::Policy, charged, .. }) => {
+            Some(Earlier { by: DecidedBy::Policy, charged, .. }) => {
                 if must_ask_redis(operation, charged) {
                     match self.decide(rule, *request, operation).await {
                         Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
@@ -25,7 +25,9 @@ impl Limiter {
                 Ok(Decision::by_policy(rule.capacity(), 0))
             }
             #[cfg(feature = "embedded")]
-            Some(Earlier { by: By::Local, charged, .. }) => Box::pin(self.follow_up_locally(call, charged)).await,
+            Some(Earlier { by: DecidedBy::Local, charged, .. }) => {
+                Box::pin(self.follow_up_locally(call, charged)).await
+            }
             _ => self.decide(rule, *request, operation).await,
         }
     }

@@ -16,7 +16,7 @@ use super::call::Call;
 use super::tries::Tries;
 use super::wait::JITTER;
 use super::{Limiter, counted};
-use crate::decision::{By, Decision, Denied, RetryAfter};
+use crate::decision::{DecidedBy, Decision, Denied, RetryAfter};
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
 use crate::random::{jittered, unique_id};
@@ -28,7 +28,7 @@ use crate::telemetry;
 /// The result of [`Limiter::hold`]: a permit, or the state without one.
 #[derive(Debug)]
 #[must_use]
-pub struct Held {
+pub struct HoldDecision {
     /// The decision.
     pub decision: Decision,
     /// The permit, if the call was allowed.
@@ -116,7 +116,7 @@ impl Limiter {
     /// # #[cfg(not(feature = "embedded"))]
     /// # fn main() {}
     /// ```
-    pub async fn hold<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Held, Error> {
+    pub async fn hold<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<HoldDecision, Error> {
         let request = request.into();
         let held = self.hold_once(rule, request).await;
         counted(rule, held.as_ref().map(|held| &held.decision));
@@ -124,7 +124,7 @@ impl Limiter {
     }
 
     /// The same, for a caller that counts the outcome.
-    pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>) -> Result<Held, Error> {
+    pub(crate) async fn hold_once(&self, rule: &Rule, request: Request<'_>) -> Result<HoldDecision, Error> {
         if !rule.limits().any(|limit| limit.algorithm().holds()) {
             return Err(Error::new(Kind::Input, format!("hold: expected a concurrency limit, got {rule}")));
         }
@@ -154,11 +154,11 @@ impl Limiter {
         permit.held = match &decision.error {
             None => decision.allowed,
             Some(error) => {
-                !in_parts && error.charged() != Charged::No || (decision.allowed && decision.by == By::Local)
+                !in_parts && error.charged() != Charged::No || (decision.allowed && decision.by == DecidedBy::Local)
             }
         };
         permit.request.follow(&decision);
-        Ok(Held { permit: decision.allowed.then_some(permit), decision })
+        Ok(HoldDecision { permit: decision.allowed.then_some(permit), decision })
     }
 
     /// The same as [`hold`](Self::hold), but waits for a permit for at most this long. The first caller to ask is
@@ -173,7 +173,7 @@ impl Limiter {
         rule: &Rule,
         request: impl Into<Request<'a>>,
         max_wait: Duration,
-    ) -> Result<Held, Error> {
+    ) -> Result<HoldDecision, Error> {
         let request = request.into();
         let held = self.hold_within(rule, request, max_wait).await;
         counted(rule, held.as_ref().map(|held| &held.decision));
@@ -186,7 +186,7 @@ impl Limiter {
         rule: &Rule,
         request: Request<'_>,
         max_wait: Duration,
-    ) -> Result<Held, Error> {
+    ) -> Result<HoldDecision, Error> {
         runtime::with_timers()?;
         let (started, jitter, mut look) = (Instant::now(), request.wait_jitter(), FIRST_LOOK);
         let mut tries = Tries::of(&request);
@@ -236,7 +236,7 @@ impl Waits {
     }
 }
 
-impl Held {
+impl HoldDecision {
     /// The permit, or the denial.
     ///
     /// # Errors

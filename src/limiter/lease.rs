@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use crate::algorithm::Algorithm;
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
-use crate::limit::Start;
+use crate::limit::WindowStart;
 use crate::limiter::background::Counted;
 use crate::limiter::{Limiter, counted};
 use crate::lock::Lock;
@@ -104,7 +104,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::num::NonZeroU32;
-    /// use tollgate::{By, Embedded, Limiter, Rule};
+    /// use tollgate::{DecidedBy, Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
     /// let rule = "fixed-window 1000/30d".parse::<Rule>()?.named("exports")?;
@@ -116,7 +116,7 @@ impl Limiter {
     /// for _ in 0..1000 {
     ///     let decision = lease.acquire(1).await?;
     ///     assert!(decision.allowed);
-    ///     local += u32::from(decision.by == By::Lease);
+    ///     local += u32::from(decision.by == DecidedBy::Lease);
     /// }
     /// assert!(local > 400);
     /// assert!(!lease.acquire(1).await?.allowed);
@@ -142,7 +142,7 @@ impl Limiter {
                 return Err(bad("a token bucket or fixed window"));
             }
         }
-        if limit.start() == Start::FirstHit {
+        if limit.start() == WindowStart::FirstHit {
             return Err(bad("a fixed window that doesn't start at the first hit (a batch would be that hit)"));
         }
         if limit.shards() > 1 {

@@ -8,7 +8,7 @@ use futures_util::future::join;
 use super::Limiter;
 use super::call::Call;
 use super::server_clock::ServerClock;
-use crate::decision::{By, Decision};
+use crate::decision::{DecidedBy, Decision};
 use crate::engine::embedded::Embedded;
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
@@ -27,7 +27,7 @@ impl Limiter {
         // wait.
         let here = Self { engine, server_clock: ServerClock::default(), denials: None, ..self.clone() };
         let mut decision = here.decide_in_full(&share, request.jitter(0), operation).await?;
-        decision.by = By::Local;
+        decision.by = DecidedBy::Local;
         Ok(decision)
     }
 

@@ -18,7 +18,7 @@ use crate::rule::Rule;
 /// A key's state: what it means and what it consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct State {
+pub struct KeyState {
     /// The key in Redis.
     pub key: String,
     /// The decision that a peek would have made.
@@ -120,7 +120,7 @@ impl Limiter {
     /// # Errors
     ///
     /// No answer; see [`Error`].
-    pub async fn inspect<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<State>, Error> {
+    pub async fn inspect<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Vec<KeyState>, Error> {
         let request = request.into();
         let mut states = Vec::new();
         for target in self.targets(rule) {
@@ -142,7 +142,7 @@ impl Limiter {
             let limit = LimitDecision::new(quota, capacity, limit, 0, rule.counts_denials());
             let limit = limit.filter(|_| fields.len() == names.len()).ok_or_else(garbled)?;
             let (key, decision) = (self.state_key(rule, target, request.plain())?, Decision::of_one(limit, by, at));
-            states.push(State {
+            states.push(KeyState {
                 key: String::from_utf8_lossy(&key).into_owned(),
                 decision,
                 exists: *ttl_ms != -2,

@@ -9,7 +9,7 @@ use super::call::Call;
 use super::decide::garbled;
 use super::{Limiter, counted};
 use crate::call::{Ask, Reply};
-use crate::decision::{By, Decision};
+use crate::decision::{DecidedBy, Decision};
 use crate::denial_cache::Sighting;
 use crate::engine::AcquiringAll;
 use crate::engine::deadline::Deadline;
@@ -77,7 +77,7 @@ impl Limiter {
     ) -> Vec<Result<Decision, Error>> {
         let began = Instant::now();
         let requests: Vec<Request<'a>> = requests.into_iter().map(Into::into).collect();
-        let step = if self.engine.by() == By::Redis { STEP } else { STEP_HERE };
+        let step = if self.engine.by() == DecidedBy::Redis { STEP } else { STEP_HERE };
         let mut ways = Vec::with_capacity(requests.len());
         let mut steps = Vec::with_capacity(requests.len().div_ceil(step));
         for step in requests.chunks(step) {

@@ -35,7 +35,7 @@ pin_project! {
 /// A request's permits, in its extensions: for work that outlasts the response, such as a WebSocket. Empty if the
 /// request's rule has no `concurrency` limit.
 #[derive(Clone, Debug, Default)]
-pub struct Permits {
+pub struct ResponsePermits {
     // Weak, so that a request kept for longer doesn't hold permits.
     of_layers: Vec<Weak<Vec<Permit>>>,
 }
@@ -43,11 +43,11 @@ pub struct Permits {
 /// Permits held until this is dropped, or until their response has ended if that is later.
 #[derive(Debug)]
 #[must_use = "permits are given back when this is dropped"]
-pub struct HeldPermits {
+pub struct KeptPermits {
     _of_layers: Vec<Arc<Vec<Permit>>>,
 }
 
-impl Permits {
+impl ResponsePermits {
     pub(super) fn add(&mut self, ends: Option<&Ends>) {
         let held = ends.filter(|ends| !ends.permits.is_empty());
         self.of_layers.extend(held.map(|ends| Arc::downgrade(&ends.permits)));
@@ -55,9 +55,9 @@ impl Permits {
 
     /// Holds the permits from now on: call it before the response is returned, and move the value into the task that
     /// needs them. None if there are no permits, or the response has ended and they are given back.
-    pub fn hold(&self) -> Option<HeldPermits> {
+    pub fn hold(&self) -> Option<KeptPermits> {
         let held: Vec<_> = self.of_layers.iter().filter_map(Weak::upgrade).collect();
-        (!held.is_empty()).then_some(HeldPermits { _of_layers: held })
+        (!held.is_empty()).then_some(KeptPermits { _of_layers: held })
     }
 }
 

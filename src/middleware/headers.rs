@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::algorithm::Algorithm;
-use crate::decision::{By, Decision, LimitDecision, RetryAfter};
+use crate::decision::{DecidedBy, Decision, LimitDecision, RetryAfter};
 use crate::quota::Quota;
 use crate::rules::{Reason, Verdict};
 
@@ -103,7 +103,7 @@ impl Decision {
     fn fields(&self, style: HeaderStyle, wait: Option<Duration>) -> Vec<Field> {
         let mut fields = Vec::with_capacity(3);
         fields.extend(wait.map(retry_after));
-        if matches!(self.by, By::Policy | By::Local) {
+        if matches!(self.by, DecidedBy::Policy | DecidedBy::Local) {
             return fields;
         }
         let mut standings = self.standings();

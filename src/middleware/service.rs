@@ -15,7 +15,7 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::answer::{self, Failure, Protocol};
-use super::body::{Ends, Permits, ResponseBody};
+use super::body::{Ends, ResponseBody, ResponsePermits};
 use super::pending::Pending;
 use super::request_attributes::RequestAttributes;
 use super::settings::{Checked, Settings};
@@ -30,7 +30,7 @@ use crate::random::unique_id;
 use crate::request::OwnedRequest;
 use crate::rule::Rule;
 use crate::rules::{
-    Account, Acquisition, Applies, CountedBy, Effect, FollowUp, GivenBack, HeldVerdict, Reason, RuleSet, Shadow,
+    Account, Acquisition, Applies, CountedBy, Effect, FollowUp, GivenBack, HoldVerdict, Reason, RuleSet, Shadow,
     Verdict,
 };
 use crate::runtime;
@@ -105,7 +105,7 @@ impl Settings {
         }
         if self.skip.as_ref().is_some_and(|skip| skip(&parts)) {
             // Handlers ask for them, and find that there are none.
-            parts.extensions.get_or_insert_default::<Permits>();
+            parts.extensions.get_or_insert_default::<ResponsePermits>();
             drop(rules);
             let response = service.call(Request::from_parts(parts, body)).await?;
             return Ok(response.map(|body| ResponseBody::inner(body, None)));
@@ -120,7 +120,7 @@ impl Settings {
         let fields = verdict.headers(self.style);
         let decided = counted.zip(verdict.decision.clone());
         parts.extensions.insert(verdict);
-        parts.extensions.get_or_insert_default::<Permits>().add(ends.as_ref());
+        parts.extensions.get_or_insert_default::<ResponsePermits>().add(ends.as_ref());
         let (mut parts, body) = service.call(Request::from_parts(parts, body)).await?.into_parts();
         let status = parts.status.as_u16();
         pending.responded(status);
@@ -192,7 +192,7 @@ impl Settings {
         }
         let began = self.has_sinks().then(Instant::now);
         let held = self.limiter.judge(&applies, &shadows, asking).await.map_err(failed)?;
-        let HeldVerdict { verdict, permits } = held;
+        let HoldVerdict { verdict, permits } = held;
         if lacks_a_peer && matches!(&verdict.reason, Reason::Missing(name) if name == "ip") {
             return Err(failed(no_peer()));
         }

@@ -8,7 +8,7 @@ use crate::error::RuleError;
 /// What happens to a key's state when its limit's numbers have changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Change {
+pub enum OnChange {
     /// Units that were taken stay taken, also above a smaller capacity. While several versions are in force at once,
     /// each counts what all of them admit.
     #[default]
@@ -19,7 +19,7 @@ pub enum Change {
     Reset,
 }
 
-impl FromStr for Change {
+impl FromStr for OnChange {
     type Err = RuleError;
 
     fn from_str(text: &str) -> Result<Self, RuleError> {
@@ -32,7 +32,7 @@ impl FromStr for Change {
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for OnChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::KeepUsed => "keep-used",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::forms::{Form, read};
-use super::{Change, Limit, OnError, OwnCost, Rule, ScopedLimit, whole};
+use super::{Limit, OnChange, OnError, OwnCost, Rule, ScopedLimit, whole};
 use crate::error::RuleError;
 use crate::limit::Period;
 
@@ -22,7 +22,7 @@ pub(crate) struct RuleFields {
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub(crate) cost: u64,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub(crate) on_change: Change,
+    pub(crate) on_change: OnChange,
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) overage: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,7 @@ pub(crate) struct RuleFields {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) hash_keys: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) on_error: Option<Policy>,
+    pub(crate) on_error: Option<OnErrorName>,
     /// How many processes share a `local` rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) processes: Option<NonZeroU32>,
@@ -55,7 +55,7 @@ pub(crate) struct LimitFields<K = Option<String>> {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 #[allow(unreachable_pub, reason = "exported with sets of rules, which are a feature of their own")]
-pub enum Policy {
+pub enum OnErrorName {
     /// The error.
     Closed,
     /// Allowed.
@@ -99,7 +99,7 @@ pub(crate) enum Why {
 
 impl RuleFields {
     pub(crate) fn of(rule: &Rule) -> Self {
-        let (on_error, processes) = Policy::parts(rule.on_error);
+        let (on_error, processes) = OnErrorName::parts(rule.on_error);
         let [block_for, max_hold] = [rule.block_period(), rule.hold_period()].map(|time| Some(time?.to_string()));
         Self {
             name: rule.name().map(str::to_owned),
@@ -176,7 +176,7 @@ impl RuleFields {
         if let Some(text) = &self.max_hold {
             rule = rule.max_hold(time("max_hold", text)?).map_err(|error| Refusal::of("max_hold", &error))?;
         }
-        match Policy::of(self.on_error, self.processes)? {
+        match OnErrorName::of(self.on_error, self.processes)? {
             Some(policy) => rule.on_error(policy).map_err(|error| Refusal::of("limits", &error)),
             None => Ok(rule),
         }
@@ -199,7 +199,7 @@ impl Refusal {
     }
 }
 
-impl Policy {
+impl OnErrorName {
     fn parts(policy: Option<OnError>) -> (Option<Self>, Option<NonZeroU32>) {
         match policy {
             None => (None, None),

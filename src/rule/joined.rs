@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Change, OnError, OwnCost, Rule, ScopedLimit};
+use super::{OnChange, OnError, OwnCost, Rule, ScopedLimit};
 use crate::call::Options;
 
 /// A rule that applies together with others, and what it counts by among them.
@@ -45,7 +45,7 @@ impl Rule {
             on_change: own
                 .iter()
                 .map(|rule| rule.on_change)
-                .find(|change| *change != Change::KeepUsed)
+                .find(|change| *change != OnChange::KeepUsed)
                 .unwrap_or_default(),
             counts_denials: own.iter().any(|rule| rule.counts_denials),
             block_for: own.iter().filter_map(|rule| rule.block_for).max(),

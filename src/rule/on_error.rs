@@ -20,10 +20,10 @@ pub enum OnError {
     /// The error, so that the call doesn't proceed. Nothing is admitted beyond the rule.
     #[default]
     Closed,
-    /// Allowed, with [`By::Policy`](crate::By::Policy). Nothing bounds what is admitted until Redis answers again. The
+    /// Allowed, with [`DecidedBy::Policy`](crate::DecidedBy::Policy). Nothing bounds what is admitted until Redis answers again. The
     /// remaining units are unknown, and reported as 0.
     Open,
-    /// The engine in this process decides, with [`By::Local`](crate::By::Local), by one process's share of the rule: an
+    /// The engine in this process decides, with [`DecidedBy::Local`](crate::DecidedBy::Local), by one process's share of the rule: an
     /// equal part of each limit's capacity and rate, rounded down. Together the processes admit no more than the rule.
     /// On top of what Redis had admitted before, that is at most one capacity more in each outage. If only some of them
     /// have lost Redis, it gives the others the whole rule, and their shares come on top for as long as that lasts: at

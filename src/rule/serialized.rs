@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::fields::RuleFields;
 use super::forms::{Form, read};
-use super::{Change, Limit, Rule};
+use super::{Limit, OnChange, Rule};
 use crate::error::RuleError;
 
 #[derive(Serialize, Deserialize)]
@@ -79,13 +79,13 @@ impl<'de> Form<'de> for LineOrTable {
     }
 }
 
-impl Serialize for Change {
+impl Serialize for OnChange {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Change {
+impl<'de> Deserialize<'de> for OnChange {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }

@@ -19,7 +19,7 @@ use crate::telemetry;
 #[derive(Debug)]
 #[non_exhaustive]
 #[must_use = "permits that are dropped are given back"]
-pub struct HeldVerdict {
+pub struct HoldVerdict {
     /// What became of the request.
     pub verdict: Verdict,
     /// Permits of the rule, and of shadow rules, that have a concurrency limit.
@@ -115,7 +115,7 @@ impl Limiter {
     /// # #[cfg(not(feature = "embedded"))]
     /// # fn main() {}
     /// ```
-    pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HeldVerdict, Error> {
+    pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HoldVerdict, Error> {
         let (applies, shadows) = Self::found(rules, request)?;
         self.judge(&applies, &shadows, Acquisition::Hold(None)).await
     }
@@ -138,7 +138,7 @@ impl Limiter {
         applies: &Applies<'_>,
         shadows: &[Shadow<'_>],
         asking: Acquisition<'_>,
-    ) -> Result<HeldVerdict, Error> {
+    ) -> Result<HoldVerdict, Error> {
         let own = self.verdict(applies, asking);
         // Most sets have none.
         let held = if shadows.is_empty() {
@@ -156,7 +156,7 @@ impl Limiter {
             })
         };
         match &held {
-            Ok(HeldVerdict { verdict, .. }) => {
+            Ok(HoldVerdict { verdict, .. }) => {
                 telemetry::judged(verdict.rule.as_ref(), Ok((verdict.allowed, verdict.reason.name())));
                 verdict.shadows.iter().for_each(|shadow| telemetry::shadowed(&shadow.rule, shadow.allowed));
             }
@@ -165,7 +165,7 @@ impl Limiter {
         held
     }
 
-    async fn verdict(&self, applies: &Applies<'_>, asking: Acquisition<'_>) -> Result<HeldVerdict, Error> {
+    async fn verdict(&self, applies: &Applies<'_>, asking: Acquisition<'_>) -> Result<HoldVerdict, Error> {
         let (decision, permit) = match &applies.effect {
             Effect::Limit(charge) => {
                 let answer = self.ask_limits(charge, asking).await;
@@ -212,7 +212,7 @@ impl Limiter {
             response,
             shadows: Vec::new(),
         };
-        Ok(HeldVerdict { verdict, permits: permit.into_iter().collect() })
+        Ok(HoldVerdict { verdict, permits: permit.into_iter().collect() })
     }
 
     /// What a shadow rule decides. It has no effect.

@@ -6,9 +6,9 @@ use std::num::NonZeroU32;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::RuleError;
-use crate::rule::fields::{LimitFields, Missing, Policy, RuleFields, is_default};
+use crate::rule::fields::{LimitFields, Missing, OnErrorName, RuleFields, is_default};
 use crate::rule::forms::{self, Form};
-use crate::rule::{Change, OwnCost, Rule};
+use crate::rule::{OnChange, OwnCost, Rule};
 
 /// A whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -57,11 +57,11 @@ pub(super) struct Defaults {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) block_for: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) on_error: Option<Policy>,
+    pub(super) on_error: Option<OnErrorName>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) processes: Option<NonZeroU32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) on_change: Option<Change>,
+    pub(super) on_change: Option<OnChange>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) overage: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,13 +153,13 @@ pub struct Definition {
     pub allow: Vec<String>,
     /// The policy while Redis is unreachable. Default: the limiter's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on_error: Option<Policy>,
+    pub on_error: Option<OnErrorName>,
     /// How many processes share a rule whose `on_error` is local.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<NonZeroU32>,
     /// What happens to state when the limits' numbers have changed. Default: what was used stays used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on_change: Option<Change>,
+    pub on_change: Option<OnChange>,
     /// Whether denied calls are counted. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overage: Option<bool>,

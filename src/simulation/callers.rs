@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::chance::Chance;
 use super::network::Network;
-use crate::{By, Charged, Decision, Error, Limiter, Request, Rule};
+use crate::{Charged, DecidedBy, Decision, Error, Limiter, Request, Rule};
 
 /// One caller's answer.
 #[derive(Clone, Debug)]
@@ -315,7 +315,7 @@ impl Outcome {
         };
         match answer {
             Err(error) => failed(error),
-            Ok(Decision { error: Some(error), by: By::Policy, .. }) => failed(error),
+            Ok(Decision { error: Some(error), by: DecidedBy::Policy, .. }) => failed(error),
             Ok(Decision { allowed: true, limit, remaining, granted, .. }) => {
                 Self::Allowed { limit: *limit, remaining: *remaining, granted: *granted }
             }

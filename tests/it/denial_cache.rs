@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use proptest::prelude::*;
 use tollgate::redis::cmd;
-use tollgate::{By, Clock, Decision, DenialCache, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate::{Clock, DecidedBy, Decision, DenialCache, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::polling::{PATIENCE, turns_of_others};
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::Server;
@@ -45,21 +45,21 @@ async fn a_denial_is_answered_from_the_cache_until_its_wait_is_over() {
     let pair = Pair::new(DenialCache::of_keys(100).longest(60 * SECOND));
     for text in FOUR {
         let rule = rule(text);
-        assert_eq!(pair.acquire(&rule, 5).await.by, By::Embedded, "{text}");
+        assert_eq!(pair.acquire(&rule, 5).await.by, DecidedBy::Embedded, "{text}");
         let first = pair.acquire(&rule, 1).await;
-        assert_eq!((first.allowed, first.by), (false, By::Embedded), "{text}");
+        assert_eq!((first.allowed, first.by), (false, DecidedBy::Embedded), "{text}");
         let (all, step) = (wait(&first), Duration::from_millis(500));
         pair.pass(step).await;
         let again = pair.acquire(&rule, 1).await;
-        assert_eq!((again.allowed, again.by), (false, By::DenialCache), "{text}");
+        assert_eq!((again.allowed, again.by), (false, DecidedBy::DenialCache), "{text}");
         assert_eq!(wait(&again), all - step, "{text}: the wait is tight");
         assert_eq!(again.reset_after, first.reset_after - step, "{text}");
         assert_eq!(again.denied_by, first.denied_by, "{text}");
         pair.pass(all - step - Duration::from_micros(1)).await;
-        assert_eq!(pair.acquire(&rule, 1).await.by, By::DenialCache, "{text}");
+        assert_eq!(pair.acquire(&rule, 1).await.by, DecidedBy::DenialCache, "{text}");
         pair.pass(Duration::from_micros(1)).await;
         let then = pair.acquire(&rule, 1).await;
-        assert_eq!((then.allowed, then.by), (true, By::Embedded), "{text}");
+        assert_eq!((then.allowed, then.by), (true, DecidedBy::Embedded), "{text}");
     }
 }
 
@@ -67,10 +67,10 @@ async fn a_denial_is_answered_from_the_cache_until_its_wait_is_over() {
 async fn a_higher_cost_is_denied_from_the_cache_and_a_lower_one_is_sent() {
     let (pair, rule) = (Pair::new(DenialCache::of_keys(100)), rule("gcra 5/10s"));
     pair.acquire(&rule, 3).await;
-    assert_eq!(pair.acquire(&rule, 3).await.by, By::Embedded);
-    assert_eq!(pair.acquire(&rule, 4).await.by, By::DenialCache);
+    assert_eq!(pair.acquire(&rule, 3).await.by, DecidedBy::Embedded);
+    assert_eq!(pair.acquire(&rule, 4).await.by, DecidedBy::DenialCache);
     let lower = pair.acquire(&rule, 2).await;
-    assert_eq!((lower.allowed, lower.by), (true, By::Embedded));
+    assert_eq!((lower.allowed, lower.by), (true, DecidedBy::Embedded));
 }
 
 /// Of it the cache knows nothing, whatever it has of lower costs.
@@ -79,10 +79,10 @@ async fn a_cost_that_can_never_be_allowed_is_denied_with_never() {
     for text in FOUR {
         let (pair, rule) = (Pair::new(DenialCache::of_keys(100)), rule(text));
         pair.acquire(&rule, 5).await;
-        assert_eq!(pair.acquire(&rule, 1).await.by, By::Embedded, "{text}");
+        assert_eq!(pair.acquire(&rule, 1).await.by, DecidedBy::Embedded, "{text}");
         assert_eq!(pair.acquire(&rule, 6).await.retry_after, RetryAfter::Never, "{text}");
         let denied = pair.acquire(&rule, 1).await;
-        assert_eq!((denied.by, wait(&denied) > Duration::ZERO), (By::DenialCache, true), "{text}");
+        assert_eq!((denied.by, wait(&denied) > Duration::ZERO), (DecidedBy::DenialCache, true), "{text}");
         let waited = pair.remembering.acquire_wait(&rule, Request::new("key").cost(6), 10 * SECOND).await;
         assert_eq!(waited.expect("a decision").retry_after, RetryAfter::Never, "{text}");
     }
@@ -97,7 +97,7 @@ async fn units_given_back_by_this_process_are_seen_at_once() {
         limiter.reset(&rule, request.id("held")).await.expect("an answer");
         limiter.acquire(&rule, request.cost(5).id("held")).await.expect("a decision");
         assert!(!pair.acquire(&rule, 1).await.allowed);
-        assert_eq!(pair.acquire(&rule, 1).await.by, By::DenialCache);
+        assert_eq!(pair.acquire(&rule, 1).await.by, DecidedBy::DenialCache);
     };
     full().await;
     limiter.refund(&rule, request).await.expect("an answer");
@@ -123,7 +123,7 @@ async fn units_given_back_by_this_process_are_seen_at_once() {
 
 async fn check(pair: &Pair, rule: &Rule, how: &str) {
     let decision = pair.acquire(rule, 1).await;
-    assert_eq!((decision.by, decision.allowed), (By::Embedded, true), "{how}");
+    assert_eq!((decision.by, decision.allowed), (DecidedBy::Embedded, true), "{how}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,9 +131,9 @@ async fn a_changed_rule_is_sent_to_the_engine_and_so_is_the_old_one_after_it() {
     let (pair, old, new) = (Pair::new(DenialCache::of_keys(100)), rule("gcra 5/10s"), rule("gcra 50/10s"));
     pair.acquire(&old, 5).await;
     pair.acquire(&old, 1).await;
-    assert_eq!(pair.acquire(&old, 1).await.by, By::DenialCache);
-    assert_eq!(pair.acquire(&new, 1).await.by, By::Embedded);
-    assert_eq!(pair.acquire(&old, 1).await.by, By::Embedded);
+    assert_eq!(pair.acquire(&old, 1).await.by, DecidedBy::DenialCache);
+    assert_eq!(pair.acquire(&new, 1).await.by, DecidedBy::Embedded);
+    assert_eq!(pair.acquire(&old, 1).await.by, DecidedBy::Embedded);
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,7 +171,7 @@ async fn calls_that_only_the_engine_can_answer_are_always_sent() {
         pair.remembering.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision");
         for _ in 0..3 {
             let decision = pair.remembering.acquire(&rule, by_own_id(&rule, request)).await.expect("a decision");
-            assert_eq!((decision.allowed, decision.by), (false, By::Embedded), "{rule}");
+            assert_eq!((decision.allowed, decision.by), (false, DecidedBy::Embedded), "{rule}");
         }
     }
 }
@@ -184,7 +184,7 @@ async fn several_limits_are_denied_together_and_each_reports_its_wait() {
     let first = pair.acquire(&rule, 1).await;
     pair.pass(Duration::from_millis(300)).await;
     let again = pair.acquire(&rule, 1).await;
-    assert_eq!(again.by, By::DenialCache);
+    assert_eq!(again.by, DecidedBy::DenialCache);
     assert_eq!(wait(&again), wait(&first) - Duration::from_millis(300));
     let allowed: Vec<_> = again.limits.iter().map(|limit| (limit.allowed, limit.retry_after)).collect();
     assert_eq!(allowed, [(true, RetryAfter::Now), (false, again.retry_after)]);
@@ -203,12 +203,12 @@ async fn of_limits_with_costs_of_their_own_no_lower_cost_is_denied_from_the_cach
         let decision = pair.remembering.acquire(&rule, Request::new("key").costs(&costs)).await.expect("a decision");
         (decision.allowed, decision.by)
     };
-    assert_eq!(ask(1, 600).await, (true, By::Embedded));
-    assert_eq!(ask(2, 500).await, (false, By::Embedded));
-    assert_eq!(ask(2, 500).await, (false, By::DenialCache));
-    assert_eq!(ask(3, 501).await, (false, By::DenialCache));
-    assert_eq!(ask(1, 500).await, (false, By::Embedded), "fewer requests");
-    assert_eq!(ask(1, 400).await, (true, By::Embedded), "fewer tokens");
+    assert_eq!(ask(1, 600).await, (true, DecidedBy::Embedded));
+    assert_eq!(ask(2, 500).await, (false, DecidedBy::Embedded));
+    assert_eq!(ask(2, 500).await, (false, DecidedBy::DenialCache));
+    assert_eq!(ask(3, 501).await, (false, DecidedBy::DenialCache));
+    assert_eq!(ask(1, 500).await, (false, DecidedBy::Embedded), "fewer requests");
+    assert_eq!(ask(1, 400).await, (true, DecidedBy::Embedded), "fewer tokens");
 }
 
 #[tokio::test]
@@ -233,7 +233,7 @@ async fn cached_denials_send_nothing_and_many_keys_do_not_grow_the_cache() {
     }
     let mut asked = 0;
     for key in &many {
-        asked += usize::from(limiter.acquire(&rule, key).await.expect("a decision").by == By::Redis);
+        asked += usize::from(limiter.acquire(&rule, key).await.expect("a decision").by == DecidedBy::Redis);
     }
     assert!(asked > 900, "few of a thousand keys are remembered, yet only {asked} were asked of Redis");
 }
@@ -265,7 +265,7 @@ proptest! {
                 };
                 let (one, other) = (one.expect("a decision"), other.expect("a decision"));
                 assert_eq!(one.allowed, other.allowed, "{rule} at cost {cost}");
-                if one.by == By::Embedded {
+                if one.by == DecidedBy::Embedded {
                     assert_eq!((one.remaining, one.retry_after), (other.remaining, other.retry_after));
                 } else {
                     assert!(one.retry_after <= other.retry_after, "{rule}: never longer than it is");
@@ -305,6 +305,9 @@ async fn no_denial_is_remembered_while_a_dropped_refund_may_yet_run() {
             assert!(there.acquire(&rule, key).await.expect("a decision").allowed);
         }
         let by = async || there.acquire(&rule, key).await.expect("a decision").by;
-        assert_eq!([by().await, by().await], [By::Redis, if is_dropped { By::Redis } else { By::DenialCache }]);
+        assert_eq!(
+            [by().await, by().await],
+            [DecidedBy::Redis, if is_dropped { DecidedBy::Redis } else { DecidedBy::DenialCache }]
+        );
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tollgate::{By, Clock, Decision, Embedded, Lease, Limiter, Redis, Request, Rule};
+use tollgate::{Clock, DecidedBy, Decision, Embedded, Lease, Limiter, Redis, Request, Rule};
 use tollgate_testing::polling::{once_sent, wait_until};
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::rule;
@@ -88,7 +88,7 @@ async fn together(leases: &[Lease], tasks: usize, tries: usize) -> (u64, u64) {
             for _ in 0..tries {
                 let decision = once_sent(|| lease.acquire(1)).await;
                 admitted += u64::from(decision.allowed);
-                here += u64::from(decision.by == By::Lease);
+                here += u64::from(decision.by == DecidedBy::Lease);
                 tokio::task::yield_now().await;
             }
             (admitted, here)
@@ -147,12 +147,12 @@ async fn a_cold_limit_is_asked_directly() {
     let world = World::new("gcra 10/1s burst 1000", 2);
     for left in (500..1000).rev() {
         let decision = world.spend(0, 1).await;
-        assert!(decision.allowed && decision.by == By::Embedded && decision.remaining == left, "{decision:?}");
+        assert!(decision.allowed && decision.by == DecidedBy::Embedded && decision.remaining == left, "{decision:?}");
     }
     // From here on it is hot, which the last direct answer says.
-    assert_eq!(world.spend(0, 1).await.by, By::Embedded);
+    assert_eq!(world.spend(0, 1).await.by, DecidedBy::Embedded);
     let decision = world.spend(0, 1).await;
-    assert!(decision.allowed && decision.by == By::Lease, "{decision:?}");
+    assert!(decision.allowed && decision.by == DecidedBy::Lease, "{decision:?}");
     assert_eq!((decision.limit, decision.granted, decision.remaining), (1000, 1, world.leases[0].unused()));
     let exact = world.limiter.peek(&world.rule, "hot").await.expect("a decision");
     assert_eq!(decision.reset_after, exact.reset_after);
@@ -161,7 +161,7 @@ async fn a_cold_limit_is_asked_directly() {
     world.take(900).await;
     for left in (90..100).rev() {
         let decision = world.spend(0, 1).await;
-        assert!(decision.allowed && decision.by == By::Embedded && decision.remaining == left, "{decision:?}");
+        assert!(decision.allowed && decision.by == DecidedBy::Embedded && decision.remaining == left, "{decision:?}");
     }
 }
 
@@ -169,15 +169,15 @@ async fn a_cold_limit_is_asked_directly() {
 async fn a_cost_above_the_share_is_asked_directly_and_a_denial_is_exact() {
     let world = World::new("fixed-window 100/30d", 2);
     world.take(60).await;
-    assert_eq!(world.spend(0, 1).await.by, By::Embedded);
-    assert_eq!(world.spend(0, 1).await.by, By::Lease);
+    assert_eq!(world.spend(0, 1).await.by, DecidedBy::Embedded);
+    assert_eq!(world.spend(0, 1).await.by, DecidedBy::Lease);
     assert_eq!(world.leases[0].most_unused(), 25);
     let decision = world.spend(0, 26).await;
-    assert!(decision.allowed && decision.by == By::Embedded);
+    assert!(decision.allowed && decision.by == DecidedBy::Embedded);
     let left = world.remaining().await;
     let denied = world.spend(1, left + 1).await;
     let exact = world.take(left + 1).await;
-    assert!(!denied.allowed && denied.by == By::Embedded, "{denied:?}");
+    assert!(!denied.allowed && denied.by == DecidedBy::Embedded, "{denied:?}");
     assert_eq!((denied.retry_after, denied.remaining), (exact.retry_after, left));
     assert_eq!(world.spend(0, 0).await.granted, 0);
 }
@@ -224,13 +224,13 @@ async fn expired_units_are_neither_spent_nor_returned_where_the_limit_has_refill
     let world = World::new("gcra 100/1s", 1);
     world.take(90).await;
     world.spend(0, 1).await;
-    assert_eq!(world.spend(0, 1).await.by, By::Lease);
+    assert_eq!(world.spend(0, 1).await.by, DecidedBy::Lease);
     let held = world.leases[0].unused();
     assert!(held > 0);
     world.wait(10 * SECOND).await;
     assert_eq!(world.take(100).await.remaining, 0);
     let decision = world.spend(0, 1).await;
-    assert!(!decision.allowed && decision.by == By::Embedded, "{decision:?}");
+    assert!(!decision.allowed && decision.by == DecidedBy::Embedded, "{decision:?}");
     assert_eq!((world.leases[0].unused(), world.remaining().await), (0, 0));
 }
 
@@ -239,7 +239,7 @@ async fn a_block_makes_nothing_last_longer() {
     let world = World::new("gcra 100/1s", 1);
     world.take(90).await;
     world.spend(0, 1).await;
-    assert_eq!(world.spend(0, 1).await.by, By::Lease);
+    assert_eq!(world.spend(0, 1).await.by, DecidedBy::Lease);
     let held = world.leases[0].unused();
     world.limiter.block(&world.rule, "hot", 3600 * SECOND).await.expect("an answer");
     // Late enough for another look, which finds the block.
@@ -249,7 +249,7 @@ async fn a_block_makes_nothing_last_longer() {
     world.limiter.unblock(&world.rule, "hot").await.expect("an answer");
     world.wait(Duration::from_millis(900)).await;
     assert_eq!((world.leases[0].unused(), world.remaining().await), (0, 100), "the limit has refilled meanwhile");
-    assert_eq!(world.spend(0, 1).await.by, By::Embedded);
+    assert_eq!(world.spend(0, 1).await.by, DecidedBy::Embedded);
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,11 +257,11 @@ async fn a_batch_grows_while_it_is_used_up_and_shrinks_while_it_is_not() {
     let world = World::new("fixed-window 10000/30d", 2);
     let lease = &world.leases[0];
     world.take(5500).await;
-    assert_eq!(world.spend(0, 1).await.by, By::Embedded);
+    assert_eq!(world.spend(0, 1).await.by, DecidedBy::Embedded);
     let mut most = 0;
     for n in 0..3000 {
         let decision = world.spend(0, 1).await;
-        assert!(decision.allowed && decision.by == By::Lease, "{decision:?}");
+        assert!(decision.allowed && decision.by == DecidedBy::Lease, "{decision:?}");
         assert!(n > 0 || lease.unused() < 8, "it begins small");
         assert!(lease.unused() > 0, "the next one is here before the last is used up");
         most = most.max(lease.unused());
@@ -273,7 +273,7 @@ async fn a_batch_grows_while_it_is_used_up_and_shrinks_while_it_is_not() {
         // It comes back unused.
         world.wait(2 * SECOND).await;
         assert_eq!(lease.unused(), 0);
-        assert_eq!(world.spend(0, 1).await.by, By::Lease);
+        assert_eq!(world.spend(0, 1).await.by, DecidedBy::Lease);
         let batch = lease.unused() + 1;
         assert!(batch <= last / 2, "{batch} after {last}");
         last = batch;
@@ -363,7 +363,7 @@ async fn a_limit_that_cannot_be_leased_is_an_error() {
         assert!(error.is_input() && error.to_string().starts_with("lease: expected a request without"), "{error}");
     }
     assert_eq!(limiter.lease(&ten, "key", processes(5)).expect("a lease").most_unused(), 1);
-    assert_eq!(By::Lease.to_string(), "lease");
+    assert_eq!(DecidedBy::Lease.to_string(), "lease");
 }
 
 /// A lease costs calls: rare calls go to Redis directly.
@@ -376,13 +376,13 @@ async fn rare_calls_go_to_redis_and_frequent_calls_are_served_from_the_lease() {
         by.push(world.spend(0, 1).await.by);
         world.wait(SECOND * 3 / 2).await;
     }
-    assert_eq!(by[6..], [By::Embedded; 6], "{by:?}");
+    assert_eq!(by[6..], [DecidedBy::Embedded; 6], "{by:?}");
     world.wait(SECOND * 10).await;
     for _ in 0..40 {
         by.push(world.spend(0, 1).await.by);
         world.wait(Duration::from_millis(5)).await;
     }
-    assert_eq!(by[22..], [By::Lease; 30], "{by:?}");
+    assert_eq!(by[22..], [DecidedBy::Lease; 30], "{by:?}");
 }
 
 #[tokio::test]

@@ -69,7 +69,7 @@ fn any_text() -> impl Strategy<Value = String> {
         "tz",
         "5/month",
         "5/week",
-        "none",
+        "unlimited",
         "first-hit",
         "spread",
         "5/1s",
@@ -125,7 +125,7 @@ fn the_canonical_form_has_one_unit_and_leaves_defaults_out() {
         ("sliding-log 5/10000ms", "sliding-log 5/10s"),
         ("sliding-log 50000/1d max 50000", "sliding-log 50000/1d max 50000"),
         ("  gcra   100/s\tcapacity 100 max-debt 0", "token-bucket 100/1s"),
-        ("token-bucket 1/1s burst 0 max-debt none", "token-bucket 1/1s burst 0 max-debt none"),
+        ("token-bucket 1/1s burst 0 max-debt unlimited", "token-bucket 1/1s burst 0 max-debt unlimited"),
         ("token-bucket 1/1500us", "token-bucket 1/1500us"),
         ("gcra 100/s shards 4 burst 20", "token-bucket 100/1s burst 20 shards 4"),
         ("fixed-window 100/1h shards 8 start 8m", "fixed-window 100/1h start 8m shards 8"),
@@ -269,8 +269,8 @@ fn a_rule_is_read_as_it_is_printed_and_decides_once_it_has_a_name() {
         assert_eq!(serde_json::from_value::<Rule>(table).expect("its own table"), rule);
     }
     for (text, expected) in [
-        ("gcra 10/1s,", "rule: expected an algorithm and a rate"),
-        (", gcra 10/1s", "rule: expected an algorithm and a rate"),
+        ("gcra 10/1s,", "rule: the limit is missing: write an algorithm and a rate"),
+        (", gcra 10/1s", "rule: the limit is missing: write an algorithm and a rate"),
         ("gcra 10/1s, gcra 20/1s", "rule: expected limits of different names, got token-bucket-1s twice"),
         // The same algorithm, spelled in another way.
         ("gcra 10/1s, token-bucket 10/1s", "rule: expected limits of different names, got token-bucket-1s twice"),

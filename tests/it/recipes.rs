@@ -6,7 +6,7 @@ use std::error::Error;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use tollgate::{By, Charged, Decision, DenialCache, Limit, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{Charged, DecidedBy, Decision, DenialCache, Limit, Limiter, OnError, Redis, Request, Rule};
 
 async fn upload(limiter: &Limiter, user: &str, megabytes: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
     let rule = "token-bucket 100/1m".parse::<Rule>()?.named("uploads")?;
@@ -137,7 +137,7 @@ async fn export(limiter: &Limiter, processes: NonZeroU32, rows: u64) -> Result<u
     let mut without_a_call = 0;
     for _ in 0..rows {
         let decision = lease.acquire(1).await?.into_result()?;
-        without_a_call += u64::from(decision.by == By::Lease);
+        without_a_call += u64::from(decision.by == DecidedBy::Lease);
     }
     // Before the process ends, so that others have it at once.
     lease.give_back().await?;

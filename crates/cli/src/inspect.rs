@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tollgate::{Change, Limit, RetryAfter, State};
+use tollgate::{KeyState, Limit, OnChange, RetryAfter};
 
 use crate::escape::shown;
 use crate::operation;
@@ -29,7 +29,7 @@ pub(crate) struct Inspect {
     ///
     /// Default: keep-used, or what a rule in JSON or from --rules says.
     #[arg(long, value_name = "HOW", value_parser = operation::change(), help_heading = "Rule")]
-    on_change: Option<Change>,
+    on_change: Option<OnChange>,
     #[command(flatten)]
     about: RuleOptions,
     #[command(flatten)]
@@ -67,7 +67,7 @@ struct Inspected<'a> {
     limit: &'a Limit,
     /// What it counts.
     key: &'a [u8],
-    states: &'a [State],
+    states: &'a [KeyState],
 }
 
 impl Inspect {
@@ -126,7 +126,7 @@ impl Inspected<'_> {
             }
         }
         if count > 1 {
-            let sum = |units: fn(&State) -> u64| self.states.iter().map(units).sum::<u64>();
+            let sum = |units: fn(&KeyState) -> u64| self.states.iter().map(units).sum::<u64>();
             let (remaining, limit) = (sum(|state| state.decision.remaining), sum(|state| state.decision.limit));
             let all = format!("{remaining} of {} remain, over {count} shards", counted(limit, "unit"));
             facts(&mut out, &[("all", all)])?;
@@ -134,7 +134,7 @@ impl Inspected<'_> {
         Ok(())
     }
 
-    fn report<'a>(&'a self, state: &'a State) -> Report<'a> {
+    fn report<'a>(&'a self, state: &'a KeyState) -> Report<'a> {
         Report {
             key: shown(self.key),
             rule: self.subject.name(),

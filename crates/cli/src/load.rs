@@ -22,7 +22,7 @@ use clap::Args;
 use tollgate::{Limiter, Request};
 
 use crate::interrupted::interrupted;
-use crate::options::{self, Confirmation, Options, Policy};
+use crate::options::{self, Confirmation, FailureOptions, Options};
 use crate::page::ReportFile;
 use crate::rule_arguments::{Denials, RuleOptions, SEE_RULES};
 use crate::subject::Subject;
@@ -101,7 +101,7 @@ pub(crate) struct Load {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    policy: Policy,
+    policy: FailureOptions,
     #[command(flatten)]
     confirmation: Confirmation,
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use tollgate::{Change, Decision, Error, Limiter, Operation, Request, Rule};
+use tollgate::{Decision, Error, Limiter, OnChange, Operation, Request, Rule};
 
 use crate::escape::one_of;
 use crate::records::field::quoted;
@@ -22,8 +22,8 @@ pub(crate) fn any() -> impl TypedValueParser<Value = Operation> {
 }
 
 /// What may happen to a key's state when its rule has changed, as an option's values.
-pub(crate) fn change() -> impl TypedValueParser<Value = Change> {
-    PossibleValuesParser::new(["keep-used", "as-is", "reset"]).try_map(|name| name.parse::<Change>())
+pub(crate) fn change() -> impl TypedValueParser<Value = OnChange> {
+    PossibleValuesParser::new(["keep-used", "as-is", "reset"]).try_map(|name| name.parse::<OnChange>())
 }
 
 /// Checks that the operation has what it needs and no more; the error is one short line.

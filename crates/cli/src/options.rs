@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use tollgate::{By, Clock, Embedded, Engine, Limiter, Redis};
+use tollgate::{Clock, DecidedBy, Embedded, Engine, Limiter, Redis};
 
 use crate::messages;
 use crate::output::{Shape, shape};
-pub(crate) use failure::{Confirmation, Policy};
+pub(crate) use failure::{Confirmation, FailureOptions};
 use tls::TlsFiles;
 
 #[derive(Debug, Args)]
@@ -64,8 +64,8 @@ impl Options {
     }
 
     /// The engine that decides, unless a policy answers in its place.
-    pub(crate) fn engine(&self) -> By {
-        if self.url().is_some() { By::Redis } else { By::Embedded }
+    pub(crate) fn engine(&self) -> DecidedBy {
+        if self.url().is_some() { DecidedBy::Redis } else { DecidedBy::Embedded }
     }
 
     /// A limiter on the chosen engine.

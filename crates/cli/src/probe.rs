@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use clap::Args;
-use tollgate::{Change, Operation, Request};
+use tollgate::{OnChange, Operation, Request};
 
 use crate::line::{Line, Printer};
 use crate::operation;
 use crate::operation::call;
-use crate::options::{self, Confirmation, Options, Policy};
+use crate::options::{self, Confirmation, FailureOptions, Options};
 use crate::rule_arguments::{Denials, RuleOptions, RulesAndKey, SEE_RULES};
 use crate::rules_file::{NeededCosts, Ruling};
 use crate::{found, fresh_key, messages};
@@ -50,7 +50,7 @@ pub(crate) struct Probe {
     ///
     /// Default: keep-used, or what a rule in JSON or from --rules says.
     #[arg(long, value_name = "HOW", value_parser = operation::change(), help_heading = "Rule")]
-    on_change: Option<Change>,
+    on_change: Option<OnChange>,
     /// Also count denied calls, and show them as overage.
     #[arg(long, help_heading = "Rule")]
     overage: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Probe {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    policy: Policy,
+    policy: FailureOptions,
     #[command(flatten)]
     confirmation: Confirmation,
 }

@@ -27,7 +27,7 @@ use tollgate::{Clock, Limiter, Rule};
 
 use crate::interrupted::interrupted;
 use crate::line::Printer;
-use crate::options::{Confirmation, Options, Policy};
+use crate::options::{Confirmation, FailureOptions, Options};
 use crate::output::Shape;
 use crate::page::ReportFile;
 use crate::records::{Identity, KeyField, Unreadable};
@@ -87,7 +87,7 @@ pub(crate) struct Replay {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    policy: Policy,
+    policy: FailureOptions,
     #[command(flatten)]
     confirmation: Confirmation,
 }

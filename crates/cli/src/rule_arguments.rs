@@ -45,7 +45,7 @@ How a RULE is written:
     token-bucket 100000/1s shards 8        on a cluster in eight keys, since it
                                            is too hot for one node
 
-  max-debt none: reservations may owe any number of units.
+  max-debt unlimited: reservations may owe any number of units.
   max N: the largest limit allowed for a log (10000 without it).
   start 10m: windows begin 10 minutes after each multiple of the period.
   start first-hit: a window begins at a key's first request.

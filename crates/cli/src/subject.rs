@@ -7,7 +7,7 @@ use tollgate::{Limit, LimitDecision, Rule};
 use crate::attributes::{self, Pairs};
 use crate::escape::shown;
 use crate::messages;
-use crate::options::Policy;
+use crate::options::FailureOptions;
 
 /// A rule, and what is known of the request apart from its key.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl Subject {
     }
 
     /// Sets the chosen policy for when Redis is unreachable.
-    pub(crate) fn follow_policy(mut self, policy: Policy) -> Result<Self> {
+    pub(crate) fn follow_policy(mut self, policy: FailureOptions) -> Result<Self> {
         self.rule = policy.follow(self.rule)?;
         Ok(self)
     }

@@ -14,7 +14,7 @@ use super::across_slots::AcrossSlots;
 use super::slots::{self, Address, Run, SLOTS};
 use crate::backoff::Backoff;
 use crate::engine::redis::address::{Endpoint, host_and_port};
-use crate::engine::redis::breaker::Breaker;
+use crate::engine::redis::breaker::BreakerState;
 use crate::engine::redis::{Confirm, Redis};
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
@@ -226,7 +226,7 @@ impl Topology {
     /// believed only if no other knows better.
     async fn ask_nodes(&self) -> Result<Vec<Run>, Error> {
         let mut nodes: Vec<_> = self.nodes().collect();
-        nodes.sort_by_cached_key(|node| (node.redis.breaker() != Breaker::Closed, random()));
+        nodes.sort_by_cached_key(|node| (node.redis.breaker() != BreakerState::Closed, random()));
         let unknown = |seed: &&Endpoint| !nodes.iter().any(|node| node.is(seed.host(), seed.port()));
         let seeds = self.seeds.iter().filter(unknown).map(|seed| node(seed.clone(), self.confirm));
         let seeds = seeds.collect::<Result<Vec<_>, _>>()?;

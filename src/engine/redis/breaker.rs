@@ -26,7 +26,7 @@ const PAUSES: Backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE, 25);
 /// Whether calls are sent to a [`Redis`](crate::Redis).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Breaker {
+pub enum BreakerState {
     /// Calls are sent.
     Closed,
     /// Calls aren't sent for this long, and the policy answers at once: five attempts in a row have failed, or nothing
@@ -185,12 +185,12 @@ impl CircuitBreaker {
         }
     }
 
-    pub(super) fn current(&self) -> Breaker {
+    pub(super) fn current(&self) -> BreakerState {
         let state = self.state.lock();
         match &state.open {
-            None => Breaker::Closed,
-            Some(_) if state.probing.is_some() => Breaker::Probing,
-            Some(open) => Breaker::Open(open.until.saturating_duration_since(Instant::now())),
+            None => BreakerState::Closed,
+            Some(_) if state.probing.is_some() => BreakerState::Probing,
+            Some(open) => BreakerState::Open(open.until.saturating_duration_since(Instant::now())),
         }
     }
 }
@@ -255,19 +255,19 @@ mod tests {
         fail(&breaker, FAILURES - 1);
         breaker.answered();
         fail(&breaker, FAILURES - 1);
-        assert!(breaker.enter().is_ok() && breaker.current() == Breaker::Closed);
+        assert!(breaker.enter().is_ok() && breaker.current() == BreakerState::Closed);
         fail(&breaker, 1);
         let error = breaker.enter().unwrap_err();
         assert!(error.is_unreachable() && error.to_string().ends_with("after: no connection"), "{error}");
         assert!(
-            matches!(breaker.current(), Breaker::Open(pause) if (FIRST_PAUSE..FIRST_PAUSE * 5 / 4).contains(&pause))
+            matches!(breaker.current(), BreakerState::Open(pause) if (FIRST_PAUSE..FIRST_PAUSE * 5 / 4).contains(&pause))
         );
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
         let looks = breaker.enter().unwrap();
-        assert!(breaker.enter().is_err() && breaker.current() == Breaker::Probing);
+        assert!(breaker.enter().is_err() && breaker.current() == BreakerState::Probing);
         breaker.answered();
         drop(looks);
-        assert!(breaker.enter().is_ok() && breaker.current() == Breaker::Closed);
+        assert!(breaker.enter().is_ok() && breaker.current() == BreakerState::Closed);
     }
 
     /// A subscriber may run code that looks at the limiter.
@@ -285,7 +285,7 @@ mod tests {
             fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
             fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
             fn event(&self, _: &tracing::Event<'_>) {
-                self.1.lock().push(self.0.current() == Breaker::Closed);
+                self.1.lock().push(self.0.current() == BreakerState::Closed);
             }
             fn enter(&self, _: &tracing::span::Id) {}
             fn exit(&self, _: &tracing::span::Id) {}
@@ -304,7 +304,7 @@ mod tests {
         fail(&breaker, FAILURES);
         let mut expected = FIRST_PAUSE;
         for _ in 0..8 {
-            let Breaker::Open(pause) = breaker.current() else { panic!("{:?}", breaker.current()) };
+            let BreakerState::Open(pause) = breaker.current() else { panic!("{:?}", breaker.current()) };
             assert!((expected..=expected * 5 / 4).contains(&pause), "{pause:?}, expected {expected:?}");
             tokio::time::advance(pause).await;
             let _looks = breaker.enter().unwrap();
@@ -317,7 +317,7 @@ mod tests {
     async fn what_was_on_its_way_as_it_opened_changes_nothing() {
         let breaker = Arc::new(CircuitBreaker::default());
         fail(&breaker, 1000);
-        assert!(matches!(breaker.current(), Breaker::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
+        assert!(matches!(breaker.current(), BreakerState::Open(pause) if pause <= FIRST_PAUSE * 5 / 4));
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
         drop(breaker.enter().expect("one may look"));
     }
@@ -329,10 +329,10 @@ mod tests {
         breaker.enter().unwrap_err();
         breaker.connected();
         let looks = breaker.enter().expect("one may look");
-        assert!(breaker.enter().is_err() && breaker.current() == Breaker::Probing);
+        assert!(breaker.enter().is_err() && breaker.current() == BreakerState::Probing);
         drop(looks);
         fail(&breaker, 1);
-        assert!(matches!(breaker.current(), Breaker::Open(pause) if pause >= FIRST_PAUSE * 2));
+        assert!(matches!(breaker.current(), BreakerState::Open(pause) if pause >= FIRST_PAUSE * 2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -343,7 +343,7 @@ mod tests {
         tokio::time::advance(FIRST_PAUSE * 5 / 4).await;
         drop(breaker.enter().expect("one may look"));
         assert!(breaker.away(&outage()).is_some());
-        assert!(matches!(breaker.current(), Breaker::Open(pause) if pause >= FIRST_PAUSE * 2));
+        assert!(matches!(breaker.current(), BreakerState::Open(pause) if pause >= FIRST_PAUSE * 2));
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Redis;
-use super::breaker::{Breaker, CircuitBreaker};
+use super::breaker::{BreakerState, CircuitBreaker};
 use super::connection::{Connection, lost};
 use super::errors::{Called, from_call};
 use super::pipeline::Answers;
@@ -185,8 +185,8 @@ impl PerRuntime {
     /// Nothing is answered on a connection, while another one is answered.
     pub(super) fn report_silence(&self, error: &Error) {
         match self.breaker.current() {
-            Breaker::Closed => self.report_failure(error),
-            Breaker::Open(_) | Breaker::Probing => self.breaker.answered(),
+            BreakerState::Closed => self.report_failure(error),
+            BreakerState::Open(_) | BreakerState::Probing => self.breaker.answered(),
         }
     }
 

@@ -11,7 +11,7 @@ use axum::{Extension, Router};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tollgate::middleware::{Permits, RateLimitLayer};
+use tollgate::middleware::{RateLimitLayer, ResponsePermits};
 use tollgate_testing::redis_server::Server;
 
 use super::{PERMITS, left, redis_limiter, rule_set, serve, until_left};
@@ -70,7 +70,7 @@ async fn a_slow_reader_holds_its_permit_until_the_end_and_a_closed_connection_ho
 }
 
 /// Switches to a protocol that echoes everything twice; holds its permit while it lasts if the path says so.
-async fn doubled(Extension(permits): Extension<Permits>, mut request: Request) -> Response<Body> {
+async fn doubled(Extension(permits): Extension<ResponsePermits>, mut request: Request) -> Response<Body> {
     let held = request.uri().path().ends_with("held").then(|| permits.hold().expect("permits"));
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
@@ -156,7 +156,7 @@ async fn over_http2_the_path_counts_whatever_its_other_pseudo_headers_say() {
 async fn a_rule_without_permits_has_none_to_hold() {
     let server = Server::start();
     let free = rule_set("[[rule]]\nname = \"free\"\nkey = \"global\"\nlimits = [\"gcra 9/1s\"]");
-    let handler = get(async |Extension(permits): Extension<Permits>| format!("{}", permits.hold().is_none()));
+    let handler = get(async |Extension(permits): Extension<ResponsePermits>| format!("{}", permits.hold().is_none()));
     let app = Router::new().route("/", handler).layer(RateLimitLayer::new(redis_limiter(&server), free));
     let mut stream = asked(serve(app).await, "/", "Connection: close\r\n").await;
     let mut text = String::new();

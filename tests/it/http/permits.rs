@@ -10,7 +10,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{Request, Response};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::{Notify, mpsc};
-use tollgate::middleware::{Permits, RateLimitLayer, Usage};
+use tollgate::middleware::{RateLimitLayer, ResponsePermits, Usage};
 use tollgate::rules::RuleSet;
 use tollgate::{Clock, Embedded, Limiter, Redis, Rule};
 use tollgate_testing::polling::{wait_for_value, wait_until};
@@ -386,7 +386,7 @@ async fn a_permit_is_given_back_after_the_longest_hold_of_its_rule() {
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let layer = RateLimitLayer::new(limiter.clone(), rules.clone());
         let trickles = service_fn(|request: Request<Body>| async move {
-            let held = request.extensions().get::<Permits>().expect("permits").hold();
+            let held = request.extensions().get::<ResponsePermits>().expect("permits").hold();
             let frames = futures_util::stream::repeat_with(move || {
                 let _ = &held;
                 Ok::<_, Infallible>(Bytes::from_static(b"."))

@@ -299,12 +299,13 @@ async fn skipped_requests_and_shadow_rules_pass() {
 async fn a_skipped_request_has_no_permits_rather_than_an_error() {
     use axum::routing::get as on_get;
     use axum::{Extension, Router};
-    use tollgate::middleware::{Permits, Usage};
+    use tollgate::middleware::{ResponsePermits, Usage};
     use tower::ServiceExt;
     let layer = embedded("[[rule]]\nname = \"r\"\nkey = \"global\"\nlimits = [\"concurrency 8 ttl 1m\"]")
         .settle()
         .skip(|request| request.uri.path() == "/health");
-    let held = |permits: Extension<Permits>, _: Extension<Usage>| async move { permits.hold().is_some().to_string() };
+    let held =
+        |permits: Extension<ResponsePermits>, _: Extension<Usage>| async move { permits.hold().is_some().to_string() };
     let app = Router::new().route("/health", on_get(held)).route("/", on_get(held)).layer(layer);
     for (path, expected) in [("/health", "false"), ("/", "true")] {
         let response = app.clone().oneshot(get(path, &[])).await.expect("infallible");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use tollgate::{By, Decision, Lease, Limiter, Request};
+use tollgate::{DecidedBy, Decision, Lease, Limiter, Request};
 use tollgate_testing::effort::{cases, times};
 
 use super::{World, settle};
@@ -105,7 +105,7 @@ async fn play(
             for _ in 0..times {
                 let decision = world.spend(lease % count, cost).await;
                 check(world, reference, &decision, cost).await?;
-                let counter = if decision.by == By::Lease { by_leases } else { directly };
+                let counter = if decision.by == DecidedBy::Lease { by_leases } else { directly };
                 counter.fetch_add(1, Ordering::Relaxed);
             }
         }

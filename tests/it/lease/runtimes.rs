@@ -46,7 +46,7 @@ fn a_runtime_that_blocks_while_it_refills_holds_up_no_other() {
     let spent = other.block_on(async {
         let spends = async {
             for _ in 0..100 {
-                assert_eq!(lease.acquire(1).await.expect("a decision").by, By::Redis);
+                assert_eq!(lease.acquire(1).await.expect("a decision").by, DecidedBy::Redis);
             }
         };
         tokio::time::timeout(PATIENCE / 3, spends).await
@@ -64,7 +64,7 @@ fn a_stuck_refill_loses_its_turn_and_what_it_took_comes_back() {
     let mut begun = Box::pin(lease.acquire(1));
     assert!(blocked.block_on(is_pending(begun.as_mut())));
     other.block_on(async {
-        let is_by_lease = async || lease.acquire(1).await.is_ok_and(|decision| decision.by == By::Lease);
+        let is_by_lease = async || lease.acquire(1).await.is_ok_and(|decision| decision.by == DecidedBy::Lease);
         let by_lease = async { while !is_by_lease().await {} };
         tokio::time::timeout(PATIENCE, by_lease).await.expect("another refills");
     });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tollgate::redis::{cmd, from_redis_value};
-use tollgate::{Algorithm, Breaker, Charged, Cluster, Decision, Error, Limiter, Redis, Request, Rule};
+use tollgate::{Algorithm, BreakerState, Charged, Cluster, Decision, Error, Limiter, Redis, Request, Rule};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::engines::time;
 use tollgate_testing::polling::{PATIENCE, block_until};
@@ -183,7 +183,7 @@ async fn a_slot_that_moves_costs_only_its_own_keys_another_round_trip() {
     assert_eq!(calls(), [1, 1]);
     assert_eq!(left(&limiter, &rule, &keys).await, vec![13; 60]);
     assert_eq!((in_slot("first").await, in_slot("second").await), (18, 18));
-    assert!(cluster.breakers().iter().all(|(_, breaker)| *breaker == Breaker::Closed));
+    assert!(cluster.breakers().iter().all(|(_, breaker)| *breaker == BreakerState::Closed));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

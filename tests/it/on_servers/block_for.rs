@@ -5,7 +5,7 @@ use std::time::Duration;
 use tollgate::redis::{Connection, cmd};
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{
-    Algorithm, By, Change, Charged, Clock, Decision, DenialCache, Embedded, Limiter, OnError, Redis, Request,
+    Algorithm, Charged, Clock, DecidedBy, Decision, DenialCache, Embedded, Limiter, OnChange, OnError, Redis, Request,
     RetryAfter, Rule,
 };
 use tollgate_testing::engines::{Engine, Micros, time};
@@ -228,7 +228,7 @@ fn a_denied_call_with_an_id_blocks_too_and_an_allowed_id_is_still_remembered() {
 fn refunds_and_penalties_do_not_block() {
     on_both(|engine| {
         for text in FOUR {
-            let subject = engine.subject(limit(text)).with(Change::KeepUsed, false, Some(60 * SECOND));
+            let subject = engine.subject(limit(text)).with(OnChange::KeepUsed, false, Some(60 * SECOND));
             subject.acquire(5, NOW);
             for answer in [subject.penalty(1, NOW), subject.refund(1, NOW), subject.penalty(0, NOW)] {
                 assert_eq!((answer.allowed, answer.blocked), (true, false), "{text}");
@@ -239,7 +239,7 @@ fn refunds_and_penalties_do_not_block() {
             assert!(!subject.block(0, NOW).blocked, "{text}");
             assert!(subject.acquire(5, NOW).allowed, "{text}");
         }
-        let permits = engine.subject(limit("concurrency 2 ttl 10s")).with(Change::KeepUsed, false, Some(60 * SECOND));
+        let permits = engine.subject(limit("concurrency 2 ttl 10s")).with(OnChange::KeepUsed, false, Some(60 * SECOND));
         permits.hold("a", 2, NOW);
         assert!(permits.hold("b", 1, NOW).blocked);
         assert_eq!(permits.renew("a", NOW + SECOND).map(|answer| answer.allowed), Some(true));
@@ -253,7 +253,7 @@ fn refunds_and_penalties_do_not_block() {
 fn changed_numbers_leave_the_block_and_keep_what_was_used() {
     on_both(|engine| {
         for text in FOUR {
-            let subject = engine.subject(limit(text)).with(Change::KeepUsed, false, Some(4 * SECOND));
+            let subject = engine.subject(limit(text)).with(OnChange::KeepUsed, false, Some(4 * SECOND));
             subject.acquire(5, NOW);
             assert!(subject.acquire(1, NOW).blocked, "{text}");
             let other = subject.changed(limit(&text.replace("5/10s", "9/10s")).named("limit").expect("a good name"));
@@ -262,7 +262,7 @@ fn changed_numbers_leave_the_block_and_keep_what_was_used() {
             assert_eq!(denied.retry, Retry::AfterUs(3 * SECOND), "{text}: as long as it was");
             assert!(other.acquire(4, NOW + 4 * SECOND).allowed, "{text}: five of nine are used at most");
             // A rule that says another time counts from then on.
-            let longer = other.changed(other.limit().clone()).with(Change::KeepUsed, false, Some(100 * SECOND));
+            let longer = other.changed(other.limit().clone()).with(OnChange::KeepUsed, false, Some(100 * SECOND));
             assert_eq!(longer.acquire(9, NOW + 4 * SECOND).retry, Retry::AfterUs(100 * SECOND), "{text}");
         }
     });
@@ -272,7 +272,7 @@ fn changed_numbers_leave_the_block_and_keep_what_was_used() {
 fn denials_of_a_blocked_key_are_counted_where_a_rule_counts_them() {
     on_both(|engine| {
         for text in FIVE {
-            let subject = engine.subject(limit(text)).with(Change::KeepUsed, true, Some(60 * SECOND));
+            let subject = engine.subject(limit(text)).with(OnChange::KeepUsed, true, Some(60 * SECOND));
             subject.acquire(5, NOW);
             for count in 1..4 {
                 let denied = subject.acquire(1, NOW + count);
@@ -292,7 +292,7 @@ async fn a_block_outlives_what_was_used_and_the_key_outlives_the_block() {
         let rule = blocking(text, 600);
         limiter.acquire(&rule, by_own_id(&rule, Request::new("key").cost(5))).await.expect("a decision");
         let denied = limiter.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision");
-        assert_eq!((denied.allowed, denied.blocked, denied.by), (false, true, By::Redis), "{text}");
+        assert_eq!((denied.allowed, denied.blocked, denied.by), (false, true, DecidedBy::Redis), "{text}");
         let (_, _, expiry) = held(&mut server.connection()).remove(0);
         let (seconds, _): (i64, i64) = cmd("TIME").query(&mut server.connection()).expect("the time");
         assert!((599_000..=602_000).contains(&(expiry - seconds * 1000)), "{text}: {expiry}");
@@ -356,7 +356,7 @@ async fn while_redis_is_unreachable_the_process_blocks_locally() {
     let rule = blocking("gcra 10/1d", 600).on_error(OnError::Local { processes }).expect("five for each");
     assert!(limiter.acquire(&rule, Request::new("key").cost(5)).await.expect("a decision").allowed);
     let denied = limiter.acquire(&rule, "key").await.expect("a decision");
-    assert_eq!((denied.allowed, denied.blocked, denied.by), (false, true, By::Local));
+    assert_eq!((denied.allowed, denied.blocked, denied.by), (false, true, DecidedBy::Local));
     // Longer than it would take without the block: a tenth of a day, of five units.
     assert!(denied.retry_after > after(590));
     let again = limiter.acquire(&rule, "key").await.expect("a decision");
@@ -374,7 +374,7 @@ async fn the_denial_cache_remembers_a_block_and_denies_nothing_that_the_engine_w
         let acquire = || async { cached.acquire(&rule, "key").await.expect("a decision") };
         cached.acquire(&rule, Request::new("key").cost(5)).await.expect("a decision");
         let first = acquire().await;
-        assert_eq!((first.by, first.blocked, first.retry_after), (By::Embedded, true, after(wait)));
+        assert_eq!((first.by, first.blocked, first.retry_after), (DecidedBy::Embedded, true, after(wait)));
         for passed in 1..=wait {
             clock.advance(Duration::from_secs(1));
             tokio::time::advance(Duration::from_secs(1)).await;
@@ -383,7 +383,7 @@ async fn the_denial_cache_remembers_a_block_and_denies_nothing_that_the_engine_w
             assert_eq!(denied.allowed, peeked.allowed, "{text} after {passed} s");
             assert_eq!(denied.allowed, passed == wait, "{text} after {passed} s");
             if !denied.allowed {
-                assert_eq!((denied.by, denied.retry_after), (By::DenialCache, after(wait - passed)), "{text}");
+                assert_eq!((denied.by, denied.retry_after), (DecidedBy::DenialCache, after(wait - passed)), "{text}");
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Calendar, Charged, Clock, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate::{CalendarUnit, Charged, Clock, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::engines::{Micros, answer, time};
 use tollgate_testing::oracle::calendar::{Window, bounds};
 use tollgate_testing::oracle_spec::oracle;
@@ -333,9 +333,9 @@ async fn a_limit_keeps_its_state_where_its_number_or_its_zone_changes() {
 
 #[test]
 fn a_calendar_limit_reports_its_unit_zone_and_numbers() {
-    let limit = Limit::calendar(250, Calendar::Month).tz("europe/zurich").build().expect("a limit");
+    let limit = Limit::calendar(250, CalendarUnit::Month).tz("europe/zurich").build().expect("a limit");
     assert_eq!(limit.to_string(), "fixed-window 250/month tz Europe/Zurich");
-    assert_eq!((limit.window(), limit.zone()), (Some(Calendar::Month), Some("Europe/Zurich")));
+    assert_eq!((limit.window(), limit.zone()), (Some(CalendarUnit::Month), Some("Europe/Zurich")));
     let days = |days: u64| Duration::from_secs(days * 86_400);
     assert_eq!((limit.period(), limit.longest_reset()), (days(31), days(32)));
     assert_eq!((limit.rate(), limit.capacity(), limit.max_debt()), (250, 250, 0));
@@ -416,7 +416,7 @@ async fn operations_that_calendar_windows_do_not_support_are_refused_in_one_line
         let error = text.parse::<Limit>().expect_err(text).to_string();
         assert_eq!(error, expected, "{text}");
     }
-    let error = Limit::calendar(9, Calendar::Day).capacity(20).build().expect_err("a burst").to_string();
+    let error = Limit::calendar(9, CalendarUnit::Day).capacity(20).build().expect_err("a burst").to_string();
     assert_eq!(error, "burst: not an option of calendar-window, which has tz, shards");
     let of = Limit::of(tollgate::Algorithm::CalendarWindow, 9, Duration::from_secs(60));
     let error = of.build().expect_err("a period").to_string();

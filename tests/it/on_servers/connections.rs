@@ -108,7 +108,7 @@ async fn a_connection_is_replaced_before_its_credentials_expire_and_no_call_fail
     let tokens = Tokens { lifetime: Some(Duration::from_millis(100)), ..Tokens::default() };
     let redis = Redis::builder().credentials(tokens.clone()).open(&server.url()).expect("an address");
     let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
-    let rule = rule("token-bucket 1000000/1d");
+    let rule = rule("fixed-window 1000000/30d start first-hit");
     let mut calls = 0;
     wait_until("replaced four times", async || {
         let ask = || limiter.acquire(&rule, "key");

@@ -7,7 +7,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Algorithm, By, Charged, Debt, Decision, Error, Limit, Operation, Request, Start, State};
+use tollgate::{
+    Algorithm, Charged, DecidedBy, Decision, Error, KeyState, Limit, MaxDebt, Operation, Request, WindowStart,
+};
 use tollgate_testing::engines::{Engine, Micros, Subject, micros, time};
 use tollgate_testing::histories::{beginning, call_of, lived, steps, steps_with};
 use tollgate_testing::limits::{limit_of, two_limits};
@@ -66,7 +68,7 @@ const CALLS: [(u32, Call); 5] = [
 fn spread() -> impl Strategy<Value = Limit> {
     limit_of(Algorithm::FixedWindow).prop_map(|like| {
         let limit = Limit::of(Algorithm::FixedWindow, like.rate(), like.period()).capacity(like.capacity());
-        let limit = limit.max_debt(Debt::Units(like.max_debt())).start(Start::Spread);
+        let limit = limit.max_debt(MaxDebt::Units(like.max_debt())).start(WindowStart::Spread);
         limit.build().expect("only its start differs from one that can be built")
     })
 }
@@ -85,7 +87,7 @@ fn answer_to(engine: &Engine, subject: &Subject<'_>, call: Call, cost: u64, now:
     let operation = match call {
         Call::Of(operation) => operation,
         Call::Inspect | Call::Change => {
-            let State { key, decision, exists, expires_after, fields, .. } =
+            let KeyState { key, decision, exists, expires_after, fields, .. } =
                 runtime.block_on(limiter.inspect(rule, request)).expect("a state").remove(0);
             return ((by_redis(decision), Some((key, exists, fields))), expires_after);
         }
@@ -96,7 +98,7 @@ fn answer_to(engine: &Engine, subject: &Subject<'_>, call: Call, cost: u64, now:
 }
 
 fn by_redis(mut decision: Decision) -> Decision {
-    decision.by = By::Redis;
+    decision.by = DecidedBy::Redis;
     decision
 }
 

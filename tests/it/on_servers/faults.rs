@@ -21,7 +21,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tollgate::redis::cmd;
-use tollgate::{Breaker, By, Charged, Cluster, Decision, Error, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{BreakerState, Charged, Cluster, DecidedBy, Decision, Error, Limiter, OnError, Redis, Request, Rule};
 use tollgate_testing::callers::{Callers, SLACK};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{
@@ -55,12 +55,12 @@ fn rule(text: &str, on_error: OnError) -> Rule {
 /// Waits until the breaker is open and its pause is over, while Redis answers again.
 async fn opened(server: &mut Server, redis: &Redis, limiter: &Limiter, rule: &Rule) {
     server.stop();
-    while redis.breaker() == Breaker::Closed {
+    while redis.breaker() == BreakerState::Closed {
         acquire(limiter, rule, "key").await.expect_err("stopped");
     }
     server.start_again(&[]);
     server.wait_until_it_answers();
-    until(|| redis.breaker() == Breaker::Open(Duration::ZERO)).await;
+    until(|| redis.breaker() == BreakerState::Open(Duration::ZERO)).await;
 }
 
 async fn acquire(limiter: &Limiter, rule: &Rule, key: &str) -> Result<Decision, Error> {
@@ -82,7 +82,7 @@ async fn by_policy(url: &str, classes: &[&str]) {
     assert_ne!(error.charged(), Charged::Yes, "{error}");
 
     let open = acquire(&limiter(url), &rule("gcra 6/1d", OnError::Open), "by policy").await.expect("open");
-    assert!(open.allowed && open.by == By::Policy && open.granted == 1, "{open:?}");
+    assert!(open.allowed && open.by == DecidedBy::Policy && open.granted == 1, "{open:?}");
     let error = open.error.expect("why");
     assert!(classes.contains(&error.class()), "{}: {error}", error.class());
 
@@ -90,7 +90,7 @@ async fn by_policy(url: &str, classes: &[&str]) {
     let (limiter, rule) = (limiter(url), rule("gcra 6/1d", LOCAL));
     for number in 0..7 {
         let local = acquire(&limiter, &rule, "by policy").await.expect("local");
-        assert_eq!((local.allowed, local.by, local.limit), (number < 3, By::Local, 3), "{number}: {local:?}");
+        assert_eq!((local.allowed, local.by, local.limit), (number < 3, DecidedBy::Local, 3), "{number}: {local:?}");
         assert!(local.error.is_some());
     }
 }
@@ -101,7 +101,8 @@ async fn until(mut holds: impl FnMut() -> bool) {
 
 /// An acquire that Redis answers.
 async fn answered_again(limiter: &Limiter, rule: &Rule, key: &str) -> Decision {
-    wait_for_value(async || limiter.acquire(rule, key).await.ok().filter(|decision| decision.by == By::Redis)).await
+    wait_for_value(async || limiter.acquire(rule, key).await.ok().filter(|decision| decision.by == DecidedBy::Redis))
+        .await
 }
 
 /// Whether INFO says this, if it is answered at all.

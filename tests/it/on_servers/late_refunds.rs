@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tollgate::redis::cmd;
-use tollgate::{Algorithm, By, Clock, Decision, Embedded, Limit, Limiter, Redis, Request, Rule, Script};
+use tollgate::{Algorithm, Clock, DecidedBy, Decision, Embedded, Limit, Limiter, Redis, Request, Rule, Script};
 use tollgate_testing::effort::cases;
 use tollgate_testing::engines::{Engine, Micros, micros, on_both_engines, time};
 use tollgate_testing::oracle::Oracle;
@@ -163,7 +163,7 @@ async fn a_refund_after_a_decision_goes_by_the_clock_that_the_engine_was_given()
         let hot = rule("token-bucket 1000/1d");
         let lease = limiter.lease(&hot, "hot", NonZeroU32::MIN).expect("a lease");
         let mut decision = lease.acquire(1).await.expect("a decision");
-        while decision.by != By::Lease {
+        while decision.by != DecidedBy::Lease {
             decision = lease.acquire(1).await.expect("a decision");
         }
         lease.give_back().await.expect("an answer");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Algorithm, Calendar, Change, Debt, Limit, Operation};
+use tollgate::{Algorithm, CalendarUnit, Limit, MaxDebt, OnChange, Operation};
 use tollgate_testing::engines::{Engine, Micros, micros, on_both_engines};
 use tollgate_testing::histories::{Compared, any_change, beginning, histories, lived, steps};
 use tollgate_testing::limits::{any_limit, two_limits};
@@ -294,8 +294,8 @@ fn limits_at_the_bounds(algorithm: Algorithm) -> impl Strategy<Value = (Limit, L
     let period = move || prop_oneof![5 => 1..40_u64, 1 => large(1 << 51), 1 => days()];
     let numbers = || {
         let capacity = prop_oneof![2 => Just(0), 2 => 1..40_u64, 1 => large(1 << 53)];
-        let units = large(1 << 53).prop_map(Debt::Units);
-        (capacity, prop_oneof![4 => Just(Debt::Unbounded), 1 => Just(Debt::Units(0)), 1 => units], 0..3_u64)
+        let units = large(1 << 53).prop_map(MaxDebt::Units);
+        (capacity, prop_oneof![4 => Just(MaxDebt::Unlimited), 1 => Just(MaxDebt::Units(0)), 1 => units], 0..3_u64)
     };
     let cases = (rate(), period(), numbers(), proptest::option::of((rate(), period())), numbers());
     cases.prop_filter_map("can be built", move |(rate, period, numbers, other, others)| {
@@ -306,11 +306,11 @@ fn limits_at_the_bounds(algorithm: Algorithm) -> impl Strategy<Value = (Limit, L
 }
 
 /// The limit with as much of the capacity and the debt as fits, or some units of the debt less.
-fn at_the_bounds(algorithm: Algorithm, rate: u64, period: u64, numbers: (u64, Debt, u64)) -> Option<Limit> {
+fn at_the_bounds(algorithm: Algorithm, rate: u64, period: u64, numbers: (u64, MaxDebt, u64)) -> Option<Limit> {
     if algorithm == Algorithm::CalendarWindow {
-        return Limit::calendar(rate, Calendar::Month).tz("Australia/Lord_Howe").build().ok();
+        return Limit::calendar(rate, CalendarUnit::Month).tz("Australia/Lord_Howe").build().ok();
     }
-    let of = |capacity: u64, debt: Debt| {
+    let of = |capacity: u64, debt: MaxDebt| {
         let limit = Limit::of(algorithm, rate, Duration::from_micros(period));
         if algorithm.reserves() { limit.capacity(capacity).max_debt(debt).build() } else { limit.build() }
     };
@@ -319,7 +319,7 @@ fn at_the_bounds(algorithm: Algorithm, rate: u64, period: u64, numbers: (u64, De
         (0..54).find_map(|halved| Some((capacity >> halved, of(capacity >> halved, debt).ok()?)))?;
     match limit.max_debt().saturating_sub(less) {
         0 => Some(limit),
-        debt => of(capacity, Debt::Units(debt)).ok(),
+        debt => of(capacity, MaxDebt::Units(debt)).ok(),
     }
 }
 
@@ -423,7 +423,7 @@ fn law_9_two_versions_at_the_bounds_are_charged_and_forgotten_alike() {
     use Operation::{Acquire, AtMost, Block, Penalty, Reserve};
     let bucket = |capacity, debt| {
         let limit = Limit::of(Algorithm::TokenBucket, 70_368_744_177_662, Duration::from_hours(24));
-        limit.capacity(capacity).max_debt(Debt::Units(debt)).build().expect("within the bounds")
+        limit.capacity(capacity).max_debt(MaxDebt::Units(debt)).build().expect("within the bounds")
     };
     let [large, small] = [bucket(137_438_953_473, 2_748_779_067), bucket(0, 207_684)];
     let (span, most, begin) = (large.capacity() + large.max_debt(), 1 << 53, 1 << 50);
@@ -454,7 +454,7 @@ fn law_9_two_versions_at_the_bounds_are_charged_and_forgotten_alike() {
     ];
     for engine in [Engine::embedded(), Engine::redis()] {
         for steps in [&long_reset[..], &no_room, &far_ahead] {
-            let (keep_used, limits) = ((Change::KeepUsed, oracle::Change::KeepUsed), (large.clone(), small.clone()));
+            let (keep_used, limits) = ((OnChange::KeepUsed, oracle::Change::KeepUsed), (large.clone(), small.clone()));
             let mut compared = Compared::new(&engine, limits, keep_used, false, None);
             for (operation, cost, at) in steps {
                 match operation {

@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::{Client, RedisResult, cmd};
-use tollgate::{Algorithm, Change, Charged, Cluster, Error, Limit, Limiter, OnError, Operation, Redis, Request, Rule};
+use tollgate::{
+    Algorithm, Charged, Cluster, Error, Limit, Limiter, OnChange, OnError, Operation, Redis, Request, Rule,
+};
 use tollgate_testing::acl::{least, more, rights_of};
 use tollgate_testing::cluster::{cluster_of_one, cluster_url};
 use tollgate_testing::engines::time;
@@ -68,7 +70,7 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
         for decision in limiter.acquire_many(&rule, many).await {
             decision?;
         }
-        let counting = rule.clone().count_denials(true).on_change(Change::AsIs);
+        let counting = rule.clone().count_denials(true).on_change(OnChange::AsIs);
         limiter.acquire(&counting, by_own_id(&rule, Request::new("long").cost(61))).await?;
         limiter.reset(&rule, "long").await?;
     }

@@ -211,7 +211,7 @@ async fn permit_operations_on_a_limit_without_permits_are_errors() {
     }
     assert!(limiter.renew(&permits, request).await.expect_err("nothing held").is_unknown_id());
     for (text, why) in [
-        ("concurrency 5", "concurrency: expected a ttl, after which"),
+        ("concurrency 5", "concurrency: the ttl is missing: write after 5 a ttl"),
         ("concurrency 5/1s ttl 1s", "concurrency: expected permits and a ttl"),
         ("concurrency 10001 ttl 1s", "permits: expected a whole number from 1 to 10000, got 10001"),
         ("concurrency 5 ttl 0s", "ttl: expected"),

@@ -10,7 +10,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tollgate::redis::cmd;
 use tollgate::{
-    Algorithm, By, Cluster, DenialCache, Embedded, Limit, Limiter, Operation, Request, RetryAfter, Rule, State,
+    Algorithm, Cluster, DecidedBy, DenialCache, Embedded, KeyState, Limit, Limiter, Operation, Request, RetryAfter,
+    Rule,
 };
 use tollgate_testing::cluster::{cluster_of_one, cluster_url};
 use tollgate_testing::engines::{Engine, Micros, answer, micros, on_a_cluster, on_both_engines, time};
@@ -140,7 +141,7 @@ fn on_one_server_a_limit_with_shards_is_the_limit_without_them() {
         }
         let states = [(&engine.limiter, &rules[0]), (&apart, &rules[1])]
             .map(|(limiter, rule)| engine.call(limiter.inspect(rule, request(&key, now))));
-        let shown = |states: &[State]| states.iter().map(|state| state.fields.clone()).collect::<Vec<_>>();
+        let shown = |states: &[KeyState]| states.iter().map(|state| state.fields.clone()).collect::<Vec<_>>();
         prop_assert_eq!((states[0].len(), shown(&states[0])), (1, shown(&states[1])));
         let keys = rules.each_ref().map(|rule| engine.limiter.keys(rule, request(&key, now)).expect("keys"));
         prop_assert_eq!(&keys[0], &keys[1]);
@@ -165,7 +166,7 @@ fn on_one_server_calls_on_a_limit_with_shards_share_a_batch_and_may_take_all_of_
         let all = engine.call(limiter.acquire(&rule, Request::new("all").cost(40)));
         assert_eq!((all.allowed, all.limit, all.remaining), (true, 40, 0));
         assert!(!engine.call(limiter.acquire(&rule, "all")).allowed);
-        assert_eq!(engine.call(limiter.acquire(&rule, "all")).by, By::DenialCache);
+        assert_eq!(engine.call(limiter.acquire(&rule, "all")).by, DecidedBy::DenialCache);
         assert_eq!(engine.call(limiter.acquire(&rule, Request::new("b").cost(41))).retry_after, RetryAfter::Never);
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::Value;
-use tollgate::{Algorithm, Limit, Rule, Start};
+use tollgate::{Algorithm, Limit, Rule, WindowStart};
 use tollgate_testing::engines::{Engine, Micros, Subject, micros};
 use tollgate_testing::oracle::{Answer, Change, Oracle, Retry, Spec};
 use tollgate_testing::oracle_spec::spec;
@@ -209,7 +209,7 @@ impl OnOracle {
     /// Spread windows start at an offset of the key's own, which is passed to the oracle.
     fn spec(&self, key: &str) -> Spec {
         match (self.limit.start(), spec(&self.limit)) {
-            (Start::Spread, Spec::FixedWindow { rate, period_us, capacity, max_debt, .. }) => {
+            (WindowStart::Spread, Spec::FixedWindow { rate, period_us, capacity, max_debt, .. }) => {
                 let digest = sha1_smol::Sha1::from(key).digest().bytes();
                 let first = digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
                 let start = tollgate_testing::oracle::Start::At(first % micros(self.limit.period()));

@@ -1,7 +1,7 @@
 //! Rules after which the next one applies as well: their limits are one decision.
 
 use tollgate::rules::{Account, Attributes, Effect, Reason, RuleSet, Verdict};
-use tollgate::{By, Charged, Cluster, Embedded, Limiter, OnError, Redis};
+use tollgate::{Charged, Cluster, DecidedBy, Embedded, Limiter, OnError, Redis};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{PATIENCE, in_time};
 use tollgate_testing::redis_server::Server;
@@ -364,12 +364,12 @@ async fn the_strictest_policy_answers() {
     let (open, closed) = ("on_error = \"open\"", "on_error = \"closed\"");
     let local = "on_error = \"local\"\nprocesses = 4";
     for (policies, limiters, expected) in [
-        ([open, open], OnError::Closed, Some(By::Policy)),
+        ([open, open], OnError::Closed, Some(DecidedBy::Policy)),
         ([open, closed], OnError::Open, None),
         ([open, ""], OnError::Closed, None),
-        (["", open], OnError::Open, Some(By::Policy)),
-        ([local, open], OnError::Open, Some(By::Local)),
-        ([local, ""], OnError::Open, Some(By::Local)),
+        (["", open], OnError::Open, Some(DecidedBy::Policy)),
+        ([local, open], OnError::Open, Some(DecidedBy::Local)),
+        ([local, ""], OnError::Open, Some(DecidedBy::Local)),
         ([local, closed], OnError::Open, None),
     ] {
         let limiter = Limiter::new(away.clone()).on_error(limiters).expect("a policy");

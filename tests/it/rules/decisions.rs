@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate::redis::cmd;
 use tollgate::rules::{Account, Attributes, Definition, Effect, Reason, RuleSet, Verdict};
-use tollgate::{By, Error, Limiter, RetryAfter, Rule};
+use tollgate::{DecidedBy, Error, Limiter, RetryAfter, Rule};
 use tollgate_testing::polling::wait_for_value;
 use tollgate_testing::redis_server::Server;
 
@@ -75,7 +75,7 @@ async fn one_rule_applies_and_its_limits_decide_together() {
         let one = verdict(&limiter, &rules, &at(user)).await;
         let decision = one.decision.expect("a decision");
         assert_eq!((one.rule.as_deref(), one.allowed, decision.remaining), (Some("orgs"), allowed, left), "{user}");
-        assert!(one.response.is_none() && decision.by == By::Redis);
+        assert!(one.response.is_none() && decision.by == DecidedBy::Redis);
     }
     // The organisation's three are used up, and the user isn't charged.
     let denied = verdict(&limiter, &rules, &at("b")).await;
@@ -353,7 +353,7 @@ async fn a_shadow_rule_without_a_decision_denies_nothing() {
     );
     let limiter = limiter("redis://127.0.0.1:1");
     let one = verdict(&limiter, &rules, &Attributes::new().user("alice")).await;
-    assert_eq!((one.allowed, one.decision.expect("by policy").by), (true, By::Policy));
+    assert_eq!((one.allowed, one.decision.expect("by policy").by), (true, DecidedBy::Policy));
     assert!(one.shadows[0].allowed && matches!(one.shadows[0].decision, Some(Err(_))));
 }
 
@@ -379,7 +379,7 @@ async fn the_policy_for_an_outage_is_set_for_all_rules_or_one() {
     );
     let limiter = limiter("redis://127.0.0.1:1");
     let others = verdict(&limiter, &rules, &Attributes::new().user("a").path("/")).await;
-    assert_eq!(others.decision.expect("by policy").by, By::Policy);
+    assert_eq!(others.decision.expect("by policy").by, DecidedBy::Policy);
     let error = limiter.acquire_by(&rules, &Attributes::new().user("a").path("/login")).await.expect_err("closed");
     assert!(error.is_unreachable(), "{error}");
 }

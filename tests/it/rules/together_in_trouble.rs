@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
 use tollgate::rules::{Account, Attributes, Charge, Effect, RuleSet};
-use tollgate::{By, Cluster, Embedded, Limiter, OnError, Redis};
+use tollgate::{Cluster, DecidedBy, Embedded, Limiter, OnError, Redis};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{PATIENCE, in_time};
 use tollgate_testing::redis_server::Server;
@@ -112,7 +112,7 @@ async fn while_redis_is_away_a_cost_is_denied_by_the_rule_that_could_never_admit
     );
     let away = Redis::open("redis://127.0.0.1:1/").expect("an address");
     let two = OnError::Local { processes: NonZeroU32::new(2).expect("two") };
-    for (policy, by) in [(OnError::Open, By::Policy), (two, By::Local)] {
+    for (policy, by) in [(OnError::Open, DecidedBy::Policy), (two, DecidedBy::Local)] {
         let limiter = Limiter::new(away.clone()).on_error(policy).expect("a policy");
         let denied = verdict(&limiter, &rules, &Attributes::new().user("42").set("tokens", "50")).await;
         let status = denied.response.as_ref().map(|response| response.status.get());
@@ -120,7 +120,7 @@ async fn while_redis_is_away_a_cost_is_denied_by_the_rule_that_could_never_admit
         let decision = denied.decision.expect("a decision");
         assert_eq!(decision.by, by);
         let limits: Vec<_> = decision.limits.iter().map(|limit| (limit.allowed, limit.overage)).collect();
-        if by == By::Local {
+        if by == DecidedBy::Local {
             assert_eq!(limits, [(true, Some(0)), (false, None)], "the other has room, and denies nothing");
         }
         let allowed = verdict(&limiter, &rules, &Attributes::new().user("42").set("tokens", "4")).await;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
-use tollgate::{By, Charged, Decision, Error, Limiter, Rule};
+use tollgate::{Charged, DecidedBy, Decision, Error, Limiter, Rule};
 
 use crate::polling::{in_time, wait_until};
 
@@ -81,14 +81,14 @@ impl Callers {
 }
 
 fn is_by_redis(answer: &Result<Decision, Error>) -> bool {
-    answer.as_ref().is_ok_and(|decision| decision.by == By::Redis)
+    answer.as_ref().is_ok_and(|decision| decision.by == DecidedBy::Redis)
 }
 
 impl Outcomes {
     pub fn add(&mut self, key: &str, answer: &Result<Decision, Error>, after: Duration) {
         let of_key = self.keys.entry(key.to_owned()).or_default();
         match answer {
-            Ok(decision) if decision.by != By::Redis => self.instead += 1,
+            Ok(decision) if decision.by != DecidedBy::Redis => self.instead += 1,
             Ok(decision) if decision.allowed => of_key.allowed += 1,
             Ok(_) => of_key.denied += 1,
             Err(error) => {

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
-use tollgate::{Change, Cluster, Decision, Embedded, Error, Limit, Limiter, Redis, Request, RetryAfter, Rule, State};
+use tollgate::{
+    Cluster, Decision, Embedded, Error, KeyState, Limit, Limiter, OnChange, Redis, Request, RetryAfter, Rule,
+};
 
 use crate::cluster::{cluster_of_one, cluster_url};
 use crate::effort::{cases, on_redis_alone};
@@ -26,7 +28,7 @@ pub struct Subject<'a> {
     engine: &'a Engine,
     pub rule: Rule,
     pub key: String,
-    change: Change,
+    change: OnChange,
     counting: bool,
     block_for: Option<Micros>,
 }
@@ -66,14 +68,14 @@ impl Engine {
     /// A rule on a fresh key.
     pub fn subject(&self, limit: Limit) -> Subject<'_> {
         let key = self.fresh_key();
-        Subject { engine: self, rule: rule(limit), key, change: Change::KeepUsed, counting: false, block_for: None }
+        Subject { engine: self, rule: rule(limit), key, change: OnChange::KeepUsed, counting: false, block_for: None }
     }
 
     pub fn call<T, E: std::fmt::Debug>(&self, call: impl Future<Output = Result<T, E>>) -> T {
         self.runtime.block_on(call).expect("an answer")
     }
 
-    pub fn states(&self, rule: &Rule, key: &str, now: Micros) -> Vec<State> {
+    pub fn states(&self, rule: &Rule, key: &str, now: Micros) -> Vec<KeyState> {
         self.call(self.limiter.inspect(rule, Request::new(key).at(time(now))))
     }
 
@@ -176,7 +178,7 @@ impl Subject<'_> {
     }
 
     /// The same under a rule that treats changes so, counts denials or not, and blocks for them or not.
-    pub fn with(mut self, change: Change, counting: bool, block_for: Option<Micros>) -> Self {
+    pub fn with(mut self, change: OnChange, counting: bool, block_for: Option<Micros>) -> Self {
         (self.change, self.counting, self.block_for) = (change, counting, block_for);
         self.rule = self.rule.on_change(change).count_denials(counting);
         if let Some(time) = block_for {

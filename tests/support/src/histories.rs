@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use tollgate::{Change, Decision, Error, Limit, Limiter, Operation, Request, Rule};
+use tollgate::{Decision, Error, Limit, Limiter, OnChange, Operation, Request, Rule};
 
 use crate::engines::{Engine, Micros, Subject, micros};
 use crate::limits::{SECOND, any_limit, logarithmic};
@@ -154,9 +154,9 @@ pub fn lived<'a>(engine: &'a Engine, limit: Limit, begin: Micros, steps: &[Step]
 }
 
 /// What a rule does with its state when its numbers change, as the limiter and the oracle name it.
-pub fn any_change() -> impl Strategy<Value = (Change, oracle::Change)> {
+pub fn any_change() -> impl Strategy<Value = (OnChange, oracle::Change)> {
     use oracle::Change as Of;
-    let all = vec![(Change::KeepUsed, Of::KeepUsed), (Change::AsIs, Of::AsIs), (Change::Reset, Of::Reset)];
+    let all = vec![(OnChange::KeepUsed, Of::KeepUsed), (OnChange::AsIs, Of::AsIs), (OnChange::Reset, Of::Reset)];
     proptest::sample::select(all)
 }
 
@@ -172,7 +172,7 @@ impl<'a> Compared<'a> {
     pub fn new(
         engine: &'a Engine,
         (limit, other): (Limit, Limit),
-        (change, of): (Change, oracle::Change),
+        (change, of): (OnChange, oracle::Change),
         counts_denials: bool,
         block_for: Option<Micros>,
     ) -> Self {

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate::{Algorithm, Calendar, Debt, Limit, LimitBuilder, Start};
+use tollgate::{Algorithm, CalendarUnit, Limit, LimitBuilder, MaxDebt, WindowStart};
 
 use crate::engines::micros;
 
@@ -38,12 +38,12 @@ pub fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
             limit = limit.capacity(capacity.unwrap_or(rate));
         }
         if algorithm.reserves() {
-            limit = limit.max_debt(Debt::Units(debt));
+            limit = limit.max_debt(MaxDebt::Units(debt));
         }
         if starts {
             let within = |offset: Duration| Duration::from_micros(micros(offset) % micros(period));
             limit = limit.start(match start {
-                Start::At(offset) => Start::At(within(offset)),
+                WindowStart::At(offset) => WindowStart::At(within(offset)),
                 other => other,
             });
         }
@@ -53,8 +53,8 @@ pub fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
 }
 
 /// Of zones where clocks are set by an hour and by half of one, where a day was left out, and where midnight is.
-fn any_window() -> impl Strategy<Value = (Calendar, &'static str)> {
-    let units = vec![Calendar::Day, Calendar::Week, Calendar::Month, Calendar::Year];
+fn any_window() -> impl Strategy<Value = (CalendarUnit, &'static str)> {
+    let units = vec![CalendarUnit::Day, CalendarUnit::Week, CalendarUnit::Month, CalendarUnit::Year];
     let zones =
         vec!["UTC", "Europe/Zurich", "America/Havana", "Australia/Lord_Howe", "Pacific/Apia", "America/Santiago"];
     (proptest::sample::select(units), proptest::sample::select(zones))
@@ -75,11 +75,11 @@ fn period() -> impl Strategy<Value = Duration> {
     prop_oneof![4 => whole, 1 => logarithmic(1..=30 * 86_400 * SECOND)].prop_map(Duration::from_micros)
 }
 
-fn start() -> impl Strategy<Value = Start> {
+fn start() -> impl Strategy<Value = WindowStart> {
     prop_oneof![
-        2 => Just(Start::At(Duration::ZERO)),
-        2 => logarithmic(1..=86_400 * SECOND).prop_map(|offset| Start::At(Duration::from_micros(offset))),
-        2 => Just(Start::FirstHit),
+        2 => Just(WindowStart::At(Duration::ZERO)),
+        2 => logarithmic(1..=86_400 * SECOND).prop_map(|offset| WindowStart::At(Duration::from_micros(offset))),
+        2 => Just(WindowStart::FirstHit),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! The oracle for a limit, and its numbers as the oracle has them.
 
-use tollgate::{Algorithm, Calendar, Limit, Start};
+use tollgate::{Algorithm, CalendarUnit, Limit, WindowStart};
 
 use crate::engines::micros;
 use crate::oracle::calendar::Window;
@@ -15,7 +15,7 @@ pub fn spec(limit: &Limit) -> Spec {
     let (rate, period_us, capacity) = (limit.rate(), micros(limit.period()), limit.capacity());
     let (max_debt, tick_us) = (limit.max_debt(), micros(limit.tick()));
     let start = match limit.start() {
-        Start::At(offset) => oracle::Start::At(micros(offset)),
+        WindowStart::At(offset) => oracle::Start::At(micros(offset)),
         _ => oracle::Start::FirstHit,
     };
     match limit.algorithm() {
@@ -35,10 +35,10 @@ pub fn spec(limit: &Limit) -> Spec {
 /// What a limit's windows of the calendar are.
 pub fn window(limit: &Limit) -> Window {
     match limit.window() {
-        Some(Calendar::Day) => Window::Day,
-        Some(Calendar::Week) => Window::Week,
-        Some(Calendar::Month) => Window::Month,
-        Some(Calendar::Year) => Window::Year,
+        Some(CalendarUnit::Day) => Window::Day,
+        Some(CalendarUnit::Week) => Window::Week,
+        Some(CalendarUnit::Month) => Window::Month,
+        Some(CalendarUnit::Year) => Window::Year,
         other => panic!("{limit}: {other:?}: the oracle doesn't know it"),
     }
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tollgate::{RetryAfter, State};
+use tollgate::{KeyState, RetryAfter};
 
 use crate::escape::shown;
 use crate::output::{counted, human, timestamp};
 
 /// Names and explanations of the state of a limit's key.
-pub(super) fn explained(state: &State) -> Vec<(&'static str, String)> {
+pub(super) fn explained(state: &KeyState) -> Vec<(&'static str, String)> {
     let decision = &state.decision;
     let full = if decision.reset_after.is_zero() {
         "now: nothing is in use".to_owned()

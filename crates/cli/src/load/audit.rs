@@ -23,7 +23,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::Serialize;
-use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, Rule, Start};
+use tollgate::{Clock, Decision, Embedded, Error, Limiter, Request, RetryAfter, Rule, WindowStart};
 
 use super::ledger::{Call, Verdict};
 use crate::attributes::Pairs;
@@ -80,7 +80,7 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
     for limit in subject.rule.limits() {
         let why = if limit.algorithm().holds() {
             "permits are held and released, which the audit doesn't follow".to_owned()
-        } else if limit.start() == Start::FirstHit {
+        } else if limit.start() == WindowStart::FirstHit {
             "where its windows start depends on which call came first, which can't be known".to_owned()
         } else if limit.tick() > Duration::from_micros(1) {
             format!("its clock ticks in steps of {:?}, and is rounded against the caller", limit.tick())

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::{Serialize, Serializer};
 
-use tollgate::By;
+use tollgate::DecidedBy;
 
 use super::audit::Audit;
 use super::histogram::Bucket;
@@ -112,7 +112,7 @@ struct Counts<'a> {
 
 fn counts<S: Serializer>(tally: &Tally, serializer: S) -> Result<S::Ok, S::Error> {
     let Tally { sent, unsent, allowed, denied, errors, warmup, .. } = *tally;
-    let by = |(by, count): &(By, u64)| (by.to_string(), *count);
+    let by = |(by, count): &(DecidedBy, u64)| (by.to_string(), *count);
     let counts = Counts {
         sent,
         unsent,

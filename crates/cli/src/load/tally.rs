@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tollgate::{By, Charged, Decision, Error};
+use tollgate::{Charged, DecidedBy, Decision, Error};
 
 use super::drawing::Recent;
 use super::ledger::{Call, Ledger, Verdict};
@@ -22,7 +22,7 @@ pub(super) struct Tally {
     pub(super) errors: Errors,
     pub(super) first_error: Option<String>,
     /// How many replies came from each source.
-    pub(super) by: Vec<(By, u64)>,
+    pub(super) by: Vec<(DecidedBy, u64)>,
     /// Permits that were not released.
     pub(super) unreleased: u64,
     pub(super) warmup: Warmup,
@@ -156,7 +156,7 @@ impl Tally {
 
     /// Whether any decision was made in the engine's place.
     pub(super) fn has_stand_ins(&self) -> bool {
-        self.by.iter().any(|(by, _)| matches!(by, By::Policy | By::Local))
+        self.by.iter().any(|(by, _)| matches!(by, DecidedBy::Policy | DecidedBy::Local))
     }
 
     /// Seconds from the first measured call to the last reply.

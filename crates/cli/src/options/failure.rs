@@ -11,7 +11,7 @@ use super::from_one;
 
 /// Options of commands that make decisions.
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct Policy {
+pub(crate) struct FailureOptions {
     /// What to answer while Redis is unreachable.
     ///
     /// Default: closed, or what a rule in JSON or from --rules says.
@@ -45,7 +45,7 @@ enum OnErrorArgument {
     Local,
 }
 
-impl Policy {
+impl FailureOptions {
     /// The rule with the chosen policy.
     pub(crate) fn follow(self, rule: Rule) -> Result<Rule> {
         let policy = match self.on_error {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tollgate::rules::{
-    Action, Applies, Attributes, Charge, Definition, Effect, OneOrMore, PassedOver, Policy, RuleSet,
+    Action, Applies, Attributes, Charge, Definition, Effect, OnErrorName, OneOrMore, PassedOver, RuleSet,
 };
 use tollgate::{Error, Limit, Limiter, Request, Rule};
 
@@ -69,7 +69,7 @@ struct Step<'a> {
     /// The statuses of responses with which the request stays charged, if not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<&'a OneOrMore>,
-    on_error: Option<Policy>,
+    on_error: Option<OnErrorName>,
     /// How long a denied key is blocked.
     block_for: Option<&'a str>,
     /// The HTTP status of a denial.

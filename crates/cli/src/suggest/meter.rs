@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tollgate::{Algorithm, Limit, RuleError, Start};
+use tollgate::{Algorithm, Limit, RuleError, WindowStart};
 
 use crate::output::micros;
 
@@ -74,7 +74,7 @@ impl Meter {
         match (algorithm, limit.start()) {
             (Algorithm::TokenBucket, _) => Some(Self::bucket(limit.rate(), period_us)),
             (Algorithm::SlidingWindow | Algorithm::SlidingLog, _) => Some(Self::window(algorithm, period_us)),
-            (Algorithm::FixedWindow, Start::At(start)) if limit.capacity() == limit.rate() => {
+            (Algorithm::FixedWindow, WindowStart::At(start)) if limit.capacity() == limit.rate() => {
                 Some(Self { start_us: micros(start), ..Self::window(algorithm, period_us) })
             }
             _ => None,
@@ -95,7 +95,7 @@ impl Meter {
         if self.start_us == 0 {
             return limit.build();
         }
-        limit.start(Start::At(Duration::from_micros(self.start_us))).build()
+        limit.start(WindowStart::At(Duration::from_micros(self.start_us))).build()
     }
 
     /// The most units for which the limit counts in microseconds, as is done here.

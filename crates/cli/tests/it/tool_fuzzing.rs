@@ -157,7 +157,7 @@ fn extreme_records_are_decided_by_every_algorithm() {
             });
     let rules = vec![
         "token-bucket 5/1s max-debt 9",
-        "token-bucket 1000000/30d max-debt none",
+        "token-bucket 1000000/30d max-debt unlimited",
         "fixed-window 5/1s start first-hit",
         "fixed-window 5/1s burst 9000000000 start 100ms",
         "fixed-window 5/month tz Europe/Zurich",

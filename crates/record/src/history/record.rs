@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tollgate::rules::{Attributes, Reason, Verdict};
-use tollgate::{By, Decision, RetryAfter};
+use tollgate::{DecidedBy, Decision, RetryAfter};
 
 /// Texts are cut off after this.
 pub(crate) const MOST_BYTES: usize = 512;
@@ -84,8 +84,8 @@ impl DecisionRecord {
             latency,
             rules: (!verdict.together.is_empty()).then(|| verdict.together.join(",").into()),
             asked: decision.and_then(|decision| match decision.by {
-                By::Redis | By::Embedded => Some(true),
-                By::DenialCache | By::Lease => Some(false),
+                DecidedBy::Redis | DecidedBy::Embedded => Some(true),
+                DecidedBy::DenialCache | DecidedBy::Lease => Some(false),
                 _ => None,
             }),
             has_row,

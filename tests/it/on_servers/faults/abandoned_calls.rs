@@ -172,7 +172,7 @@ async fn decided_twice(server: &Server, limiter: &Limiter, local: &Rule) -> (Req
     server.signal("-STOP");
     let call = Request::new("key").id("call").cost(3);
     let here = in_time(limiter.acquire(local, call.deadline(DEADLINE))).await.expect("decided here");
-    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (By::Local, Charged::Unknown));
+    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (DecidedBy::Local, Charged::Unknown));
     server.signal("-CONT");
     answered_again(limiter, local, "other").await;
     (call, here)
@@ -196,7 +196,7 @@ async fn a_cancellation_that_is_tried_again_reaches_both_engines() {
     server.wait_until_it_answers();
     answered_again(&limiter, &local, "other").await;
     let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled there too");
-    assert_eq!((cancelled.by, cancelled.error), (By::Redis, None));
+    assert_eq!((cancelled.by, cancelled.error), (DecidedBy::Redis, None));
     assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("a peek").remaining, 9);
     let unknown = in_time(limiter.cancel(&local, call.after(&here))).await.expect_err("cancelled before");
     assert!(unknown.is_unknown_id(), "{unknown}");

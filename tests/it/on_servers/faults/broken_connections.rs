@@ -88,7 +88,7 @@ async fn a_connection_of_a_pool_that_is_closed_while_idle_costs_no_answer() {
         run(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
         tokio::time::sleep(Duration::from_millis(1050)).await;
     }
-    assert!(redis.connections() >= 2 && redis.breaker() == Breaker::Closed);
+    assert!(redis.connections() >= 2 && redis.breaker() == BreakerState::Closed);
 }
 
 /// Wherever a reply is cut short, every answer that arrives is the caller's own.
@@ -125,7 +125,7 @@ async fn a_black_hole_ends_at_deadlines_and_its_connection_is_given_up() {
     decided(&limiter, &closed, "key").await;
     proxy.swallow(true);
     by_policy(&proxy.url(), &["deadline", "unreachable"]).await;
-    while redis.breaker() == Breaker::Closed {
+    while redis.breaker() == BreakerState::Closed {
         let error = acquire(&limiter, &closed, "key").await.expect_err("swallowed");
         assert!(error.is_deadline() || error.charged() == Charged::No, "{error}");
     }

@@ -8,11 +8,11 @@ async fn a_slow_server_opens_the_breaker_which_closes_again() {
     let redis = redis(&server.tcp_url());
     let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
     let open = rule("gcra 1000/1d", OnError::Open);
-    assert_eq!(decided(&limiter, &open, "key").await.by, By::Redis);
+    assert_eq!(decided(&limiter, &open, "key").await.by, DecidedBy::Redis);
     run(&server, &["CLIENT", "PAUSE", "6000", "ALL"]);
     let answers = futures_util::future::join_all((0..50).map(|_| acquire(&limiter, &open, "key"))).await;
-    assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == By::Policy)));
-    until(|| matches!(redis.breaker(), Breaker::Open(_))).await;
+    assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == DecidedBy::Policy)));
+    until(|| matches!(redis.breaker(), BreakerState::Open(_))).await;
     // Answered without being sent, but for the one in a while that looks whether Redis answers again.
     let unsent = wait_for_value(async || {
         let answer = acquire(&limiter, &open, "key").await.expect("open");
@@ -21,7 +21,7 @@ async fn a_slow_server_opens_the_breaker_which_closes_again() {
     .await;
     assert!(unsent.is_unreachable(), "{unsent}");
     answered_again(&limiter, &open, "key").await;
-    assert_eq!(redis.breaker(), Breaker::Closed);
+    assert_eq!(redis.breaker(), BreakerState::Closed);
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn a_loading_server_gets_few_retries_and_answers_when_it_has_loaded() {
         }
     });
     in_time(async {
-        while limiter.acquire(&open, "key").await.expect("open").by != By::Redis {
+        while limiter.acquire(&open, "key").await.expect("open").by != DecidedBy::Redis {
             answers += 1;
             tokio::task::yield_now().await;
         }

@@ -51,7 +51,7 @@ async fn a_slot_that_has_moved_is_followed_and_each_call_is_charged_once() {
     // The new node has never heard of the script.
     for left in (14..19).rev() {
         let decision = decided(&limiter, &rule, key).await;
-        assert_eq!((decision.by, decision.remaining), (By::Redis, left));
+        assert_eq!((decision.by, decision.remaining), (DecidedBy::Redis, left));
     }
     assert_eq!(ran(&servers), [0, 5, 0]);
     // The first was sent on; those that came while it was learnt may have been too.
@@ -190,7 +190,7 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_delay
     assert!(explained > 0, "every deadline passed within an attempt, of which there are pauses between");
     let open = two.on_error(OnError::Open).expect("a policy");
     let instead = acquire(&limiter, &open, &keys[0]).await.expect("by policy");
-    assert!(instead.by == By::Policy && instead.error.is_some(), "{instead:?}");
+    assert!(instead.by == DecidedBy::Policy && instead.error.is_some(), "{instead:?}");
 }
 
 /// Callers of one organisation's keys leave in calls of several keys, which neither node decides while the slot moves.
@@ -217,7 +217,7 @@ async fn keys_that_share_a_slot_are_decided_one_by_one_while_it_moves() {
     for remaining in [9, 7, 5] {
         assert_eq!(all().await, Some(remaining));
     }
-    assert!(cluster.breakers().iter().all(|(_, breaker)| *breaker == Breaker::Closed));
+    assert!(cluster.breakers().iter().all(|(_, breaker)| *breaker == BreakerState::Closed));
 }
 
 /// A node removed from the cluster answers CLUSTERDOWN for every slot.
@@ -320,7 +320,7 @@ async fn keys_that_share_a_tag_are_one_decision() {
             keys.iter().zip(in_time(limiter.acquire_many(&single, keys.iter().map(String::as_str))).await)
         {
             let decision = answer.expect("a decision");
-            assert_eq!((decision.by, decision.remaining), (By::Redis, left), "{key}");
+            assert_eq!((decision.by, decision.remaining), (DecidedBy::Redis, left), "{key}");
         }
         assert!(ran(&servers).iter().all(|ran| (1..=10).contains(ran)));
     }

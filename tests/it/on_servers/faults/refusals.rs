@@ -155,7 +155,7 @@ async fn a_caller_who_is_refused_again_and_again_lets_others_have_their_turn() {
     let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
     for policy in [OnError::Closed, OnError::Open] {
         let rule = rule("gcra 1/1d", policy);
-        while !matches!(redis.breaker(), Breaker::Open(_)) {
+        while !matches!(redis.breaker(), BreakerState::Open(_)) {
             _ = acquire(&limiter, &rule, "key").await;
         }
         let turns = turns_of_others(async || _ = limiter.acquire(&rule, "key").await).await;

@@ -51,7 +51,7 @@ fn a_runtime_that_idles_or_is_blocked_holds_up_no_other() {
     }
     let answers = driven.block_on(join_all((0..100).map(|_| acquire(&limiter, &rule, "key"))));
     assert!(answers.into_iter().all(|answer| answer.is_ok()));
-    assert!(redis.connections() >= 2 && redis.breaker() == Breaker::Closed);
+    assert!(redis.connections() >= 2 && redis.breaker() == BreakerState::Closed);
     idle.block_on(acquire(&limiter, &rule, "key")).expect("a decision, driven again");
 }
 

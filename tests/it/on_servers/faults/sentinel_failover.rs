@@ -24,7 +24,7 @@ async fn a_primary_is_followed_through_a_failover_and_a_freeze_without_a_denial(
     let limiter = Limiter::new(redis.clone()).deadline(SOME_TIME);
     // So much that only a fault could deny.
     let rule = rule("gcra 1000000/1d", OnError::Closed);
-    assert_eq!(decided(&limiter, &rule, "key").await.by, By::Redis);
+    assert_eq!(decided(&limiter, &rule, "key").await.by, DecidedBy::Redis);
     let keys: Vec<_> = (0..20).map(|key| key.to_string()).collect();
     let callers = Callers::start(8, &limiter, &rule, &keys);
     callers.answered(50).await;
@@ -96,5 +96,8 @@ async fn a_primary_that_no_sentinel_knows_is_named_in_one_line() {
     assert!(message.contains("nobody") && message.lines().count() == 1, "{message}");
     assert_eq!(error.charged(), Charged::No);
     let open = acquire(&limiter, &rule("gcra 5/1d", OnError::Open), "key").await;
-    assert!(open.as_ref().is_ok_and(|decision| decision.by == By::Policy) || open.is_err_and(|error| error.is_input()));
+    assert!(
+        open.as_ref().is_ok_and(|decision| decision.by == DecidedBy::Policy)
+            || open.is_err_and(|error| error.is_input())
+    );
 }

@@ -29,9 +29,9 @@ async fn a_dead_connection_is_replaced_although_no_caller_waits_for_it() {
             let answer = tokio::time::timeout(Duration::from_millis(20), limiter.acquire(&rule, "key")).await;
             answer.ok()?.ok()
         });
-        assert_eq!(decision.await.by, By::Redis, "{what}");
+        assert_eq!(decision.await.by, DecidedBy::Redis, "{what}");
         // More than two where the machine stood still for long enough.
-        assert!(redis.connections() >= 2 && redis.breaker() == Breaker::Closed, "{what}");
+        assert!(redis.connections() >= 2 && redis.breaker() == BreakerState::Closed, "{what}");
     }
 }
 
@@ -65,7 +65,7 @@ async fn a_killed_connection_under_many_callers_fails_those_on_the_wire_alone() 
         tokio::time::sleep(Duration::from_millis(20)).await;
         run(&server, &["CLIENT", "KILL", "TYPE", "normal"]);
         until(|| redis.connections() > killed as u64).await;
-        assert_eq!(redis.breaker(), Breaker::Closed);
+        assert_eq!(redis.breaker(), BreakerState::Closed);
     }
     over.store(true, Ordering::Relaxed);
     let (answered, errors): (Vec<_>, Vec<_>) = callers.join_all().await.into_iter().unzip();
@@ -116,7 +116,7 @@ async fn callers_with_short_deadlines_cost_those_with_long_ones_nothing() {
     in_time(patient.join_all()).await;
     over.store(true, Ordering::Relaxed);
     assert!(hasty.join_all().await.into_iter().sum::<usize>() > 0);
-    assert_eq!(redis.breaker(), Breaker::Closed);
+    assert_eq!(redis.breaker(), BreakerState::Closed);
 }
 
 /// No unsent call is reported as a broken connection, or as possibly charged.
@@ -137,7 +137,7 @@ async fn calls_still_queued_when_redis_falls_silent_are_reported_as_never_sent()
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    until(|| redis.breaker() != Breaker::Closed).await;
+    until(|| redis.breaker() != BreakerState::Closed).await;
     server.signal("-CONT");
     let (mut taken, mut unsent) = (0, 0);
     for answer in in_time(calls.join_all()).await {
@@ -169,12 +169,12 @@ async fn an_empty_or_dropped_call_leaves_the_breakers_probe_to_others() {
         if given_up {
             let mut look = Box::pin(limiter.acquire(&rule, "key"));
             let polled = std::future::poll_fn(|context| std::task::Poll::Ready(look.as_mut().poll(context))).await;
-            assert!(polled.is_pending() && redis.breaker() == Breaker::Probing);
+            assert!(polled.is_pending() && redis.breaker() == BreakerState::Probing);
         } else {
             assert!(in_time(limiter.acquire_many(&rule, Vec::<&str>::new())).await.is_empty());
         }
         assert!(decided(&limiter, &rule, "key").await.allowed, "given up: {given_up}");
-        assert_eq!(redis.breaker(), Breaker::Closed);
+        assert_eq!(redis.breaker(), BreakerState::Closed);
     }
 }
 

@@ -43,7 +43,7 @@ async fn an_unpolled_probe_does_not_stop_others_from_probing() {
     opened(&mut server, &redis, &limiter, &rule).await;
     let mut look = Box::pin(limiter.acquire(&rule, "key"));
     assert!(is_pending(look.as_mut()).await);
-    assert_eq!(redis.breaker(), Breaker::Probing);
+    assert_eq!(redis.breaker(), BreakerState::Probing);
     answered_again(&limiter, &rule, "key").await;
     drop(look);
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use tollgate::middleware::HeaderStyle;
 use tollgate::redis::cmd;
-use tollgate::{By, Charged, Cluster, DenialCache, Limiter, OnError, Redis, Request, RetryAfter};
+use tollgate::{Charged, Cluster, DecidedBy, DenialCache, Limiter, OnError, Redis, Request, RetryAfter};
 use tollgate_testing::engines::Engine;
 use tollgate_testing::redis_server::free_port;
 use tollgate_testing::rules::by_own_id;
@@ -18,7 +18,7 @@ fn a_shards_denial_is_not_remembered_for_the_others() {
     let limiter = engine.limiter.clone().denial_cache(DenialCache::of_keys(100));
     let rule = rule("fixed-window 40/30d shards 4");
     let decisions: Vec<_> = (0..400).map(|_| engine.call(limiter.acquire(&rule, "key"))).collect();
-    assert!(decisions.iter().all(|decision| decision.by == By::Redis));
+    assert!(decisions.iter().all(|decision| decision.by == DecidedBy::Redis));
     assert_eq!(decisions.iter().filter(|decision| decision.allowed).count(), 40);
 }
 
@@ -36,7 +36,7 @@ async fn a_share_of_one_process_is_of_the_whole() {
             let decision = limiter.acquire(&local, "key").await.expect("decided here");
             assert_eq!(
                 (decision.allowed, decision.by, decision.limit, decision.remaining),
-                (true, By::Local, 20, remaining)
+                (true, DecidedBy::Local, 20, remaining)
             );
         }
         assert!(!limiter.acquire(&local, "key").await.expect("decided here").allowed);

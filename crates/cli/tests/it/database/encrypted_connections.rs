@@ -38,7 +38,11 @@ async fn the_tool_reaches_the_database_by_tls() {
     let (missing, disabled) = (tls_files.file("missing.pem"), format!("{url}?sslmode=disable"));
     for (url, options, told) in [
         (&url, &["--database-tls-ca", &missing][..], format!("--database-tls-ca {missing}: No such file")),
-        (&url, &["--database-tls-ca", &key], format!("--database-tls-ca {key}: authority: expected")),
+        (
+            &url,
+            &["--database-tls-ca", &key],
+            format!("--database-tls-ca {key}: authority: the text contains no certificate"),
+        ),
         (&url, &["--database-tls-cert", &cert], "--database-tls-cert: needs --database-tls-key".into()),
         (&url, &["--database-tls-key", &key], "--database-tls-key: needs --database-tls-cert".into()),
         (&disabled, &by_ca, "for TLS, got sslmode=disable".into()),

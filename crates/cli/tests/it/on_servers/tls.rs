@@ -43,8 +43,11 @@ fn the_tool_decides_by_tls() {
     let missing = secured.tls_files.file("missing.pem");
     for (options, told) in [
         (vec!["--url", &url, "--tls-ca", &missing], format!("--tls-ca {missing}: No such file")),
-        (vec!["--url", &url, "--tls-ca", &key], format!("--tls-ca {key}: authority: expected")),
-        (vec!["--url", &url, "--tls-cert", &cert, "--tls-key", &cert], format!("--tls-key {cert}: key: expected")),
+        (vec!["--url", &url, "--tls-ca", &key], format!("--tls-ca {key}: authority: the text contains no certificate")),
+        (
+            vec!["--url", &url, "--tls-cert", &cert, "--tls-key", &cert],
+            format!("--tls-key {cert}: key: the text contains no unencrypted private key"),
+        ),
         (vec!["--url", &url, "--tls-cert", &cert], "--tls-cert: needs --tls-key".into()),
         (vec!["--url", &url, "--tls-key", &key], "--tls-key: needs --tls-cert".into()),
         (vec!["--tls-ca", &ca], "need --url rediss://".into()),

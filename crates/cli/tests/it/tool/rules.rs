@@ -425,7 +425,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
             "cost: expected the attribute megabytes to be a whole number, got \"many\"",
         ),
         (vec!["rules", "diff", EXAMPLE, EXAMPLE, "gone.log"], "gone.log: No such file"),
-        (vec!["rules", "diff", EXAMPLE, "gone.toml", LOG], "gone.toml: expected a file of rules"),
+        (vec!["rules", "diff", EXAMPLE, "gone.toml", LOG], "gone.toml: the file can't be read"),
         (vec!["rules", "diff", EXAMPLE, EXAMPLE, LOG, "--most", "-1"], "'-1'"),
     ] {
         let output = tollgate(&arguments);
