@@ -115,6 +115,13 @@ fn a_cost_that_no_limit_has_is_misuse() {
     let error = engine.runtime.block_on(engine.limiter.acquire(&rule, unknown)).expect_err("no such limit");
     let expected = "costs: expected limits of rule model (requests; tokens), got \"money\"";
     assert_eq!((error.is_input(), error.to_string().as_str()), (true, expected));
+    // Nor one that is spelled as a set of rules does for itself.
+    for name in ["model\n*", "model\ntokens", "other\ntokens"] {
+        let costs = [(name, 7)];
+        let spelled = Request::new("user").costs(&costs);
+        let error = engine.runtime.block_on(engine.limiter.acquire(&rule, spelled)).expect_err("no such limit");
+        assert!(error.is_input() && error.to_string().ends_with(&format!("got {name:?}")), "{error}");
+    }
     let at_most = Request::new("user").costs(&[("tokens", 7)]);
     let error = engine.runtime.block_on(engine.limiter.at_most(&rule, at_most)).expect_err("costs that differ");
     assert!(error.is_input() && error.to_string().contains("at_most: expected one cost"), "{error}");

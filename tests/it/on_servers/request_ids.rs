@@ -10,7 +10,7 @@ use tollgate_testing::histories::{Step, beginning, call_of, steps_with};
 use tollgate_testing::limits::two_limits;
 use tollgate_testing::oracle::{Answer, Taken};
 use tollgate_testing::oracle_spec::{oracle, spec};
-use tollgate_testing::redis_server::Server;
+use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::rules::limit;
 
 fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Result<Decision, Error> {
@@ -228,6 +228,25 @@ fn an_id_answers_for_the_limits_that_it_was_given_to() {
         let rule = tollgate_testing::rules::rule(rule);
         let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
         assert_eq!(decision.remaining, remaining, "{rule}");
+    }
+}
+
+/// Or else it would give back what others took of the part that it names, where both began in one call.
+#[tokio::test]
+async fn an_id_that_is_cancelled_with_another_part_is_not_known() {
+    let server = Server::start();
+    for limiter in [patient(&server.url()), Limiter::new(Embedded::new())] {
+        let rule = tollgate_testing::rules::rule("token-bucket 100/30d").named("users").expect("a name");
+        let rule = rule.and_by("org", "token-bucket 10/30d".parse().expect("a limit")).expect("a rule");
+        let parts = [[("org", &b"acme"[..])], [("org", &b"other"[..])]];
+        let request = |at: usize, user| Request::new(user).parts(&parts[at]).cost(5);
+        let taken = [request(0, "anna").id("1"), request(1, "bert").id("2")];
+        assert!(limiter.acquire_many(&rule, taken).await.iter().all(|taken| taken.as_ref().is_ok_and(|by| by.allowed)));
+        let error = limiter.cancel(&rule, request(1, "anna").id("1")).await.expect_err("another organisation's");
+        assert!(error.is_unknown_id(), "{error}");
+        let left = |decision: Decision| decision.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>();
+        assert_eq!(left(limiter.peek(&rule, request(1, "anna")).await.expect("a decision")), [95, 5]);
+        assert_eq!(left(limiter.cancel(&rule, taken[0]).await.expect("its own")), [100, 10]);
     }
 }
 

@@ -481,3 +481,98 @@ async fn an_id_of_the_callers_own_needs_a_tag() {
         assert_eq!(in_time(limiter.acquire(&tagged, request)).await.expect("a decision").remaining, 4);
     }
 }
+
+/// A node that doesn't have the script yet is sent the call again, and a cancellation that came first would find nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_are_dropped_before_a_node_has_their_script_leave_nothing_charged() {
+    const BUCKET: &str = "gcra 100/30d";
+    let servers = ClusterServers::of_primaries();
+    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let units = both(BUCKET, BUCKET);
+    let permits = both("concurrency 100 ttl 1h", "concurrency 100 ttl 1h");
+    let users = servers.keys_of(0, 600);
+    let orgs = servers.keys_of(1, 600);
+    let mut random = fastrand::Rng::with_seed(57);
+    let mut begun = Vec::new();
+    for (round, pairs) in users.chunks(12).zip(orgs.chunks(12)).enumerate() {
+        for node in servers.nodes() {
+            tollgate_testing::redis_server::run_command(node, &["SCRIPT", "FLUSH"]);
+        }
+        let calls = pairs.0.iter().zip(pairs.1).enumerate().map(|(at, (user, org))| {
+            let within = Duration::from_micros(random.u64(0..12_000));
+            let (limiter, rule) = (&limiter, if (round + at) % 3 == 2 { &permits } else { &units });
+            let operation = [Operation::Reserve, Operation::AtMost, Operation::Acquire][(round + at) % 3];
+            async move {
+                let parts = [("org", org.as_bytes())];
+                let request = Request::new(user).parts(&parts).cost(3);
+                let decided = async {
+                    match operation {
+                        // Its permits are given back as they are dropped.
+                        Operation::Acquire => limiter.hold(rule, request).await.is_ok_and(|_| false),
+                        _ => limiter.call(operation, rule, request).await.is_ok_and(|decision| decision.allowed),
+                    }
+                };
+                tokio::time::timeout(within, decided).await.unwrap_or(false)
+            }
+        });
+        let allowed = join_all(calls).await;
+        let of = |at: usize| if (round + at) % 3 == 2 { &permits } else { &units };
+        let pairs = pairs.0.iter().zip(pairs.1).zip(allowed).enumerate();
+        begun.extend(pairs.map(|(at, ((user, org), allowed))| (user, org, of(at), if allowed { 97 } else { 100 })));
+    }
+    limiter.finish().await;
+    for (user, org, rule, left) in begun {
+        let parts = [("org", org.as_bytes())];
+        let decision = in_time(limiter.peek(rule, Request::new(user).parts(&parts))).await.expect("a decision");
+        let remaining: Vec<_> = decision.limits.iter().map(|limit| limit.remaining).collect();
+        assert_eq!(remaining, [left; 2], "{user} {org} {rule}");
+    }
+}
+
+/// As one Redis answers: of reservations, debt decides.
+#[tokio::test]
+async fn a_reservation_that_one_limit_never_admits_is_denied_by_that_one() {
+    let servers = ClusterServers::of_primaries();
+    let (_, limiter) = on_cluster(&servers);
+    let (user, org) = on_nodes(&servers, 0, 1);
+    let parts = [("org", org.as_bytes())];
+    let request = Request::new(&user).parts(&parts).cost(15);
+    let rule = both("token-bucket 10/30d max-debt unlimited", "token-bucket 10/30d max-debt 2");
+    let model = Limiter::new(Embedded::new());
+    let got = in_time(limiter.reserve(&rule, request)).await.expect("a decision");
+    let expected = model.reserve(&rule, request).await.expect("a decision");
+    let shown = |decision: &Decision| {
+        let limits = decision.limits.iter().map(|limit| (limit.allowed, limit.remaining)).collect::<Vec<_>>();
+        (decision.denied_by.clone(), decision.retry_after, limits)
+    };
+    assert_eq!(shown(&got), shown(&expected));
+    assert_eq!(got.denied_by.as_deref(), Some("orgs"));
+    limiter.finish().await;
+    assert_eq!(in_time(limiter.peek(&rule, request.cost(1))).await.expect("a decision").limits[0].remaining, 10);
+}
+
+/// Where a user may take and not give back, no denial says that nothing is charged, and it is given back once he may.
+#[tokio::test]
+async fn a_missing_right_to_give_back_is_an_error_and_is_made_up_for_once_it_is_granted() {
+    let servers = ClusterServers::of_primaries();
+    let (_, limiter) = on_cluster(&servers);
+    let (user, org) = on_nodes(&servers, 0, 1);
+    let parts = [("org", org.as_bytes())];
+    let request = Request::new(&user).parts(&parts);
+    let rule = both("gcra 10/30d", "gcra 1/30d");
+    let other = servers.keys_of(0, 3).remove(2);
+    let first = in_time(limiter.acquire(&rule, Request::new(&other).parts(&parts))).await.expect("a decision");
+    assert!(first.allowed, "takes the only unit of the organisation");
+    let may = |right: &str| {
+        tollgate_testing::redis_server::run_command(servers.node(0), &["ACL", "SETUSER", "default", right]);
+    };
+    for operation in [Operation::Acquire, Operation::Reserve] {
+        may("-del");
+        let error = in_time(limiter.call(operation, &rule, request)).await.expect_err("it can't be given back");
+        assert!(error.is_permission() && error.charged() != Charged::No, "{operation}: {error}");
+        may("+del");
+        limiter.finish().await;
+        let left = in_time(limiter.peek(&rule, request)).await.expect("a decision").limits[0].remaining;
+        assert_eq!(left, 10, "{operation}");
+    }
+}
