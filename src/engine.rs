@@ -155,8 +155,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Redis is unreachable, didn't answer in time, or refused a command. An atomic pipeline, which has more answers than
-    /// commands.
+    /// Redis is unreachable, didn't answer in time, or refused a command. An atomic pipeline, which has more answers
+    /// than commands.
     pub async fn query<T: FromRedisValue>(
         &self,
         key: &[u8],

@@ -416,8 +416,9 @@ impl Error {
         matches!(self.kind, Kind::Refused | Kind::Stale { .. } | Kind::NotNow)
     }
 
-    /// The units were taken, but fewer replicas than [asked for](crate::Redis::confirmed_by) have the write: a failover
-    /// could lose it. For a call on several nodes they are given back; [`charged`](Self::charged) says whether all are.
+    /// The units were taken, but fewer replicas than [asked for](crate::RedisBuilder::confirmed_by) have the write: a
+    /// failover could lose it. For a call on several nodes they are given back; [`charged`](Self::charged) says whether
+    /// all are.
     #[must_use]
     pub fn is_unconfirmed(&self) -> bool {
         self.kind == Kind::Unconfirmed

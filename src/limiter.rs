@@ -368,8 +368,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
-    /// answer, see [`Error`].
+    /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id;
+    /// no answer, see [`Error`].
     pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.change_charge(rule, request.into(), Operation::Settle).await
     }
@@ -380,8 +380,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id; no
-    /// answer, see [`Error`].
+    /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id;
+    /// no answer, see [`Error`].
     pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.change_charge(rule, request.into(), Operation::Cancel).await
     }

@@ -204,9 +204,9 @@ impl<'a> Request<'a> {
     ///
     /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
     /// the answer is [`DecidedBy::Policy`](crate::DecidedBy::Policy). If the engine in this process answered
-    /// ([`DecidedBy::Local`](crate::DecidedBy::Local)), the units are given back there. If Redis may have taken the units although
-    /// something else answered, it is also asked to settle, cancel, release or reset, none of which can give back what
-    /// it didn't take. It isn't asked to refund, which could.
+    /// ([`DecidedBy::Local`](crate::DecidedBy::Local)), the units are given back there. If Redis may have taken the
+    /// units although something else answered, it is also asked to settle, cancel, release or reset, none of which can
+    /// give back what it didn't take. It isn't asked to refund, which could.
     ///
     /// ```
     /// use tollgate::{Decision, Request};

@@ -187,8 +187,8 @@ pub(crate) fn breaker_gone() {
     measured! { metrics::gauge!(names::BREAKERS).decrement(1); }
 }
 
-/// A rule's policy, or the engine in this process, answered in Redis's place. In an outage, the breaker has reported the
-/// error already.
+/// A rule's policy, or the engine in this process, answered in Redis's place. In an outage, the breaker has reported
+/// the error already.
 pub(crate) fn answered_instead(rule: Option<&str>, policy: &'static str, class: &'static str, is_outage: bool) {
     traced! {
         if is_outage {

@@ -79,8 +79,8 @@ impl Cluster {
     /// the first decision is made. Connects later.
     ///
     /// With the feature `tls`, `rediss-cluster://...` works too, if each node's certificate is from one of the
-    /// platform's authorities and is for the host name that the other nodes give it. [`RedisBuilder::tls`](crate::RedisBuilder::tls) changes
-    /// the authorities.
+    /// platform's authorities and is for the host name that the other nodes give it.
+    /// [`RedisBuilder::tls`](crate::RedisBuilder::tls) changes the authorities.
     ///
     /// # Errors
     ///

@@ -163,8 +163,8 @@ impl Redis {
     ///
     /// # Errors
     ///
-    /// The Sentinels name no primary by the deadline, or there is no runtime to ask them on. The caller's own pool, which
-    /// doesn't reveal its address.
+    /// The Sentinels name no primary by the deadline, or there is no runtime to ask them on. The caller's own pool,
+    /// which doesn't reveal its address.
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
         match &self.shared.connector {
             Connector::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
@@ -206,8 +206,8 @@ impl Redis {
         }
     }
 
-    /// The breaker's state. Each runtime has its own connection and so its own breaker; if any of them isn't closed, this
-    /// isn't either.
+    /// The breaker's state. Each runtime has its own connection and so its own breaker; if any of them isn't closed,
+    /// this isn't either.
     #[must_use]
     pub fn breaker(&self) -> BreakerState {
         let mut breakers = self.runtimes().into_iter().map(|per_runtime| per_runtime.breaker.current());

@@ -138,8 +138,8 @@ impl Limiter {
     }
 
     /// Runs this on the current runtime; if there is none, or it ends too early, on this one; and if that has ended, or
-    /// nobody may be driving it, on the library's own. Dropped if too much is waiting. Its result says whether the runtime
-    /// was able to run it.
+    /// nobody may be driving it, on the library's own. Dropped if too much is waiting. Its result says whether the
+    /// runtime was able to run it.
     pub(crate) fn spawn<D>(&self, runtime: &Handle, work: impl Fn(AtOnce) -> D + Send + 'static)
     where
         D: Future<Output = bool> + Send + 'static,

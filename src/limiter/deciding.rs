@@ -30,8 +30,8 @@ use crate::telemetry::Observed;
 /// It is `Send` and `Unpin`, so a `select!` in a loop can poll it by reference, and at most 256 bytes large without the
 /// features `metrics` and `tracing`.
 ///
-/// It borrows the limiter, the rule and the request's key. A struct that holds it has their lifetime; where `'static` is
-/// needed, as by `tokio::spawn`, an `async` block that owns them takes its place:
+/// It borrows the limiter, the rule and the request's key. A struct that holds it has their lifetime; where `'static`
+/// is needed, as by `tokio::spawn`, an `async` block that owns them takes its place:
 ///
 /// ```
 /// # #[cfg(feature = "embedded")]

@@ -36,10 +36,10 @@ pub struct HoldDecision {
 }
 
 /// Permits that are given back on drop, by a task on the runtime that the drop happens on, otherwise on the one in
-/// which they were taken, and if that has ended or has a single thread, by a thread of the library's own. While Redis is
-/// away that is retried for some 15 seconds, at most for the limit's ttl, unless the id is the caller's own, since another
-/// holder may use it by then. If the process has ended, the permits expire after the ttl. [`Limiter::finish`] waits for
-/// releases in progress.
+/// which they were taken, and if that has ended or has a single thread, by a thread of the library's own. While Redis
+/// is away that is retried for some 15 seconds, at most for the limit's ttl, unless the id is the caller's own, since
+/// another holder may use it by then. If the process has ended, the permits expire after the ttl. [`Limiter::finish`]
+/// waits for releases in progress.
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
     limiter: Limiter,
@@ -86,11 +86,11 @@ impl Limiter {
     ///
     /// A dropped future, and a call whose answer doesn't come in time, give back the permits that they may have taken;
     /// what they took from other limits stays taken, unless the keys are [on several
-    /// nodes](crate::guide::load#keys-on-several-nodes). With an [id](Request::id) of the caller's own, everyone holding by
-    /// that id shares its permits, and the first to release, drop or fail gives them back for all. A hold by the id of a
-    /// permit that was just dropped comes after its release, which may cost a round trip more; if the runtime that has
-    /// begun the release is blocked, the hold ends by its deadline with an error. A release by such an id is sent once:
-    /// if its future is dropped, or its answer lost, the permits may stay until they expire.
+    /// nodes](crate::guide::load#keys-on-several-nodes). With an [id](Request::id) of the caller's own, everyone
+    /// holding by that id shares its permits, and the first to release, drop or fail gives them back for all. A hold by
+    /// the id of a permit that was just dropped comes after its release, which may cost a round trip more; if the
+    /// runtime that has begun the release is blocked, the hold ends by its deadline with an error. A release by such an
+    /// id is sent once: if its future is dropped, or its answer lost, the permits may stay until they expire.
     ///
     /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
     ///

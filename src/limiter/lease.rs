@@ -78,8 +78,8 @@ impl Limiter {
     /// share](Lease::most_unused) of the capacity, all leases together at most half. It returns what it doesn't spend
     /// within a second of its last batch, or sooner if the limit refills sooner; if the limit refills within about 400
     /// ms, unspent units lapse instead. If the runtime that took a batch has ended, a thread of the library's own
-    /// returns it, over a connection of its own; if that runtime is blocked, the units come back afterwards, or with the
-    /// next batch. Callers on other runtimes don't wait for it, but ask Redis.
+    /// returns it, over a connection of its own; if that runtime is blocked, the units come back afterwards, or with
+    /// the next batch. Callers on other runtimes don't wait for it, but ask Redis.
     ///
     /// Redis is asked directly while more than half the capacity is left, because the limit can't refill units that are
     /// held here. So a lease saves calls when a limit is nearly or entirely used up, such as a window in its second

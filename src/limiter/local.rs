@@ -54,8 +54,8 @@ impl Limiter {
         }
     }
 
-    /// Follows up here and in Redis, which may have been asked too, and may have given the permit after the caller stopped
-    /// waiting.
+    /// Follows up here and in Redis, which may have been asked too, and may have given the permit after the caller
+    /// stopped waiting.
     async fn follow_up_everywhere(&self, call: Call<'_>, processes: NonZeroU32) -> Result<Decision, Error> {
         let there = self.decide(call.rule, *call.request, call.operation);
         let (here, there) = join(self.decide_locally(call, processes), there).await;

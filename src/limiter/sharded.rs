@@ -19,8 +19,8 @@ use crate::request::Request;
 use crate::rule::{Rule, ScopedLimit, Target};
 
 impl Limiter {
-    /// The rule's limit, if it is decided by its shards: where one node has all keys, nothing is gained by splitting one.
-    /// Such a limit is the only one of its rule.
+    /// The rule's limit, if it is decided by its shards: where one node has all keys, nothing is gained by splitting
+    /// one. Such a limit is the only one of its rule.
     pub(super) fn sharded<'r>(&self, rule: &'r Rule) -> Option<&'r ScopedLimit> {
         rule.sharded().filter(|_| self.engine.is_cluster())
     }

@@ -12,8 +12,8 @@ impl Rule {
         self.is_joined() || self.tag.is_none() && self.limits.iter().any(|scoped| scoped.by.as_ref() != first)
     }
 
-    /// How the markers of this rule's ids begin, after its name: its limits, shortened, since a remembered answer belongs
-    /// to them; each after what it counts, if that is another part of the request than its key.
+    /// How the markers of this rule's ids begin, after its name: its limits, shortened, since a remembered answer
+    /// belongs to them; each after what it counts, if that is another part of the request than its key.
     pub(crate) fn marker<'a>(
         &self,
         counted: impl Fn(&ScopedLimit, &str) -> Result<Name<'a>, Error>,

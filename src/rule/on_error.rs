@@ -20,14 +20,14 @@ pub enum OnError {
     /// The error, so that the call doesn't proceed. Nothing is admitted beyond the rule.
     #[default]
     Closed,
-    /// Allowed, with [`DecidedBy::Policy`](crate::DecidedBy::Policy). Nothing bounds what is admitted until Redis answers again. The
-    /// remaining units are unknown, and reported as 0.
+    /// Allowed, with [`DecidedBy::Policy`](crate::DecidedBy::Policy). Nothing bounds what is admitted until Redis
+    /// answers again. The remaining units are unknown, and reported as 0.
     Open,
-    /// The engine in this process decides, with [`DecidedBy::Local`](crate::DecidedBy::Local), by one process's share of the rule: an
-    /// equal part of each limit's capacity and rate, rounded down. Together the processes admit no more than the rule.
-    /// On top of what Redis had admitted before, that is at most one capacity more in each outage. If only some of them
-    /// have lost Redis, it gives the others the whole rule, and their shares come on top for as long as that lasts: at
-    /// most twice the rule.
+    /// The engine in this process decides, with [`DecidedBy::Local`](crate::DecidedBy::Local), by one process's share
+    /// of the rule: an equal part of each limit's capacity and rate, rounded down. Together the processes admit no more
+    /// than the rule. On top of what Redis had admitted before, that is at most one capacity more in each outage. If
+    /// only some of them have lost Redis, it gives the others the whole rule, and their shares come on top for as long
+    /// as that lasts: at most twice the rule.
     ///
     /// Clones of a limiter share their local state; limiters created separately each count as a process. Single calls
     /// that miss their deadline are decided here too, so a Redis that keeps losing some of them may lead to up to the

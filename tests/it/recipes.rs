@@ -1,4 +1,5 @@
-//! The recipes of the README and the guide, to the letter: `documented_recipes_are_those_that_are_tested` compares them.
+//! The recipes of the README and the guide, to the letter: `documented_recipes_are_those_that_are_tested` compares
+//! them.
 
 mod tests;
 

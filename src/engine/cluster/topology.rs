@@ -137,7 +137,8 @@ impl Topology {
             // The refresh ends, is dropped, or is on a runtime that is no longer driven.
             let again = Instant::now() + LONGEST_REFRESH / 4;
             if runtime::timeout_at(again, ended.as_mut()).await.is_none() && Instant::now() < again {
-                // There are no timers outside a runtime: only the end of the refresh, or the caller's deadline, ends this.
+                // There are no timers outside a runtime: only the end of the refresh, or the caller's deadline, ends
+                // this.
                 ended.await;
             }
             waited = true;

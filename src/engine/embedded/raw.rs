@@ -34,7 +34,8 @@ pub(crate) type Serves = Box<dyn Fn(&[Vec<u8>], usize) -> bool + Send>;
 
 struct Compiled {
     function: Function,
-    /// Whether its first line declares what it needs. A server that refuses writes refuses such a script before it runs.
+    /// Whether its first line declares what it needs. A server that refuses writes refuses such a script before it
+    /// runs.
     declares: bool,
 }
 

@@ -22,8 +22,8 @@ pub type StreamFuture<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Strea
 
 /// Opens a stream of bytes to a server: through a proxy, a tunnel, or a network of a test's own. By default it is TCP.
 ///
-/// It is called on the runtime that drives the connection, for each attempt to connect, of which there may be several at
-/// once. TLS, the protocol and the user's login come on top of it. `unix://` addresses don't use it.
+/// It is called on the runtime that drives the connection, for each attempt to connect, of which there may be several
+/// at once. TLS, the protocol and the user's login come on top of it. `unix://` addresses don't use it.
 ///
 /// ```no_run
 /// use tollgate::{Connect, Redis, StreamFuture};

@@ -75,8 +75,8 @@ impl Redis {
         connect.await.unwrap_or_else(|ended| Err(interrupted(ended)))
     }
 
-    /// Replaces a connection whose credentials expire soon, while calls go on over it. If that fails, the next call after
-    /// a while tries again; once the server has closed it, callers connect as they do at first.
+    /// Replaces a connection whose credentials expire soon, while calls go on over it. If that fails, the next call
+    /// after a while tries again; once the server has closed it, callers connect as they do at first.
     fn succeed(&self, per_runtime: &Arc<PerRuntime>, held: &Connection) {
         // Nothing to do beside an attempt that is being made.
         let Some(attempt) = per_runtime.connecting.begin(None) else { return };

@@ -1,8 +1,8 @@
 //! One connection, and the task that watches whether it still answers.
 //!
 //! Callers may give up at any time, so the outcome of their calls says little about Redis. Instead, a task watches the
-//! connection while anything on it is unanswered. If nothing is answered for a while, it asks the connection's owner what
-//! that means.
+//! connection while anything on it is unanswered. If nothing is answered for a while, it asks the connection's owner
+//! what that means.
 
 use std::fmt;
 use std::pin::pin;
@@ -62,7 +62,8 @@ struct Health {
     heard: AtomicU64,
     /// Callers still waiting.
     waiting: AtomicUsize,
-    /// When its watch last showed that it runs, in milliseconds since it was opened, plus one; 0 while there is no watch.
+    /// When its watch last showed that it runs, in milliseconds since it was opened, plus one; 0 while there is no
+    /// watch.
     last_beat: AtomicU64,
     lost: AtomicBool,
     losing: Notify,

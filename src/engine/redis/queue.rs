@@ -195,8 +195,8 @@ impl Queue {
         self.state.lock().machine.on(Event::Sent { generation }) == Action::GoOn
     }
 
-    /// Ends one of the dispatches; returns the generation of another to start, if there is work for one. `stranded`: the
-    /// batches that wait can't be sent any more, since the runtime is shutting down.
+    /// Ends one of the dispatches; returns the generation of another to start, if there is work for one. `stranded`:
+    /// the batches that wait can't be sent any more, since the runtime is shutting down.
     pub(super) fn leave(&self, generation: u64, stranded: bool) -> Option<u64> {
         if stranded {
             let error = Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down");

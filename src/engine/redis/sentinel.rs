@@ -28,8 +28,8 @@ impl Sentinels {
     /// being a primary. If none works and one was refused, the refusal is returned, so that a wrong password isn't
     /// mistaken for an outage because another Sentinel is down.
     ///
-    /// All are asked at once, so that a dead one delays no caller. Each is asked over a new connection: a kept one would be
-    /// driven by the runtime that made it.
+    /// All are asked at once, so that a dead one delays no caller. Each is asked over a new connection: a kept one
+    /// would be driven by the runtime that made it.
     pub(super) async fn primary(&self) -> Result<(Endpoint, Opened), Error> {
         let count = self.nodes.len();
         let mut lookups = stream::iter((0..count).map(|at| self.lookup(at))).buffer_unordered(count);

@@ -1,5 +1,5 @@
-//! What the silence of a connection means: another connection is tried, to distinguish a dead connection from a Redis that
-//! is unreachable, and from one that runs no script for now.
+//! What the silence of a connection means: another connection is tried, to distinguish a dead connection from a Redis
+//! that is unreachable, and from one that runs no script for now.
 
 use std::sync::Arc;
 use std::time::Duration;

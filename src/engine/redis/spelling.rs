@@ -1,5 +1,5 @@
-//! How the address of one Redis may be spelled. redis-rs overlooks what it doesn't know, and reads a password that isn't
-//! encoded as host, port or database.
+//! How the address of one Redis may be spelled. redis-rs overlooks what it doesn't know, and reads a password that
+//! isn't encoded as host, port or database.
 
 /// How a Redis is reached, by the scheme of its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +33,8 @@ pub(super) fn has_a_raw_password(url: &str) -> bool {
     after.contains('@') || user.contains('@') || user.matches(':').count() > 1 || user.contains(char::is_whitespace)
 }
 
-/// What is wrong with the spelling of such an address, as the end of a message. It repeats nothing that may be a part of
-/// a password.
+/// What is wrong with the spelling of such an address, as the end of a message. It repeats nothing that may be a part
+/// of a password.
 pub(super) fn flaw(url: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     let way = way(scheme)?;

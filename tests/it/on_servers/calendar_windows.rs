@@ -39,8 +39,8 @@ async fn warm(server: &Server) -> (Limiter, Proxy) {
     (limiter, proxy)
 }
 
-/// Has the limiter take this for the server's time, by a script that refuses a call as of then. The windows around it are
-/// refused too, and a second refusal of one call is an error.
+/// Has the limiter take this for the server's time, by a script that refuses a call as of then. The windows around it
+/// are refused too, and a second refusal of one call is an error.
 async fn believe(limiter: &Limiter, proxy: &Proxy, at: Micros) {
     proxy.run_instead(format!("return redis.error_reply('STALE calendar_window: in neither window; now_us={at}')"));
     let error = limiter.peek(&rule("fixed-window 5/day"), "told").await.expect_err("refused twice");
@@ -132,7 +132,8 @@ async fn decisions_of_acquire_many_are_retried_together() {
     }
 }
 
-/// Whatever each takes for the server's time: what it was when last refused, which may be windows ago, or this machine's.
+/// Whatever each takes for the server's time: what it was when last refused, which may be windows ago, or this
+/// machine's.
 #[tokio::test]
 async fn clients_who_differ_about_the_time_admit_the_limit_in_each_window_together() {
     for (text, window, zone, begin, step) in [

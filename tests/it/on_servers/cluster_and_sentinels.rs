@@ -41,8 +41,8 @@ async fn keys_of_all_slots_are_decided_at_once_and_each_by_itself() {
     }
 }
 
-/// One behind a long way: connecting and asking it for the slots takes four answers of a sixth of a second, which is longer
-/// than a caller waits for a node once the slots are known.
+/// One behind a long way: connecting and asking it for the slots takes four answers of a sixth of a second, which is
+/// longer than a caller waits for a node once the slots are known.
 #[tokio::test]
 async fn a_cluster_whose_only_known_node_is_slow_to_answer_is_found_by_the_first_call() {
     let servers = ClusterServers::of_primaries();

@@ -1,5 +1,5 @@
-//! How connections are opened and logged in where a service says so itself: by a connector of its own, and by credentials
-//! that expire.
+//! How connections are opened and logged in where a service says so itself: by a connector of its own, and by
+//! credentials that expire.
 
 use std::io;
 use std::sync::Arc;

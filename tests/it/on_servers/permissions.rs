@@ -291,7 +291,8 @@ async fn a_cancellation_that_may_not_forget_its_call_gives_nothing_back() {
     }
 }
 
-/// Several keys of a node are asked in one call, which is answered for each, and asked again for those that are refused.
+/// Several keys of a node are asked in one call, which is answered for each, and asked again for those that are
+/// refused.
 #[tokio::test]
 async fn what_a_user_may_not_delete_is_given_back_no_more_than_once_by_a_cluster_too() {
     let server = cluster_of_one();

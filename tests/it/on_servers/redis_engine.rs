@@ -113,8 +113,8 @@ async fn a_frozen_server_leaves_the_charge_unknown_and_later_replies_matched() {
     let (first, key) = number(1000);
     limiter.acquire(&first, &key).await.expect("a decision");
     server.signal("-STOP");
-    // All at once, since the silence of the connection is noticed after a quarter of a second; and with as long a deadline
-    // as that allows, since each is to be sent.
+    // All at once, since the silence of the connection is noticed after a quarter of a second; and with as long a
+    // deadline as that allows, since each is to be sent.
     let errors = (1..=20).map(async |n| {
         let (rule, key) = number(n);
         let request = Request::new(&key).deadline(Duration::from_millis(200));

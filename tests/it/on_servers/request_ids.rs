@@ -310,8 +310,8 @@ fn a_settlement_leaves_permits_as_they_are() {
     assert_eq!((anew[2], anew[7]), (5, 7));
 }
 
-/// Of calls at one time, as of a clock that stands still: what came to nothing and was forgotten is another state than what
-/// begins after it, and so are all before that.
+/// Of calls at one time, as of a clock that stands still: what came to nothing and was forgotten is another state than
+/// what begins after it, and so are all before that.
 #[tokio::test]
 async fn a_late_cancel_takes_nothing_of_a_state_that_began_after_its_own_was_forgotten() {
     let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(time(1 << 50))));

@@ -50,7 +50,8 @@ fn on_nodes(servers: &ClusterServers, user: usize, org: usize) -> (String, Strin
     (servers.keys_of(user, 1).remove(0), servers.keys_of(org, 2).remove(1))
 }
 
-/// Limits of which either user or organisation has fewer units: those who are allowed are charged once, and nobody else.
+/// Limits of which either user or organisation has fewer units: those who are allowed are charged once, and nobody
+/// else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_at_once_take_of_every_key_or_of_none() {
     let servers = ClusterServers::of_primaries();
@@ -482,7 +483,8 @@ async fn an_id_of_the_callers_own_needs_a_tag() {
     }
 }
 
-/// A node that doesn't have the script yet is sent the call again, and a cancellation that came first would find nothing.
+/// A node that doesn't have the script yet is sent the call again, and a cancellation that came first would find
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_that_are_dropped_before_a_node_has_their_script_leave_nothing_charged() {
     const BUCKET: &str = "gcra 100/30d";

@@ -1,5 +1,5 @@
-//! Limits that are split into shards. On a cluster they are together never above the limit, and found again by an id; on
-//! one server they aren't there.
+//! Limits that are split into shards. On a cluster they are together never above the limit, and found again by an id;
+//! on one server they aren't there.
 
 mod other_features;
 

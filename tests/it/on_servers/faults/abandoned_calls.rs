@@ -178,8 +178,8 @@ async fn decided_twice(server: &Server, limiter: &Limiter, local: &Rule) -> (Req
     (call, here)
 }
 
-/// A call that was decided here, since Redis answered too late: what both took is given back, though Redis is still away
-/// at the first try.
+/// A call that was decided here, since Redis answered too late: what both took is given back, though Redis is still
+/// away at the first try.
 #[tokio::test]
 async fn a_cancellation_that_is_tried_again_reaches_both_engines() {
     let mut server = Server::start();

@@ -1,5 +1,5 @@
-//! nginx: places with their limits, and a model of its arithmetic: a bucket that leaks in whole milliseconds, and counts
-//! in thousandths of a request.
+//! nginx: places with their limits, and a model of its arithmetic: a bucket that leaks in whole milliseconds, and
+//! counts in thousandths of a request.
 
 use fastrand::Rng;
 use tollgate_testing::effort::cases;
