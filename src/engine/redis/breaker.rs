@@ -290,6 +290,11 @@ mod tests {
             fn enter(&self, _: &tracing::span::Id) {}
             fn exit(&self, _: &tracing::span::Id) {}
         }
+        // Whether an event is of interest is settled where it first happens, perhaps on another thread just now, for which
+        // nobody listens. Once both have happened, whoever begins to listen is asked.
+        let before = CircuitBreaker::default();
+        fail(&before, FAILURES);
+        before.answered();
         let (breaker, seen) = (Arc::new(CircuitBreaker::default()), Arc::<Lock<Vec<_>>>::default());
         tracing::subscriber::with_default(Looks(Arc::clone(&breaker), Arc::clone(&seen)), || {
             fail(&breaker, FAILURES);
