@@ -73,7 +73,7 @@ fn values(code: &str, function: &str, metric: &str, label: &str) -> Option<Value
         "class" => classes(),
         "source" => {
             let decision = read("src/decision.rs");
-            let (_, by) = decision.split_once("impl By {").expect("who answers");
+            let (_, by) = decision.split_once("impl DecidedBy {").expect("who answers");
             literals(by, "fn name(").into_iter().chain(["none".to_owned()]).collect()
         }
         "reason" => literals(&read("src/rules/verdict.rs"), "pub fn name(").into_iter().chain(classes()).collect(),
