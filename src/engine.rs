@@ -16,7 +16,7 @@ use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 
 use self::deadline::Deadline;
-use self::redis::Asking;
+use self::redis::{Asking, address};
 use crate::call::{Ask, Reply};
 use crate::decision::DecidedBy;
 use crate::error::Error;
@@ -87,7 +87,11 @@ impl Engine {
     ///
     /// An address that can't be read.
     pub fn open(url: &str) -> Result<Self, Error> {
-        redis::Redis::builder().open_engine(url)
+        if address::is_of_cluster(url) {
+            cluster::Cluster::open(url).map(Self::from)
+        } else {
+            redis::Redis::open(url).map(Self::from)
+        }
     }
 
     /// The first server of its address that isn't on this machine, as `host:port`. None if all are, as one at a Unix

@@ -6,6 +6,7 @@
 pub(crate) mod address;
 pub(crate) mod breaker;
 mod commands;
+mod confirm;
 pub(crate) mod connect;
 mod connecting;
 mod connection;
@@ -45,9 +46,10 @@ use crate::runtime;
 use address::{Endpoint, Sentinels, address};
 pub(crate) use breaker::Admission;
 use breaker::BreakerState;
+pub(super) use confirm::Confirm;
 pub(crate) use dispatch::Many;
 use per_runtime::PerRuntime;
-pub(super) use pipeline::{Asking, Confirm};
+pub(super) use pipeline::Asking;
 pub(crate) use queue::Waiting;
 use settings::Settings;
 

@@ -1,17 +1,13 @@
 //! How calls are sent over the connection: as commands, alone or in a pipeline.
 
-use std::time::Duration;
-
 use redis::{Cmd, RedisError, Value};
 
+use super::confirm::{Confirm, WAIT_CHECK};
 use super::connection::Connection;
 use super::errors::from_answer;
 use super::texts::Eval;
 use crate::batch::ScriptCall;
 use crate::error::Error;
-
-/// How often Redis checks whether a WAIT has timed out, with its default `hz`.
-const WAIT_CHECK: Duration = Duration::from_millis(100);
 
 /// Whether a call is sent after ASKING, which lets it use a slot that is moving to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,25 +16,7 @@ pub(in crate::engine) enum Asking {
     Yes,
 }
 
-/// How many replicas must have what a call wrote, and how long that may take.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct Confirm {
-    replicas: u8,
-    within: Duration,
-}
-
 impl Confirm {
-    pub(in crate::engine) fn by(replicas: u8, within: Duration) -> Option<Self> {
-        (replicas > 0).then_some(Self { replicas, within })
-    }
-
-    /// Limits the wait for a call with this much time left, to a quarter of that or more. The call may have to wait
-    /// twice: a server that has lost the script makes it wait for earlier writes as well.
-    pub(super) fn before(self, left: Duration) -> Self {
-        let most = (left / 2).saturating_sub(WAIT_CHECK).max(left / 4);
-        Self { within: self.within.min(most), ..self }
-    }
-
     fn command(self) -> Cmd {
         // 0 would mean no limit.
         let ms = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 31);

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::confirm::Confirm;
 use super::connect::{Connect, Tcp};
 use super::credentials::Asked;
-use super::pipeline::Confirm;
 #[cfg(feature = "tls")]
 use super::tls::Tls;
 
