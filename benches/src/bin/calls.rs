@@ -2,6 +2,8 @@
 //! counted denials and permits, on one Redis, and several limits on a cluster of three primaries.
 
 use std::net::IpAddr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tollgate::rules::{Attributes, RuleSet};
@@ -109,6 +111,8 @@ impl Variant {
 
 struct Bench {
     keys: Vec<String>,
+    /// How many ids were given to calls.
+    ids: AtomicU64,
     of_one: Limiter,
     of_three: Limiter,
     plain: Rule,
@@ -178,6 +182,7 @@ impl Bench {
         let everybody = "fixed-window 1000000000/1d".parse().expect("a limit");
         Self {
             keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
+            ids: AtomicU64::new(0),
             of_one: limiter(Redis::open(&one.url()).expect("a good address").into()),
             of_three: limiter(Cluster::open(&three.url()).expect("a good address").into()),
             plain: rule(PLAIN),
@@ -205,8 +210,8 @@ impl Bench {
             OneShared => callers(count, time, move |random| self.shared(key(random))).await,
             OwnCosts => callers(count, time, move |random| self.at_own_costs(key(random), random)).await,
             ThreeRules => callers(count, time, move |random| self.by_rules(key(random), random)).await,
-            WithId => callers(count, time, move |random| self.with_id(key(random), random)).await,
-            GivenBack => callers(count, time, move |random| self.given_back(key(random), random)).await,
+            WithId => callers(count, time, move |random| self.with_id(key(random))).await,
+            GivenBack => callers(count, time, move |random| self.given_back(key(random))).await,
             BlockFor => callers(count, time, move |random| acquire(&self.of_one, &self.blocking, key(random))).await,
             CountedDenials => {
                 callers(count, time, move |random| acquire(&self.of_one, &self.counting, key(random))).await
@@ -268,18 +273,23 @@ impl Bench {
     }
 
     /// By an id of its own, which is remembered for a second.
-    async fn with_id(&self, key: &str, random: u64) -> bool {
-        let id = random.to_le_bytes();
+    async fn with_id(&self, key: &str) -> bool {
+        let id = self.new_id();
         let request = Request::new(key).id(&id).id_ttl(Duration::from_secs(1));
         self.of_one.acquire(&self.plain, request).await.expect("a decision").allowed
     }
 
     /// As a rule that counts by the response does for a response that doesn't count.
-    async fn given_back(&self, key: &str, random: u64) -> bool {
-        let id = random.to_le_bytes();
+    async fn given_back(&self, key: &str) -> bool {
+        let id = self.new_id();
         let request = Request::new(key).id(&id).id_ttl(Duration::from_secs(3600));
         let allowed = self.of_one.acquire(&self.plain, request).await.expect("a decision").allowed;
         allowed && self.of_one.settle(&self.plain, request.cost(0)).await.is_ok()
+    }
+
+    /// Callers draw the same numbers in every turn, so these would be ids of calls that Redis remembers.
+    fn new_id(&self) -> [u8; 8] {
+        self.ids.fetch_add(1, Relaxed).to_le_bytes()
     }
 
     async fn held(&self, key: &str) -> bool {
