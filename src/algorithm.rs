@@ -199,10 +199,10 @@ impl Script {
     /// ```
     /// use tollgate::{Algorithm, Script};
     ///
-    /// let both = Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow]);
+    /// let both = Script::for_algorithms([Algorithm::TokenBucket, Algorithm::FixedWindow]);
     /// assert_eq!(both.name(), "token_bucket+fixed_window");
     /// ```
-    pub fn of(algorithms: impl IntoIterator<Item = Algorithm>) -> &'static Self {
+    pub fn for_algorithms(algorithms: impl IntoIterator<Item = Algorithm>) -> &'static Self {
         &SCRIPTS[algorithms.into_iter().fold(0, |set, algorithm| set | 1 << algorithm.place())]
     }
 }
@@ -216,7 +216,7 @@ impl Algorithm {
     /// The script that decides limits of this algorithm alone, with the name of its file in `lua/`.
     #[must_use]
     pub fn script(self) -> &'static Script {
-        Script::of([self])
+        Script::for_algorithms([self])
     }
 
     /// The names of what the script's `inspect` mode appends after the TTL, in order.
@@ -327,10 +327,10 @@ mod tests {
     #[test]
     fn a_script_is_what_cat_makes_of_its_files() {
         let files = [include_str!("../lua/token_bucket.lua"), include_str!("../lua/fixed_window.lua")];
-        let both = Script::of([Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::FixedWindow]);
+        let both = Script::for_algorithms([Algorithm::FixedWindow, Algorithm::TokenBucket, Algorithm::FixedWindow]);
         assert_eq!(both.text(), [&[BEGINNING][..], &files, &END].concat().concat());
         assert_eq!(both.name(), "token_bucket+fixed_window");
-        assert!(std::ptr::eq(both, Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow])));
+        assert!(std::ptr::eq(both, Script::for_algorithms([Algorithm::TokenBucket, Algorithm::FixedWindow])));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::random::jittered;
 pub(crate) struct Backoff {
     first: Duration,
     longest: Duration,
-    /// By how many hundredths a pause may be longer.
+    /// By how many percent a pause may be longer.
     jitter: u8,
     last: Option<Duration>,
 }

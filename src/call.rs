@@ -67,7 +67,7 @@ pub(crate) struct Options {
     pub(crate) keeps_left: bool,
     /// Whether the key starts afresh when they have.
     pub(crate) starts_anew: bool,
-    pub(crate) counts_denials: bool,
+    pub(crate) counts_overage: bool,
     /// How long a denial blocks its key.
     pub(crate) block_us: Option<u64>,
 }
@@ -181,8 +181,8 @@ impl Options {
     }
 
     fn bits(&self) -> u8 {
-        let Self { keeps_left, starts_anew, counts_denials, block_us } = *self;
-        bits([keeps_left, starts_anew, counts_denials, block_us.is_some()])
+        let Self { keeps_left, starts_anew, counts_overage, block_us } = *self;
+        bits([keeps_left, starts_anew, counts_overage, block_us.is_some()])
     }
 }
 
@@ -200,7 +200,7 @@ impl Terms {
     /// Whether replies say what was granted and how many denials are counted.
     pub(crate) fn are_long(&self) -> bool {
         let grants = matches!(self.mode, Mode::Call(Operation::AtMost) | Mode::Inspect);
-        grants || self.id_ttl_ms.is_some() || self.options.counts_denials
+        grants || self.id_ttl_ms.is_some() || self.options.counts_overage
     }
 
     /// The size in bytes of a receipt for this many limits; 0 if the call answers none.

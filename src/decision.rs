@@ -12,23 +12,25 @@ use std::time::{Duration, SystemTime};
 
 use smallvec::{SmallVec, smallvec};
 
+use crate::algorithm::Algorithm;
 use crate::call::LimitReply;
 use crate::error::Error;
+use crate::limit::CalendarUnit;
 use crate::quota::Quota;
 use crate::random::jittered;
 use crate::wall_clock;
 
 /// The answer: allow or deny, and the state after it.
 ///
-/// For a rule of several limits, `limit` and `remaining` are those of the limit with the least remaining, and the waits
-/// are the largest.
+/// For a rule of several limits, `capacity` and `remaining` are those of the limit with the least remaining, and the
+/// waits are the largest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
     /// Whether the request may proceed. Always true for calls that don't ask, such as a refund, a penalty or a block.
     pub allowed: bool,
-    /// The capacity, in units: the most that can be taken at one instant.
-    pub limit: u64,
+    /// The most units that can be taken at one instant.
+    pub capacity: u64,
     /// Whole units that can be taken right now, after this decision.
     pub remaining: u64,
     /// When the same request would be allowed if no other takes units; for a reservation, when it may run.
@@ -41,7 +43,7 @@ pub struct Decision {
     /// included, under a rule with [`block_for`](crate::Rule::block_for).
     pub blocked: bool,
     /// Denied calls, counted from the first of them for the limit's longest reset, which distinguishes a surge from a
-    /// small excess. None unless the rule [counts them](crate::Rule::count_denials).
+    /// small excess. None unless the rule [counts them](crate::Rule::count_overage).
     pub overage: Option<u64>,
     /// The first limit that denied: its name or, if unnamed, its text.
     pub denied_by: Option<Arc<str>>,
@@ -62,11 +64,11 @@ pub struct Decision {
 #[non_exhaustive]
 pub struct LimitDecision {
     /// The limit: its name and its numbers.
-    pub quota: Arc<Quota>,
+    pub(crate) quota: Arc<Quota>,
     /// Whether this limit allowed. If another denied, nothing was taken here either.
     pub allowed: bool,
-    /// Its capacity, in units.
-    pub limit: u64,
+    /// The most units that can be taken from it at one instant.
+    pub capacity: u64,
     /// Whole units that can be taken from it right now.
     pub remaining: u64,
     /// When it would allow the same request.
@@ -130,7 +132,7 @@ impl Decision {
         let denied_by = limits.first_denial();
         Some(Self {
             allowed: denied_by.is_none(),
-            limit: scarcest.limit,
+            capacity: scarcest.capacity,
             remaining: scarcest.remaining,
             retry_after: limits.iter().map(|limit| limit.retry_after).max()?,
             reset_after: limits.iter().map(|limit| limit.reset_after).max()?,
@@ -150,7 +152,7 @@ impl Decision {
     pub(crate) fn of_one(limit: LimitDecision, by: DecidedBy, decided_at: SystemTime) -> Self {
         Self {
             allowed: limit.allowed,
-            limit: limit.limit,
+            capacity: limit.capacity,
             remaining: limit.remaining,
             retry_after: limit.retry_after,
             reset_after: limit.reset_after,
@@ -216,7 +218,7 @@ impl Decision {
         let limit = LimitDecision {
             quota: Arc::clone(quota),
             allowed: true,
-            limit: quota.capacity(),
+            capacity: quota.capacity(),
             remaining,
             retry_after: RetryAfter::Now,
             reset_after,
@@ -228,10 +230,10 @@ impl Decision {
     }
 
     /// Allowed without knowing the state, while Redis is unreachable.
-    pub(crate) fn by_policy(limit: u64, granted: u64) -> Self {
+    pub(crate) fn by_policy(capacity: u64, granted: u64) -> Self {
         Self {
             allowed: true,
-            limit,
+            capacity,
             remaining: 0,
             retry_after: RetryAfter::Now,
             reset_after: Duration::ZERO,
@@ -292,18 +294,18 @@ impl Decision {
         let units = |limit: &&mut LimitDecision| !limit.quota.algorithm().holds() && has(limit.quota.rule());
         for limit in self.limits.0.iter_mut().filter(units) {
             let back = std::mem::take(&mut limit.granted);
-            limit.remaining = limit.remaining.saturating_add(back).min(limit.limit);
-            if limit.remaining == limit.limit {
+            limit.remaining = limit.remaining.saturating_add(back).min(limit.capacity);
+            if limit.remaining == limit.capacity {
                 limit.reset_after = Duration::ZERO;
             }
         }
         self
     }
 
-    /// With a denial's wait lengthened randomly, by at most this many hundredths.
-    pub(crate) fn jittered(mut self, hundredths: u8) -> Self {
-        if let (false, 1.., RetryAfter::After(wait)) = (self.allowed, hundredths, self.retry_after) {
-            self.retry_after = RetryAfter::After(jittered(wait, hundredths));
+    /// With a denial's wait lengthened randomly, by at most this many percent.
+    pub(crate) fn jittered(mut self, percent: u8) -> Self {
+        if let (false, 1.., RetryAfter::After(wait)) = (self.allowed, percent, self.retry_after) {
+            self.retry_after = RetryAfter::After(jittered(wait, percent));
             if let [only] = self.limits.0.as_mut_slice() {
                 only.retry_after = self.retry_after;
             }
@@ -342,33 +344,63 @@ impl LimitDecision {
     /// reply.
     pub(crate) fn new(
         quota: &Arc<Quota>,
-        limit: u64,
+        capacity: u64,
         reply: &LimitReply,
         granted: u64,
-        counts_denials: bool,
+        counts_overage: bool,
     ) -> Option<Self> {
         let LimitReply { allowed, remaining, retry_after_us, reset_after_us, blocked, granted: _, overage } = *reply;
         let remaining = count(remaining)?;
-        if remaining > limit || retry_after_us < if allowed { 0 } else { -1 } || !allowed && retry_after_us == 0 {
+        if remaining > capacity || retry_after_us < if allowed { 0 } else { -1 } || !allowed && retry_after_us == 0 {
             return None;
         }
         Some(Self {
             quota: Arc::clone(quota),
             allowed,
-            limit,
+            capacity,
             remaining,
             retry_after: RetryAfter::from_reply(retry_after_us)?,
             reset_after: Duration::from_micros(count(reset_after_us)?),
             granted,
             blocked,
-            overage: Some(count(overage)?).filter(|_| counts_denials),
+            overage: Some(count(overage)?).filter(|_| counts_overage),
         })
     }
 
-    /// The limit's name or, if unnamed, its text.
+    /// The name of the limit or, if unnamed, its text. To keep it costs no copy.
     #[must_use]
-    pub fn name(&self) -> &str {
-        self.quota.limit()
+    pub fn name(&self) -> &Arc<str> {
+        self.quota.title()
+    }
+
+    /// The name of the rule that has the limit.
+    #[must_use]
+    pub fn rule(&self) -> Option<&str> {
+        self.quota.rule()
+    }
+
+    /// The limit's algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.quota.algorithm()
+    }
+
+    /// Units per [period](Self::period); for permits, how many at once.
+    #[must_use]
+    pub fn rate(&self) -> u64 {
+        self.quota.rate()
+    }
+
+    /// The limit's period, as in [`Limit::period`](crate::Limit::period).
+    #[must_use]
+    pub fn period(&self) -> Duration {
+        self.quota.period()
+    }
+
+    /// The unit of the limit's calendar windows, if it has any: day, week, month or year.
+    #[must_use]
+    pub fn window(&self) -> Option<CalendarUnit> {
+        self.quota.window()
     }
 }
 
@@ -427,13 +459,13 @@ impl Denied {
 
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Decision { blocked, retry_after, limit, denied_by, .. } = &*self.decision;
+        let Decision { blocked, retry_after, capacity, denied_by, .. } = &*self.decision;
         f.write_str("denied")?;
         if let Some(name) = denied_by {
             write!(f, " by {name}")?;
         }
         match retry_after {
-            RetryAfter::Never => write!(f, ": the cost is above the limit of {limit}"),
+            RetryAfter::Never => write!(f, ": the cost is above the limit of {capacity}"),
             _ if *blocked => f.write_str(": blocked"),
             _ => Ok(()),
         }

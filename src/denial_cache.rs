@@ -28,8 +28,8 @@ use crate::runtime::LONGEST_WAIT;
 /// use std::time::Duration;
 /// use tollgate::{DenialCache, Limiter, Redis};
 ///
-/// let cache = DenialCache::of_keys(50_000).longest(Duration::from_millis(250));
-/// let limiter = Limiter::new(Redis::open("redis://127.0.0.1/")?).denial_cache(cache);
+/// let cache = DenialCache::new(50_000).longest(Duration::from_millis(250));
+/// let limiter = Limiter::builder(Redis::open("redis://127.0.0.1/")?).denial_cache(cache).build();
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ pub(crate) struct Changing<'a> {
 impl DenialCache {
     /// Remembers up to this many keys, each for a second at most.
     #[must_use]
-    pub fn of_keys(keys: usize) -> Self {
+    pub fn new(keys: usize) -> Self {
         let changes = [const { AtomicU64::new(0) }; STRIPES];
         let unknown_until = [const { AtomicU64::new(0) }; STRIPES];
         let shared = Shared { denials: Cache::new(keys), changes, unknown_until, began: Instant::now() };

@@ -96,7 +96,8 @@ impl Engine {
 
     /// The first server of its address that isn't on this machine, as `host:port`. None if all are, as one at a Unix
     /// socket or at `localhost` is, and for the embedded engine. Other names aren't resolved, and count as another
-    /// machine; so does a pool, which doesn't reveal its address.
+    /// machine; so does a pool, which doesn't reveal its address. Unstable: for the tool.
+    #[doc(hidden)]
     #[must_use]
     pub fn remote_address(&self) -> Option<String> {
         match self {
@@ -160,7 +161,9 @@ impl Engine {
     /// # Errors
     ///
     /// Redis is unreachable, didn't answer in time, or refused a command. An atomic pipeline, which has more answers
-    /// than commands.
+    /// than commands. Unstable: for the system of record.
+    #[cfg(feature = "redis-rs")]
+    #[doc(hidden)]
     pub async fn query<T: FromRedisValue>(
         &self,
         key: &[u8],

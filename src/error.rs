@@ -110,6 +110,77 @@ pub enum Charged {
     Unknown,
 }
 
+/// What went wrong, in one word. [`Display`](fmt::Display) and [`name`](Self::name) give the word that metrics, logs and
+/// JSON have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// `input`: the caller's own input can't be used, such as an empty key, a time out of range, a malformed address, a
+    /// rule without a name.
+    Input,
+    /// `unreachable`: no connection could be made, or Redis isn't asked for a while because earlier calls failed.
+    Unreachable,
+    /// `authentication`: the server refused the user or the password.
+    Authentication,
+    /// `permission`: the server doesn't let this user run what a decision needs; the message names the command.
+    Permission,
+    /// `unsupported`: the server is older than Redis 7.0, or doesn't know a command, which the message names.
+    Unsupported,
+    /// `deadline`: no answer by the deadline, or not sent by then; [`charged`](Error::charged) tells which.
+    Deadline,
+    /// `disconnected`: the connection broke while waiting for an answer.
+    Disconnected,
+    /// `unreadable-state`: the key holds something that isn't the limit's state; a reset repairs it.
+    UnreadableState,
+    /// `unknown-id`: nothing is remembered for the id that was to be settled, or no permit is held by the id that was to
+    /// be renewed: it was never taken, or its time to live has passed.
+    UnknownId,
+    /// `refused`: the server refused to run the script: it is out of memory, can't write to its disk, has too few
+    /// replicas, or gave another reason.
+    Refused,
+    /// `stale-windows`: the server's clock moved by at least a calendar window, twice within one call.
+    StaleWindows,
+    /// `not-now`: the server runs no script for now, but may soon: it is loading, busy with another script, without its
+    /// primary, or a replica. Several attempts got this answer.
+    NotNow,
+    /// `garbled`: an answer that isn't a script's.
+    Garbled,
+    /// `unconfirmed`: the units were taken, but fewer replicas than [asked for](crate::RedisBuilder::confirmed_by) have
+    /// the write: a failover could lose it. For a call on several nodes they are given back;
+    /// [`charged`](Error::charged) says whether all are.
+    Unconfirmed,
+}
+
+impl ErrorKind {
+    /// The word, as metrics, logs and JSON have it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Unreachable => "unreachable",
+            Self::Authentication => "authentication",
+            Self::Permission => "permission",
+            Self::Unsupported => "unsupported",
+            Self::Deadline => "deadline",
+            Self::Disconnected => "disconnected",
+            Self::UnreadableState => "unreadable-state",
+            Self::UnknownId => "unknown-id",
+            Self::Refused => "refused",
+            Self::StaleWindows => "stale-windows",
+            Self::NotNow => "not-now",
+            Self::Garbled => "garbled",
+            Self::Unconfirmed => "unconfirmed",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What went wrong, with what only this crate tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A key, a time, a prefix or an address that can't be used.
@@ -293,11 +364,11 @@ impl Error {
         self.charged
     }
 
-    /// The deadline that passed, if that is what [went wrong](Self::is_deadline): the time that was left when this call
+    /// The deadline that passed, if that is what [went wrong](ErrorKind::Deadline): the time that was left when this call
     /// was made.
     #[must_use]
     pub fn missed_deadline(&self) -> Option<Duration> {
-        self.time.filter(|_| self.is_deadline())
+        self.time.filter(|_| self.kind() == ErrorKind::Deadline)
     }
 
     /// How long Redis won't be asked, because earlier calls failed; see [`Redis::breaker`](crate::Redis::breaker). None
@@ -324,26 +395,24 @@ impl Error {
         matches!(self.kind, Kind::Permission | Kind::Authentication | Kind::Unsupported)
     }
 
-    /// A word for what went wrong, for logs and metrics: `input`, `unreachable`, `authentication`, `permission`,
-    /// `unsupported`, `deadline`, `disconnected`, `unreadable-state`, `unknown-id`, `refused`, `stale-windows`, `not-now`,
-    /// `garbled` or `unconfirmed`.
+    /// What went wrong.
     #[must_use]
-    pub fn class(&self) -> &'static str {
+    pub fn kind(&self) -> ErrorKind {
         match self.kind {
-            Kind::Input | Kind::EmptyKey => "input",
-            Kind::Unreachable => "unreachable",
-            Kind::Authentication => "authentication",
-            Kind::Permission => "permission",
-            Kind::Unsupported => "unsupported",
-            Kind::Deadline { .. } => "deadline",
-            Kind::Disconnected => "disconnected",
-            Kind::Unreadable => "unreadable-state",
-            Kind::UnknownId => "unknown-id",
-            Kind::Refused => "refused",
-            Kind::Stale { .. } => "stale-windows",
-            Kind::NotNow => "not-now",
-            Kind::Garbled => "garbled",
-            Kind::Unconfirmed => "unconfirmed",
+            Kind::Input | Kind::EmptyKey => ErrorKind::Input,
+            Kind::Unreachable => ErrorKind::Unreachable,
+            Kind::Authentication => ErrorKind::Authentication,
+            Kind::Permission => ErrorKind::Permission,
+            Kind::Unsupported => ErrorKind::Unsupported,
+            Kind::Deadline { .. } => ErrorKind::Deadline,
+            Kind::Disconnected => ErrorKind::Disconnected,
+            Kind::Unreadable => ErrorKind::UnreadableState,
+            Kind::UnknownId => ErrorKind::UnknownId,
+            Kind::Refused => ErrorKind::Refused,
+            Kind::Stale { .. } => ErrorKind::StaleWindows,
+            Kind::NotNow => ErrorKind::NotNow,
+            Kind::Garbled => ErrorKind::Garbled,
+            Kind::Unconfirmed => ErrorKind::Unconfirmed,
         }
     }
 
@@ -365,70 +434,11 @@ impl Error {
         matches!(self.kind, Kind::Unreachable | Kind::Deadline { sent: false })
     }
 
-    /// No answer by the deadline, or not sent by then; [`charged`](Self::charged) tells which.
-    #[must_use]
-    pub fn is_deadline(&self) -> bool {
-        matches!(self.kind, Kind::Deadline { .. })
-    }
-
-    /// The connection broke while waiting for an answer.
-    #[must_use]
-    pub fn is_disconnected(&self) -> bool {
-        self.kind == Kind::Disconnected
-    }
-
-    /// The server refused the user or the password.
-    #[must_use]
-    pub fn is_authentication(&self) -> bool {
-        self.kind == Kind::Authentication
-    }
-
-    /// The server doesn't let this user run what a decision needs; the message names the command.
-    #[must_use]
-    pub fn is_permission(&self) -> bool {
-        self.kind == Kind::Permission
-    }
-
-    /// The server is older than Redis 7.0, or doesn't know a command, which the message names.
-    #[must_use]
-    pub fn is_unsupported(&self) -> bool {
-        self.kind == Kind::Unsupported
-    }
-
-    /// The key holds something that isn't the limit's state; a reset repairs it.
-    #[must_use]
-    pub fn is_unreadable_state(&self) -> bool {
-        self.kind == Kind::Unreadable
-    }
-
     /// Nothing is remembered for the id that was to be settled, or no permit is held by the id that was to be renewed:
     /// it was never taken, or its time to live has passed.
     #[must_use]
     pub fn is_unknown_id(&self) -> bool {
         self.kind == Kind::UnknownId
-    }
-
-    /// The server refused to run the script: it is out of memory, can't write to its disk, has too few replicas, or
-    /// gave another reason; or it runs none [for now](Self::is_not_now); or its clock moved by at least a calendar
-    /// window, twice within one call.
-    #[must_use]
-    pub fn is_refused(&self) -> bool {
-        matches!(self.kind, Kind::Refused | Kind::Stale { .. } | Kind::NotNow)
-    }
-
-    /// The units were taken, but fewer replicas than [asked for](crate::RedisBuilder::confirmed_by) have the write: a
-    /// failover could lose it. For a call on several nodes they are given back; [`charged`](Self::charged) says whether
-    /// all are.
-    #[must_use]
-    pub fn is_unconfirmed(&self) -> bool {
-        self.kind == Kind::Unconfirmed
-    }
-
-    /// The server runs no script for now, but may soon: it is loading, busy with another script, without its primary,
-    /// or a replica. Several attempts got this answer.
-    #[must_use]
-    pub fn is_not_now(&self) -> bool {
-        self.kind == Kind::NotNow
     }
 }
 

@@ -38,13 +38,13 @@ type Plain = [bool; 256];
 const SHORTEST_SECRET: usize = 16;
 
 /// A secret for hashing keys, so that addresses, e-mails and the like don't appear in Redis: see
-/// [`Limiter::key_secret`](crate::Limiter::key_secret). `Debug` never shows it.
+/// [`LimiterBuilder::key_secret`](crate::LimiterBuilder::key_secret). `Debug` never shows it.
 ///
 /// ```
 /// use tollgate::{Embedded, KeySecret, Limiter};
 ///
 /// let secret = KeySecret::new(b"32 bytes by chance, from a vault")?;
-/// let limiter = Limiter::new(Embedded::new()).key_secret(&secret);
+/// let limiter = Limiter::builder(Embedded::new()).key_secret(&secret).build();
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 #[derive(Clone)]

@@ -47,8 +47,7 @@
 //! [`Engine::open`] takes any address: `redis://`, `unix://`, `redis-sentinel://host:26379,.../primary`,
 //! `redis-cluster://host:7000,...`. Keys are any bytes.
 //!
-//! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. Both use
-//! only this crate's public API. The layout of the source, and the path of a decision through it, are in the
+//! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. The layout of the source, and the path of a decision through it, are in the
 //! repository's `ARCHITECTURE.md`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -140,7 +139,9 @@ pub mod operations {
     pub mod backup {}
 }
 
+#[cfg(feature = "redis-rs")]
 pub use deadpool_redis;
+#[cfg(feature = "redis-rs")]
 pub use redis;
 
 pub use algorithm::Algorithm;
@@ -157,14 +158,13 @@ pub use engine::redis::connect::{Connect, Stream, StreamFuture};
 pub use engine::redis::credentials::{CredentialError, CredentialFuture, CredentialSource, Credentials};
 #[cfg(feature = "tls")]
 pub use engine::redis::tls::Tls;
-pub use error::{Charged, Error, RuleError};
+pub use error::{Charged, Error, ErrorKind, RuleError};
 pub use key::KeySecret;
 pub use limit::{CalendarUnit, Limit, LimitBuilder, MaxDebt, WindowStart};
 pub use limiter::hold::{HoldDecision, Permit};
 pub use limiter::lease::Lease;
-pub use limiter::{Deciding, KeyState, Limiter, ResetProgress};
+pub use limiter::{Deciding, KeyState, Limiter, LimiterBuilder, ResetProgress};
 pub use operation::Operation;
-pub use quota::Quota;
 pub use request::{OwnedRequest, Request};
 pub use rule::{OnChange, OnError, Rule};
 pub use script::Script;

@@ -35,7 +35,7 @@ const MOST_SHARDS: u64 = 1024;
 /// use tollgate::{Algorithm, Limit};
 ///
 /// let limit: Limit = "token-bucket 100/1m burst 200".parse()?;
-/// let built = Limit::of(Algorithm::TokenBucket, 100, Duration::from_secs(60)).capacity(200).build()?;
+/// let built = Limit::builder(Algorithm::TokenBucket, 100, Duration::from_secs(60)).capacity(200).build()?;
 /// assert_eq!(limit, built);
 /// assert_eq!(limit.to_string(), "token-bucket 100/1m burst 200");
 /// # Ok::<(), tollgate::RuleError>(())
@@ -75,7 +75,7 @@ impl Limit {
     /// A limit of `rate` units per `period` (for permits: `rate` at once, each for at most a `period`), with the
     /// algorithm's defaults for everything else.
     #[must_use]
-    pub fn of(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
+    pub fn builder(algorithm: Algorithm, rate: u64, period: Duration) -> LimitBuilder {
         LimitBuilder {
             algorithm,
             rate,
@@ -104,7 +104,7 @@ impl Limit {
     #[must_use]
     pub fn calendar(rate: u64, window: CalendarUnit) -> LimitBuilder {
         let period = Duration::from_micros(window.longest_us());
-        LimitBuilder { calendar: Some(window), ..Self::of(Algorithm::CalendarWindow, rate, period) }
+        LimitBuilder { calendar: Some(window), ..Self::builder(Algorithm::CalendarWindow, rate, period) }
     }
 
     /// The algorithm.

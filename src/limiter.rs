@@ -2,6 +2,7 @@
 
 mod asking;
 mod background;
+mod builder;
 mod cached_denials;
 pub(crate) mod call;
 mod counted;
@@ -31,6 +32,8 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+
 use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::Decision;
 use crate::denial_cache::DenialCache;
@@ -38,7 +41,7 @@ use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
 use crate::error::{Error, Kind};
-use crate::key::{self, KeySecret};
+use crate::key::KeySecret;
 use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
@@ -46,6 +49,7 @@ use crate::rule::{OnError, Rule};
 use background::Background;
 #[cfg(feature = "http")]
 pub(crate) use background::persist_until;
+pub use builder::LimiterBuilder;
 use call::Call;
 pub(crate) use counted::counted;
 pub use deciding::Deciding;
@@ -73,94 +77,22 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limiter on this engine: prefix `tollgate`, deadline 500 ms, and an error while Redis is unreachable.
-    pub fn new(engine: impl Into<Engine>) -> Self {
-        Self {
-            engine: engine.into(),
-            prefix: "tollgate".into(),
-            deadline: Duration::from_millis(500),
-            on_error: OnError::Closed,
-            denials: None,
-            key_secret: None,
-            background: Background::default(),
-            server_clock: ServerClock::default(),
-            #[cfg(feature = "embedded")]
-            local: Arc::default(),
-        }
-    }
-
-    /// The prefix of every key in Redis. Default: `tollgate`.
-    ///
-    /// # Errors
-    ///
-    /// An empty prefix, or one with braces.
-    pub fn prefix(mut self, prefix: &str) -> Result<Self, Error> {
-        self.prefix = key::checked_prefix(prefix)?.into();
-        Ok(self)
-    }
-
     /// The engine that decides.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The [prefix](Self::prefix) of its keys.
+    /// The [prefix](LimiterBuilder::prefix) of its keys in Redis.
     #[must_use]
-    pub fn key_prefix(&self) -> &str {
+    pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The deadline of a decision whose request sets none: see [`deadline`](Self::deadline).
+    /// How long a decision may take whose request sets no [deadline](Request::deadline).
     #[must_use]
-    pub fn default_deadline(&self) -> Duration {
+    pub fn deadline(&self) -> Duration {
         self.deadline
-    }
-
-    /// How long a decision may take, connecting included. After that the rule's [policy](Rule::on_error) answers;
-    /// [`Error::charged`] says whether the units may have been taken. Default: 500 ms.
-    #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// The answer while Redis is unreachable, for rules that [don't set one](Rule::on_error). Default:
-    /// [closed](OnError::Closed), which returns the error. Under [`Local`](OnError::Local), a rule with less than one
-    /// unit for each of its processes is closed too.
-    ///
-    /// # Errors
-    ///
-    /// `Local` without the feature `embedded`.
-    ///
-    /// ```
-    /// use tollgate::{Limiter, OnError, Redis};
-    ///
-    /// let limiter = Limiter::new(Redis::open("redis://127.0.0.1/")?).on_error(OnError::Open)?;
-    /// # Ok::<(), tollgate::Error>(())
-    /// ```
-    pub fn on_error(mut self, on_error: OnError) -> Result<Self, Error> {
-        on_error.checked().map_err(|why| Error::new(Kind::Input, why))?;
-        self.on_error = on_error;
-        Ok(self)
-    }
-
-    /// Denies in this process what Redis has just denied. Limiters with the same Redis and prefix may share a cache.
-    /// Default: none.
-    #[must_use]
-    pub fn denial_cache(mut self, cache: DenialCache) -> Self {
-        self.denials = Some(cache);
-        self
-    }
-
-    /// Hashes keys, parts and tags with this secret, for rules that don't say [otherwise](Rule::hash_keys). Redis then
-    /// stores and shows only the first 128 bits of their HMAC-SHA256. All limiters that count together need the same
-    /// secret; a new secret starts every key afresh. Ids aren't hashed. Costs no round trip, and some 0.3 µs. Default:
-    /// none; keys are stored as given.
-    #[must_use]
-    pub fn key_secret(mut self, secret: &KeySecret) -> Self {
-        self.key_secret = Some(secret.clone());
-        self
     }
 
     /// Makes a call of this operation. The methods below describe the operations, and are shorter to write.
@@ -223,6 +155,37 @@ impl Limiter {
     /// makes one.
     pub fn acquire<'a>(&'a self, rule: &'a Rule, request: impl Into<Request<'a>>) -> Deciding<'a> {
         self.decide(rule, request.into(), Operation::Acquire)
+    }
+
+    /// The same as [`acquire`](Self::acquire), as a future that owns all it needs, for `tokio::spawn` or a field. Copies
+    /// the request, and allocates.
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::{Embedded, Limiter, Rule};
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let rule = "token-bucket 10/1m".parse::<Rule>()?.named("api")?;
+    /// let decided = tokio::spawn(limiter.acquire_owned(&rule, "user:42"));
+    /// assert!(decided.await??.allowed);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The same as [`acquire`](Self::acquire).
+    pub fn acquire_owned<'a>(
+        &self,
+        rule: &Rule,
+        request: impl Into<Request<'a>>,
+    ) -> BoxFuture<'static, Result<Decision, Error>> {
+        let (limiter, rule, request) = (self.clone(), rule.clone(), request.into().into_owned());
+        Box::pin(async move { limiter.acquire(&rule, &request).await })
     }
 
     /// What [`acquire`](Self::acquire) would answer, without taking anything. `remaining` and `reset_after` describe

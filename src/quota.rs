@@ -8,7 +8,7 @@ use crate::limit::{CalendarUnit, Limit, Windows};
 
 /// One limit of a rule, as reported in a [`Decision`](crate::Decision): its units per period, and names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Quota {
+pub(crate) struct Quota {
     rule: Option<Arc<str>>,
     title: Arc<str>,
     label: Box<str>,
@@ -37,8 +37,7 @@ impl Quota {
     }
 
     /// The rule's name.
-    #[must_use]
-    pub fn rule(&self) -> Option<&str> {
+    pub(crate) fn rule(&self) -> Option<&str> {
         self.rule.as_deref()
     }
 
@@ -47,45 +46,33 @@ impl Quota {
         self.rule.as_ref()
     }
 
-    /// The limit's name or, if unnamed, its text.
-    #[must_use]
-    pub fn limit(&self) -> &str {
-        &self.title
-    }
-
-    /// The same, shared: to keep it costs no copy.
-    #[must_use]
-    pub fn title(&self) -> &Arc<str> {
+    /// The limit's name or, if unnamed, its text, shared.
+    pub(crate) fn title(&self) -> &Arc<str> {
         &self.title
     }
 
     /// The limit's name or, if unnamed, its algorithm and period: `token-bucket-1s`.
-    #[must_use]
-    pub fn label(&self) -> &str {
+    pub(crate) fn label(&self) -> &str {
         &self.label
     }
 
     /// The algorithm.
-    #[must_use]
-    pub fn algorithm(&self) -> Algorithm {
+    pub(crate) fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
     /// Units per period; for permits, how many at once.
-    #[must_use]
-    pub fn rate(&self) -> u64 {
+    pub(crate) fn rate(&self) -> u64 {
         self.rate
     }
 
     /// The period, as in [`Limit::period`].
-    #[must_use]
-    pub fn period(&self) -> Duration {
+    pub(crate) fn period(&self) -> Duration {
         self.period
     }
 
     /// The most units that can be taken at one instant.
-    #[must_use]
-    pub fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
@@ -96,8 +83,7 @@ impl Quota {
     }
 
     /// The unit of its calendar windows, if it has any: day, week, month or year.
-    #[must_use]
-    pub fn window(&self) -> Option<CalendarUnit> {
+    pub(crate) fn window(&self) -> Option<CalendarUnit> {
         self.window
     }
 }

@@ -51,10 +51,10 @@ impl Salt {
     }
 }
 
-/// The wait, lengthened randomly by up to this many hundredths.
-pub(crate) fn jittered(wait: Duration, hundredths: u8) -> Duration {
+/// The wait, lengthened randomly by up to this many percent.
+pub(crate) fn jittered(wait: Duration, percent: u8) -> Duration {
     let fraction = (random() >> 11) as f64 / (1_u64 << 53) as f64;
-    wait + wait.mul_f64(f64::from(hundredths) / 100.0 * fraction)
+    wait + wait.mul_f64(f64::from(percent) / 100.0 * fraction)
 }
 
 /// An id that no other call has: random for the process, counted within it.

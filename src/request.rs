@@ -174,11 +174,11 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Lengthens a denial's wait randomly, by at most this many hundredths, so that callers denied together don't come
+    /// Lengthens a denial's wait randomly, by at most this many percent, so that callers denied together don't come
     /// back together. Default: 0, the exact wait.
     #[must_use]
-    pub fn jitter(mut self, hundredths: u8) -> Self {
-        self.plain.terms.jitter = hundredths;
+    pub fn jitter(mut self, percent: u8) -> Self {
+        self.plain.terms.jitter = percent;
         self
     }
 

@@ -49,7 +49,7 @@ pub struct Rule {
     limits: Arc<[ScopedLimit]>,
     tag: Option<Arc<str>>,
     on_change: OnChange,
-    counts_denials: bool,
+    counts_overage: bool,
     /// In whole microseconds.
     block_for: Option<Duration>,
     /// How long permits are renewed, in whole microseconds.
@@ -83,7 +83,7 @@ impl Rule {
             limits: limits.into(),
             tag: None,
             on_change: OnChange::KeepUsed,
-            counts_denials: false,
+            counts_overage: false,
             block_for: None,
             max_hold: None,
             on_error: None,
@@ -164,8 +164,8 @@ impl Rule {
     /// Whether denied calls are counted, for [`Decision::overage`](crate::Decision::overage). Each denial then causes a
     /// write. Default: no.
     #[must_use]
-    pub fn count_denials(mut self, yes: bool) -> Self {
-        self.counts_denials = yes;
+    pub fn count_overage(mut self, yes: bool) -> Self {
+        self.counts_overage = yes;
         self
     }
 
@@ -252,8 +252,8 @@ impl Rule {
     /// ```
     pub fn cost_of(mut self, limit: &str, units: u64) -> Result<Self, RuleError> {
         let mut limits = self.limits.to_vec();
-        let Some(own) = limits.iter_mut().find(|scoped| scoped.quota.limit() == limit) else {
-            let names: Vec<_> = self.limits.iter().map(|scoped| scoped.quota.limit()).collect();
+        let Some(own) = limits.iter_mut().find(|scoped| **scoped.quota.title() == *limit) else {
+            let names: Vec<_> = self.limits.iter().map(|scoped| &**scoped.quota.title()).collect();
             return Err(self.error(&format!("cost: expected one of its limits ({}), got {limit:?}", names.join("; "))));
         };
         own.cost = Some(OwnCost::Units(units));
@@ -261,7 +261,7 @@ impl Rule {
         self.checked()
     }
 
-    /// Whether keys, parts and tags are hashed with the limiter's [secret](crate::Limiter::key_secret), without which
+    /// Whether keys, parts and tags are hashed with the limiter's [secret](crate::LimiterBuilder::key_secret), without which
     /// such a rule decides nothing. Default: they are if the limiter has one.
     #[must_use]
     pub fn hash_keys(mut self, yes: bool) -> Self {
@@ -365,13 +365,13 @@ impl Rule {
         Options {
             keeps_left: self.on_change == OnChange::AsIs,
             starts_anew: self.on_change == OnChange::Reset,
-            counts_denials: self.counts_denials,
+            counts_overage: self.counts_overage,
             block_us: self.block_for.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         }
     }
 
-    pub(crate) fn counts_denials(&self) -> bool {
-        self.counts_denials
+    pub(crate) fn counts_overage(&self) -> bool {
+        self.counts_overage
     }
 
     /// The same rule, which blocks no key.

@@ -173,10 +173,10 @@ impl RuleSet {
     /// use tollgate::rules::RuleSet;
     ///
     /// let rule = "token-bucket 100/1m burst 20".parse::<Rule>()?.named("api")?;
-    /// let rules = RuleSet::of(&rule, "api_key")?;
+    /// let rules = RuleSet::single(&rule, "api_key")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn of(rule: &Rule, key: impl Into<OneOrMore>) -> Result<Self, RuleSetError> {
+    pub fn single(rule: &Rule, key: impl Into<OneOrMore>) -> Result<Self, RuleSetError> {
         Self::new([Definition::of(rule, key)])
     }
 
@@ -235,7 +235,9 @@ impl RuleSet {
         &self.shared.warnings
     }
 
-    /// Whether there is another clone of it, such as one that a request still uses.
+    /// Whether there is another clone of it, such as one that a request still uses. Unstable: for the system of
+    /// record.
+    #[doc(hidden)]
     #[must_use]
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.shared) > 1
@@ -349,7 +351,8 @@ impl RuleSet {
     }
 
     /// An attribute of a request as this set compares it: as in [`Attributes::get`], with the path in lower case if the
-    /// set ignores case.
+    /// set ignores case. Unstable: for the tool.
+    #[doc(hidden)]
     #[must_use]
     pub fn sees<'r>(&self, request: &'r Attributes<'_>, name: &str) -> Option<Cow<'r, [u8]>> {
         match self.as_read(request) {
@@ -359,6 +362,8 @@ impl RuleSet {
     }
 
     /// The rules before the last one that applies, and why each doesn't; all others if that continues, or none applies.
+    /// Unstable: for the tool.
+    #[doc(hidden)]
     #[must_use]
     pub fn passed_over(&self, request: &Attributes<'_>) -> Vec<PassedOver> {
         let request = self.as_read(request);

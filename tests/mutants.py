@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Changes the scripts one place at a time, as tests/mutants.json lists them, and runs the tests that decide with them
-until one fails. Ends with the mutants that no test has noticed.
-  python3 tests/mutants.py [FILE.lua | NAME]...
-Builds the tests once, in a copy of the files whose library reads the changed script when it runs; most mutants take
-some seconds, one that survives some minutes. Exits with 1 if one survived, with 2 on misuse."""
+until one fails: first the one that the list names for it, if any. Ends with the mutants that no test has noticed.
+  python3 tests/mutants.py [--write] [FILE.lua | NAME]...
+  --write  writes into the list by which test each was noticed
+Builds the tests once, in a copy of the files whose library reads the changed script when it runs, and tries two mutants
+at a time; most take some seconds, one that survives some minutes. Exits with 1 if one survived, with 2 on misuse."""
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # What finds most in the least time comes first. The last are left out: they hold the texts themselves to the files.
@@ -26,8 +28,10 @@ STAGES = [
 LEFT_OUT = ["script_files", "layouts"]
 
 
-def chosen(words):
-    mutants = json.loads((ROOT / "tests/mutants.json").read_text())
+LIST = ROOT / "tests/mutants.json"
+
+
+def chosen(mutants, words):
     unknown = [word for word in words if not any(word in (m["file"], m["name"]) for m in mutants)]
     if unknown:
         print(f"tests/mutants.py: expected a file or a name in tests/mutants.json, got {unknown[0]}", file=sys.stderr)
@@ -77,10 +81,11 @@ def built(folder):
 def killed_by(mutant, program, folder):
     """The first test that failed; none if all passed."""
     whole = folder / "lua" / mutant["file"]
-    changed = folder / "mutant.lua"
+    changed = folder / f"{mutant['name']}.lua"
     changed.write_text(whole.read_text().replace(mutant["old"], mutant["new"]))
     environment = {**os.environ, "RUST_BACKTRACE": "0", "WHOLE": str(whole), "MUTANT": str(changed)}
-    for words in STAGES:
+    named = [["--exact", mutant["killed_by"]]] if "killed_by" in mutant else []
+    for words in [*named, *STAGES]:
         command = [program, *words, *(word for name in LEFT_OUT for word in ("--skip", name))]
         # With the servers that it starts, in a group of their own, which ends with the first test that fails.
         run = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, text=True,
@@ -111,17 +116,27 @@ def main():
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return
-    mutants = chosen(words)
+    every = json.loads(LIST.read_text())
+    mutants = chosen(every, [word for word in words if word != "--write"])
     survived = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as workers:
         folder = pathlib.Path(folder)
         copied(folder)
         program = built(folder)
-        for m in mutants:
+
+        def tried(m):
             test = killed_by(m, program, folder)
             print(f"{m['file']} {m['name']}: {f'killed by {test}' if test else 'SURVIVED'}", flush=True)
+            if "--write" in words and test and " " not in test:
+                m["killed_by"] = test
+            return test
+
+        for m, test in zip(mutants, workers.map(tried, mutants)):
             if not test:
                 survived.append(m)
+            if "--write" in words:
+                lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in every)
+                LIST.write_text(f"[\n{lines}\n]\n")
     print(f"{len(mutants) - len(survived)} of {len(mutants)} mutants killed")
     for m in survived:
         print(f"survived: {m['file']} {m['name']}: {m['shows']}")

@@ -25,7 +25,7 @@ fn decisions(criterion: &mut Criterion) {
     let url = runtime.block_on(stand_in());
     let keys: Vec<String> = (0..KEYS).map(|key| format!("user:{key}")).collect();
 
-    let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(Duration::from_secs(5));
+    let limiter = Limiter::builder(Redis::open(&url).expect("a good address")).deadline(Duration::from_secs(5)).build();
     let rule = rule("token-bucket 1000000/1s");
     let client = Client::open(url.as_str()).expect("a good address");
     let connection = runtime.block_on(client.get_multiplexed_async_connection()).expect("a connection");

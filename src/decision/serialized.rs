@@ -16,7 +16,7 @@ impl serde::Serialize for Decision {
                 .sum::<usize>(),
         )?;
         fields.serialize_field("allowed", &self.allowed)?;
-        fields.serialize_field("limit", &self.limit)?;
+        fields.serialize_field("limit", &self.capacity)?;
         fields.serialize_field("remaining", &self.remaining)?;
         fields.serialize_field("retry_after_us", &self.retry_after)?;
         fields.serialize_field("reset_after_us", &micros(self.reset_after))?;
@@ -30,7 +30,7 @@ impl serde::Serialize for Decision {
             fields.serialize_field("overage", &overage)?;
         }
         if let Some(error) = &self.error {
-            fields.serialize_field("error", error.class())?;
+            fields.serialize_field("error", error.kind().name())?;
         }
         fields.end()
     }

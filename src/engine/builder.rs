@@ -69,7 +69,7 @@ impl RedisBuilder {
 
     /// Returns an allowed decision only once this many replicas have what it took, so that a failover to one of them
     /// doesn't forget it. The primary is asked to WAIT for them, in the same pipeline and for at most `within`. If
-    /// fewer have it by then, the call ends in an [error](Error::is_unconfirmed) that says [charged](Error::charged),
+    /// fewer have it by then, the call ends in an [error](crate::ErrorKind::Unconfirmed) that says [charged](Error::charged),
     /// and the rule's policy answers. Default: 0, no waiting.
     ///
     /// Costs the round trip from the primary to its replicas. Redis waits on the shared connection, so while replicas

@@ -30,7 +30,7 @@ use super::redis::settings::Settings;
 use super::redis::{Asking, Redis};
 use crate::batch::AskApart;
 use crate::call::{Ask, Reply};
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind, Kind};
 use crate::random::jittered;
 use crate::runtime;
 pub(crate) use slots::slot_of;
@@ -268,7 +268,7 @@ impl Cluster {
 
     /// Whether no time is left to do anything about a call that has ended with this error.
     fn is_over(&self, error: &Error, until: Deadline) -> bool {
-        let is_over = error.is_deadline() && until.left().is_zero();
+        let is_over = error.kind() == ErrorKind::Deadline && until.left().is_zero();
         if is_over && error.is_outage() {
             self.topology.refresh_soon();
         }

@@ -38,7 +38,7 @@ pub struct Embedded {
 /// use std::time::{Duration, UNIX_EPOCH};
 /// use tollgate::{Clock, Embedded};
 ///
-/// let clock = Clock::set_to(UNIX_EPOCH);
+/// let clock = Clock::new(UNIX_EPOCH);
 /// let engine = Embedded::with_clock(clock.clone());
 /// clock.advance(Duration::from_secs(60));
 /// ```
@@ -175,7 +175,7 @@ impl fmt::Debug for Embedded {
 impl Clock {
     /// A clock that stands at this time until it is advanced.
     #[must_use]
-    pub fn set_to(time: SystemTime) -> Self {
+    pub fn new(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { manual: Some(Arc::new(AtomicU64::new(micros(since)))) }
     }

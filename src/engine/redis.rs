@@ -139,6 +139,7 @@ impl Redis {
     /// idleness a PING checks first whether the other side has closed it, which costs a round trip.
     ///
     /// The pool sets TCP_NODELAY: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
+    #[cfg(feature = "redis-rs")]
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
         Self::new(Connector::Pool(pool), "the pool's address".into(), None)
@@ -167,6 +168,7 @@ impl Redis {
     ///
     /// The Sentinels name no primary by the deadline, or there is no runtime to ask them on. The caller's own pool,
     /// which doesn't reveal its address.
+    #[cfg(feature = "redis-rs")]
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
         match &self.shared.connector {
             Connector::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
@@ -185,7 +187,9 @@ impl Redis {
     }
 
     /// The name under which Sentinels know the primary, and a redis-rs client for each Sentinel in the address. None
-    /// without Sentinels.
+    /// without Sentinels. Unstable: for the tool.
+    #[cfg(feature = "redis-rs")]
+    #[doc(hidden)]
     #[must_use]
     pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
         match &self.shared.connector {

@@ -52,7 +52,7 @@ impl FromStr for Limit {
         }
         let (count, period, mut options) = rate(algorithm, words)?;
         let mut limit = match period {
-            Every::Period(period) => Limit::of(algorithm, count, Duration::from_micros(period.0)),
+            Every::Period(period) => Limit::builder(algorithm, count, Duration::from_micros(period.0)),
             Every::Window(window) => Limit::calendar(count, window),
         };
         while let Some((option, rest)) = options.split_first() {
@@ -185,7 +185,7 @@ fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitB
     }
     let units = whole("permits", count)?;
     match options {
-        ["ttl", ttl] => Ok(Limit::of(algorithm, units, Duration::from_micros(ttl.parse::<Period>()?.0))),
+        ["ttl", ttl] => Ok(Limit::builder(algorithm, units, Duration::from_micros(ttl.parse::<Period>()?.0))),
         [others @ .., "shards", shards] | ["shards", shards, others @ ..] if others.len() == 2 => {
             with_option(permits(algorithm, count, others)?, "shards", Some(shards))
         }

@@ -62,7 +62,7 @@ impl Limiter {
         // For a sharded limit, the next call may use another shard.
         if holds
             || self.sharded(rule).is_some()
-            || rule.counts_denials()
+            || rule.counts_overage()
             || request.has_id()
             || request.time().is_some()
         {

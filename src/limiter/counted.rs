@@ -22,5 +22,5 @@ pub(crate) fn counted(rule: &Rule, decided: Result<&Decision, &Error>) {
 
 /// How a call ended.
 pub(super) fn ended(decided: Result<&Decision, &Error>) -> Ended {
-    decided.map(|decision| (decision.allowed, decision.by.name())).map_err(Error::class)
+    decided.map(|decision| (decision.allowed, decision.by.name())).map_err(|error| error.kind().name())
 }

@@ -122,8 +122,8 @@ impl Limiter {
                 if operation == Operation::Penalty {
                     granted = granted.min(target.limit.most_counted());
                 }
-                let counts_denials = rule.rule_of(target.scoped).counts_denials();
-                LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, granted, counts_denials)
+                let counts_overage = rule.rule_of(target.scoped).counts_overage();
+                LimitDecision::new(&target.scoped.quota, target.limit.capacity(), reply, granted, counts_overage)
             })
             .collect::<Option<LimitDecisions>>()
             .filter(|limits| limits.len() == targets.len())

@@ -6,7 +6,7 @@ use std::fmt;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker, ready};
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FusedFuture};
 
 use super::Limiter;
 use super::cached_denials::Recalled;
@@ -25,29 +25,12 @@ use crate::telemetry::Observed;
 /// A call in progress: the future of [`Limiter::acquire`]. It does nothing until it is polled, and its deadline counts
 /// from then. Dropping it gives the call up: what isn't sent yet is never sent, and what was sent may be charged. (A
 /// call on [several nodes](crate::guide::load#keys-on-several-nodes) continues without its caller until its deadline,
-/// and gives back what it took.) Polled after its decision, it stays pending.
+/// and gives back what it took.) Polled after its decision, it stays pending, which [`FusedFuture`] reports.
 ///
 /// It is `Send` and `Unpin`, so a `select!` in a loop can poll it by reference, and at most 256 bytes large without the
 /// features `metrics` and `tracing`.
 ///
-/// It borrows the limiter, the rule and the request's key. A struct that holds it has their lifetime; where `'static`
-/// is needed, as by `tokio::spawn`, an `async` block that owns them takes its place:
-///
-/// ```
-/// # #[cfg(feature = "embedded")]
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tollgate::{Embedded, Limiter, Rule};
-///
-/// let limiter = Limiter::new(Embedded::new());
-/// let rule = "token-bucket 10/1m".parse::<Rule>()?.named("api")?;
-/// let decided = tokio::spawn(async move { limiter.acquire(&rule, "user:42").await });
-/// assert!(decided.await??.allowed);
-/// # Ok(())
-/// # }
-/// # #[cfg(not(feature = "embedded"))]
-/// # fn main() {}
-/// ```
+/// It borrows the limiter, the rule and the request's key. [`Limiter::acquire_owned`] is for where `'static` is needed.
 #[must_use = "futures do nothing unless polled"]
 pub struct Deciding<'a> {
     limiter: &'a Limiter,
@@ -195,6 +178,12 @@ impl Future for Deciding<'_> {
                 Poll::Ready(decided)
             }
         }
+    }
+}
+
+impl FusedFuture for Deciding<'_> {
+    fn is_terminated(&self) -> bool {
+        matches!(self.state, State::Ended)
     }
 }
 

@@ -38,12 +38,11 @@ impl Limiter {
         }
         let policy = self.policy(rule);
         if policy != OnError::Closed {
-            telemetry::answered_instead(rule.name(), policy.name(), error.class(), error.is_outage());
+            telemetry::answered_instead(rule.name(), policy.name(), error.kind().name(), error.is_outage());
         }
         match policy {
-            OnError::Open | OnError::Local { .. } if gives_back => {
-                Ok(Decision::by_policy(rule.capacity(), 0).instead_of(error))
-            }
+            OnError::Closed => Err(error),
+            _ if gives_back => Ok(Decision::by_policy(rule.capacity(), 0).instead_of(error)),
             OnError::Open => {
                 let granted = match operation {
                     Operation::Peek => 0,
@@ -64,7 +63,6 @@ impl Limiter {
                     Err(_) => Err(error),
                 }
             }
-            _ => Err(error),
         }
     }
 

@@ -148,7 +148,7 @@ impl Limiter {
         if limit.shards() > 1 {
             return Err(bad("a limit without shards, since what one of them has says nothing about the others"));
         }
-        if rule.counts_denials() {
+        if rule.counts_overage() {
             return Err(bad("a rule that doesn't count denials (those of batches would count)"));
         }
         if rule.blocks_for().is_some() {

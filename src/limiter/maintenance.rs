@@ -139,7 +139,7 @@ impl Limiter {
                 return Err(garbled());
             };
             let (quota, capacity) = (&target.scoped.quota, target.limit.capacity());
-            let limit = LimitDecision::new(quota, capacity, limit, 0, rule.counts_denials());
+            let limit = LimitDecision::new(quota, capacity, limit, 0, rule.counts_overage());
             let limit = limit.filter(|_| fields.len() == names.len()).ok_or_else(garbled)?;
             let (key, decision) = (self.state_key(rule, target, request.plain())?, Decision::of_one(limit, by, at));
             states.push(KeyState {

@@ -63,7 +63,7 @@ impl Limiter {
         };
         let algorithms = targets.iter().map(|target| target.limit.algorithm());
         Ok(Ask {
-            script: Script::of(algorithms.clone()),
+            script: Script::for_algorithms(algorithms.clone()),
             numbers: self.numbers(rule, targets, request, now_us, server_us)?,
             keys,
             holder,
@@ -177,7 +177,7 @@ impl Limiter {
     fn name<'a>(&self, rule: &Rule, counted: &'a [u8]) -> Result<Name<'a>, Error> {
         let secret = self.key_secret.as_ref();
         if rule.hashes_keys() == Some(true) && secret.is_none() {
-            let why = "it hashes its keys, and the limiter has no secret (Limiter::key_secret)";
+            let why = "it hashes its keys, and the limiter has no secret (LimiterBuilder::key_secret)";
             return Err(Error::new(Kind::Input, format!("rule {}: {why}", rule.name().unwrap_or_default())));
         }
         Name::new(counted, secret.filter(|_| rule.hashes_keys() != Some(false)))

@@ -56,7 +56,8 @@ impl Limiter {
         }
         let targets: Vec<_> = self.targets(call.rule).collect();
         let each = targets.chunks(1).map(|target| self.decide_by_limits(call, target));
-        let most_used = of_all(join_all(each).await)?.into_iter().min_by_key(|answer| (answer.remaining, answer.limit));
+        let most_used =
+            of_all(join_all(each).await)?.into_iter().min_by_key(|answer| (answer.remaining, answer.capacity));
         most_used.ok_or_else(super::decide::garbled)
     }
 }

@@ -8,7 +8,7 @@ use super::prepare::concerned;
 use crate::batch::{Batch, Position};
 use crate::call::{Ask, Costs, Mode, Reply, Taken};
 use crate::engine::embedded::{Clock, Embedded};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::operation::Operation;
 use crate::random::seeded::next;
 use crate::request::Request;
@@ -62,16 +62,16 @@ fn rules() -> Vec<Rule> {
         of("token-bucket 5/10s, fixed-window 8/30s", "two"),
         shared("token-bucket 6/10s max-debt 2", "org", "token-bucket 20/20s max-debt 3"),
         shared("sliding-log 5/10s, sliding-window 9/20s", "three", "fixed-window 15/day"),
-        of("token-bucket 5/10s", "counted").count_denials(true),
+        of("token-bucket 5/10s", "counted").count_overage(true),
         of("concurrency 3 ttl 20s", "permits"),
         of("concurrency 4 ttl 9s, sliding-window 9/20s", "jobs"),
         of("token-bucket 5/10s, sliding-log 9/30s", "blocks").block_for(Duration::from_secs(3)).expect("a time"),
     ]
 }
 
-/// The reply without this machine's time; of an error, what class it is.
-fn told(answer: Result<Reply, Error>) -> Result<Reply, &'static str> {
-    answer.map(|reply| Reply { at: UNIX_EPOCH, ..reply }).map_err(|error| error.class())
+/// The reply without this machine's time; of an error, its kind.
+fn told(answer: Result<Reply, Error>) -> Result<Reply, ErrorKind> {
+    answer.map(|reply| Reply { at: UNIX_EPOCH, ..reply }).map_err(|error| error.kind())
 }
 
 fn shown(ask: &Ask<'_>) -> String {
@@ -88,7 +88,7 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
         let mut draws = Draws(seed);
         let in_server_time = seed % 2 == 0;
         let mut now = UNIX_EPOCH + Duration::from_micros(1 << 50);
-        let clock = Clock::set_to(now);
+        let clock = Clock::new(now);
         let engine = || Embedded::with_clock(clock.clone());
         let (together, one_by_one, without_short_ways) = (engine(), engine(), engine());
         let limiter = Limiter::new(together.clone());
@@ -192,7 +192,7 @@ async fn waits_are_exact_up_to_the_largest_numbers_by_the_short_ways_too() {
     let now = UNIX_EPOCH + Duration::from_micros(1 << 50);
     for (text, taken, cost) in cases {
         let rule = text.parse::<Rule>().and_then(|rule| rule.named("huge")).expect("a rule");
-        let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(now)));
+        let limiter = Limiter::new(Embedded::with_clock(Clock::new(now)));
         let request = Request::new("key");
         assert!(limiter.acquire(&rule, request.cost(taken)).await.expect("a decision").allowed, "{text}");
         let denied = limiter.acquire(&rule, request.cost(cost)).await.expect("a decision");

@@ -17,7 +17,7 @@ use crate::request::Request;
 use crate::rule::Rule;
 use crate::runtime::{self, LONGEST_WAIT};
 
-/// Jitter on a denied caller's wait, in hundredths, so that callers don't all come back at once.
+/// Jitter on a denied caller's wait, in percent, so that callers don't all come back at once.
 pub(super) const JITTER: u8 = 10;
 
 impl Limiter {

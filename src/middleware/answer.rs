@@ -165,7 +165,7 @@ impl Protocol {
                 _ if error.is_outage() => Unanswered::Outage,
                 _ => Unanswered::Other,
             };
-            telemetry::unanswered(why, error, error.class());
+            telemetry::unanswered(why, error, error.kind().name());
         }
         let (status, code, kind, title) = match failure {
             Failure::Request(_) => (StatusCode::BAD_REQUEST, grpc::INVALID_ARGUMENT, "about:blank", "Bad Request"),

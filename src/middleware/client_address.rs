@@ -39,7 +39,7 @@ pub struct ClientAddress {
 impl ClientAddress {
     /// The connection's peer address, whatever headers say.
     #[must_use]
-    pub fn of_connection() -> Self {
+    pub fn from_connection() -> Self {
         Self::default()
     }
 

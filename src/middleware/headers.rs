@@ -140,7 +140,7 @@ impl Decision {
             // If another limit denied, this one took nothing and has no wait to report.
             let says = self.allowed || !allowed;
             let seconds = seconds_left(quota, *allowed, limit.retry_after, limit.reset_after).filter(|_| says);
-            Standing { quota, remaining: of_all_shards(quota, limit.limit, limit.remaining), seconds }
+            Standing { quota, remaining: of_all_shards(quota, limit.capacity, limit.remaining), seconds }
         });
         standings.collect()
     }

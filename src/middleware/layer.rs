@@ -46,7 +46,7 @@ impl RateLimitLayer {
     }
 
     /// Takes the attribute `api_key` from this header, such as `x-api-key`. A request with two such headers is refused.
-    /// Redis stores the value as given, unless keys are [hashed](Limiter::key_secret).
+    /// Redis stores the value as given, unless keys are [hashed](crate::LimiterBuilder::key_secret).
     ///
     /// Nobody checks the key: a client that invents one for each request is never limited by it. So put an
     /// [`ApiKeyLayer`](super::ApiKeyLayer) or your own authentication around this layer, or limit
@@ -73,7 +73,7 @@ impl RateLimitLayer {
     }
 
     /// Takes the attribute `api_key` from the token of `Authorization: Bearer ...`. Redis stores it as given, unless
-    /// keys are [hashed](Limiter::key_secret). Nobody checks it: see [`api_key`](Self::api_key).
+    /// keys are [hashed](crate::LimiterBuilder::key_secret). Nobody checks it: see [`api_key`](Self::api_key).
     #[must_use]
     pub fn bearer_key(mut self) -> Self {
         self.settings.readers.attribute("api_key", request_attributes::bearer());

@@ -146,7 +146,7 @@ impl Settings {
         let protocol = Protocol::of(parts);
         let refused = |detail: &str, error| protocol.failed(Failure::Request(detail), &error);
         let uncounted = |error: Error| {
-            telemetry::judged(None, Err(error.class()));
+            telemetry::judged(None, Err(error.kind().name()));
             error
         };
         let given = self.readers.of(parts).map_err(uncounted);

@@ -140,7 +140,7 @@ impl Drop for Settlement {
                 let settled = persist_until(None, settle).await;
                 drop(permits);
                 if let Err(error) = &settled {
-                    telemetry::unsettled(error.class());
+                    telemetry::unsettled(error.kind().name());
                 }
                 !settled.is_err_and(|error| error.is_input())
             }

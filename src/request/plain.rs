@@ -81,7 +81,7 @@ impl<'a> PlainRequest<'a> {
         self.terms.deadline.unwrap_or(deadline)
     }
 
-    /// By how many hundredths a denial's wait may be lengthened.
+    /// By how many percent a denial's wait may be lengthened.
     pub(crate) fn wait_jitter(&self) -> u8 {
         self.terms.jitter
     }
@@ -133,7 +133,7 @@ impl<'a> PlainRequest<'a> {
             }
         };
         let Some(unknown) = unknown else { return Ok(()) };
-        let names: Vec<_> = rule.scoped_limits().iter().map(|scoped| scoped.quota.limit()).collect();
+        let names: Vec<_> = rule.scoped_limits().iter().map(|scoped| &**scoped.quota.title()).collect();
         let (rule, names) = (rule.name().unwrap_or_default(), names.join("; "));
         Err(Error::new(Kind::Input, format!("costs: expected limits of rule {rule} ({names}), got {unknown:?}")))
     }

@@ -107,7 +107,7 @@ impl RuleFields {
             tag: rule.tag().map(str::to_owned),
             cost: rule.cost,
             on_change: rule.on_change,
-            overage: rule.counts_denials,
+            overage: rule.counts_overage,
             block_for,
             max_hold,
             hash_keys: rule.hash_keys,
@@ -157,7 +157,7 @@ impl RuleFields {
         let rule = Rule {
             tag: self.tag.as_deref().map(Arc::from),
             on_change: self.on_change,
-            counts_denials: self.overage,
+            counts_overage: self.overage,
             hash_keys: self.hash_keys,
             ..Rule::of(Vec::new())
         };
@@ -205,6 +205,7 @@ impl OnErrorName {
             None => (None, None),
             Some(OnError::Closed) => (Some(Self::Closed), None),
             Some(OnError::Open) => (Some(Self::Open), None),
+            #[cfg(feature = "embedded")]
             Some(OnError::Local { processes }) => (Some(Self::Local), Some(processes)),
         }
     }
@@ -214,7 +215,13 @@ impl OnErrorName {
             (None, None) => return Ok(None),
             (Some(Self::Closed), None) => return Ok(Some(OnError::Closed)),
             (Some(Self::Open), None) => return Ok(Some(OnError::Open)),
+            #[cfg(feature = "embedded")]
             (Some(Self::Local), Some(processes)) => return Ok(Some(OnError::Local { processes })),
+            #[cfg(not(feature = "embedded"))]
+            (Some(Self::Local), Some(_)) => {
+                let why = "on-error: expected closed or open, got local, which needs the feature embedded";
+                ("on_error", why.to_owned())
+            }
             (Some(Self::Local), None) => {
                 let why = "processes is missing: on_error = \"local\" shares the rule among that many processes";
                 ("on_error", why.to_owned())

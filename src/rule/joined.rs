@@ -47,7 +47,7 @@ impl Rule {
                 .map(|rule| rule.on_change)
                 .find(|change| *change != OnChange::KeepUsed)
                 .unwrap_or_default(),
-            counts_denials: own.iter().any(|rule| rule.counts_denials),
+            counts_overage: own.iter().any(|rule| rule.counts_overage),
             block_for: own.iter().filter_map(|rule| rule.block_for).max(),
             max_hold: own.iter().filter_map(|rule| rule.max_hold).min(),
             on_error: None,

@@ -38,6 +38,9 @@ pub enum OnError {
     ///
     /// What is given back later goes to Redis, which did not take it, unless the request says [after which
     /// decision](crate::Request::after) it comes. Permits are released where they were taken.
+    ///
+    /// Needs the feature `embedded`.
+    #[cfg(feature = "embedded")]
     Local {
         /// How many processes share this rule.
         processes: NonZeroU32,
@@ -50,6 +53,7 @@ impl OnError {
         match self {
             Self::Closed => "closed",
             Self::Open => "open",
+            #[cfg(feature = "embedded")]
             Self::Local { .. } => "local",
         }
     }
@@ -58,6 +62,7 @@ impl OnError {
     pub(super) fn strictness(self) -> (u8, u32) {
         match self {
             Self::Open => (0, 0),
+            #[cfg(feature = "embedded")]
             Self::Local { processes } => (1, processes.get()),
             Self::Closed => (2, 0),
         }
@@ -65,11 +70,11 @@ impl OnError {
 }
 
 impl Rule {
-    /// The answer while Redis is unreachable. Default: the [limiter's](crate::Limiter::on_error).
+    /// The answer while Redis is unreachable. Default: the [limiter's](crate::LimiterBuilder::on_error).
     ///
     /// # Errors
     ///
-    /// `Local` for a limit with less than one unit for each process, or without the feature `embedded`.
+    /// `Local` for a limit with less than one unit for each process.
     pub fn on_error(mut self, on_error: OnError) -> Result<Self, RuleError> {
         self.on_error = Some(on_error);
         self.checked()
@@ -77,9 +82,7 @@ impl Rule {
 
     /// Returns the rule if it can follow its policy.
     pub(super) fn can_follow_policy(self) -> Result<Self, RuleError> {
-        if let Some(policy) = self.on_error {
-            policy.checked().map_err(|why| self.error(why))?;
-        }
+        #[cfg(feature = "embedded")]
         if let Some(OnError::Local { processes }) = self.on_error {
             self.share(processes)?;
         }
@@ -95,12 +98,14 @@ impl Rule {
     #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
     pub(crate) fn governed_as(&self, other: &Self) -> Self {
         match other.on_error {
+            #[cfg(feature = "embedded")]
             Some(OnError::Local { processes }) if self.share(processes).is_err() => self.clone().closed(),
             on_error => Self { on_error, ..self.clone() },
         }
     }
 
     /// One process's share of the rule. The shares' limits have the same names as this rule's.
+    #[cfg(feature = "embedded")]
     pub(crate) fn share(&self, processes: NonZeroU32) -> Result<Self, RuleError> {
         let share = |scoped: &ScopedLimit| {
             let limit = Arc::new(scoped.limit.share(processes)?);
@@ -108,18 +113,6 @@ impl Rule {
         };
         let limits = self.limits.iter().map(share).collect::<Result<_, RuleError>>()?;
         Ok(Self { limits, ..self.clone().closed() })
-    }
-}
-
-impl OnError {
-    /// Why this build can't follow it, if it can't.
-    pub(crate) fn checked(self) -> Result<(), &'static str> {
-        match self {
-            Self::Local { .. } if !cfg!(feature = "embedded") => {
-                Err("on-error: expected closed or open, got local, which needs the feature embedded")
-            }
-            _ => Ok(()),
-        }
     }
 }
 

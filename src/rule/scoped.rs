@@ -62,7 +62,7 @@ impl ScopedLimit {
 
     /// Whether requests give its cost by this name.
     pub(crate) fn costs_by(&self, name: &str) -> bool {
-        *name == *self.quota.limit() || matches!(&self.cost, Some(OwnCost::Named(own)) if **own == *name)
+        *name == **self.quota.title() || matches!(&self.cost, Some(OwnCost::Named(own)) if **own == *name)
     }
 
     /// The whole limit.

@@ -54,7 +54,7 @@ impl<'a> Attributes<'a> {
     }
 
     /// The request's API key or, better, its id, since Redis stores it as given unless keys are
-    /// [hashed](crate::Limiter::key_secret).
+    /// [hashed](crate::LimiterBuilder::key_secret).
     #[must_use]
     pub fn api_key(self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.set(API_KEY, key)

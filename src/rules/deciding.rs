@@ -129,7 +129,7 @@ impl Limiter {
         rules: &'r RuleSet,
         request: &'r Attributes<'_>,
     ) -> Result<(Applies<'r>, Vec<Shadow<'r>>), Error> {
-        rules.found(request).inspect_err(|error| telemetry::judged(None, Err(error.class())))
+        rules.found(request).inspect_err(|error| telemetry::judged(None, Err(error.kind().name())))
     }
 
     /// Asks the limits of the rule that applies and, without waiting, those of shadow rules.
@@ -160,7 +160,7 @@ impl Limiter {
                 telemetry::judged(verdict.rule.as_ref(), Ok((verdict.allowed, verdict.reason.name())));
                 verdict.shadows.iter().for_each(|shadow| telemetry::shadowed(&shadow.rule, shadow.allowed));
             }
-            Err(error) => telemetry::judged(applies.name(), Err(error.class())),
+            Err(error) => telemetry::judged(applies.name(), Err(error.kind().name())),
         }
         held
     }

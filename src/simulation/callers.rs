@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::chance::Chance;
 use super::network::Network;
-use crate::{Charged, DecidedBy, Decision, Error, Limiter, Request, Rule};
+use crate::{Charged, DecidedBy, Decision, Error, ErrorKind, Limiter, Request, Rule};
 
 /// One caller's answer.
 #[derive(Clone, Debug)]
@@ -310,16 +310,16 @@ impl Outcome {
     fn of(answer: &Result<Decision, Error>) -> Self {
         let failed = |error: &Error| Self::Failed {
             charged: error.charged(),
-            why: format!("{}: {error}", error.class()),
-            disconnected: error.is_disconnected(),
+            why: format!("{}: {error}", error.kind()),
+            disconnected: error.kind() == ErrorKind::Disconnected,
         };
         match answer {
             Err(error) => failed(error),
             Ok(Decision { error: Some(error), by: DecidedBy::Policy, .. }) => failed(error),
-            Ok(Decision { allowed: true, limit, remaining, granted, .. }) => {
-                Self::Allowed { limit: *limit, remaining: *remaining, granted: *granted }
+            Ok(Decision { allowed: true, capacity, remaining, granted, .. }) => {
+                Self::Allowed { limit: *capacity, remaining: *remaining, granted: *granted }
             }
-            Ok(Decision { limit, .. }) => Self::Denied { limit: *limit },
+            Ok(Decision { capacity, .. }) => Self::Denied { limit: *capacity },
         }
     }
 }

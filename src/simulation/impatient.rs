@@ -144,8 +144,9 @@ pub(super) fn crowd(seed: u64) -> Run {
         let network = Network::new(Chance::new(seed, 4), 262_144);
         NETWORK.set(Some(Arc::clone(&network)));
         let url = build(&network, Topology::OneNode);
-        let limiter =
-            Limiter::new(opener(&network).open_engine(url).expect("an address")).deadline(Duration::from_secs(5));
+        let limiter = Limiter::builder(opener(&network).open_engine(url).expect("an address"))
+            .deadline(Duration::from_secs(5))
+            .build();
         let rule = rule("gcra 1000000/1s, fixed-window 1000000/1s");
         limiter.acquire(&rule, "first").await.expect("a decision");
         network.medium.set_delay((ROUND_TRIP / 2, ROUND_TRIP / 2 + 1));

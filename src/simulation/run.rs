@@ -76,9 +76,9 @@ async fn simulate(seed: u64, topology: Topology, faults: &[Injection], end: Dura
     let opener = opener(&network).confirmed_by(u8::from(confirmed), Duration::from_millis(100));
     let engine = opener.open_engine(&format!("{url}{resp3}")).expect("an address");
     let on_error = if chance.one_in(4) { OnError::Open } else { OnError::Closed };
-    let mut limiter = Limiter::new(engine).on_error(on_error).expect("a policy");
+    let mut limiter = Limiter::builder(engine).on_error(on_error).build();
     if chance.one_in(4) {
-        limiter = limiter.denial_cache(DenialCache::of_keys(100));
+        limiter = limiter.to_builder().denial_cache(DenialCache::new(100)).build();
     }
     let before = Handle::current().metrics().num_alive_tasks();
 

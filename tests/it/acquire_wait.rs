@@ -141,7 +141,7 @@ async fn a_block_is_waited_for_where_it_ends_in_time() {
 #[tokio::test]
 async fn callers_that_would_wait_too_long_take_one_call_and_hold_up_nobody() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(60 * SECOND);
+    let limiter = Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(60 * SECOND).build();
     let rule = rule("token-bucket 100/1s burst 100 max-debt 1000");
     // At one time: nothing refills meanwhile.
     let request = tollgate::Request::new("key").at(std::time::UNIX_EPOCH + 1_000_000 * SECOND);
@@ -165,7 +165,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let clock = Clock::set_to(std::time::UNIX_EPOCH + 1_000_000 * SECOND);
+        let clock = Clock::new(std::time::UNIX_EPOCH + 1_000_000 * SECOND);
         let engine = Embedded::with_clock(clock.clone());
         // A process each in all but name.
         Self { clock, limiters: [Limiter::new(engine.clone()), Limiter::new(engine)] }
@@ -235,7 +235,7 @@ async fn callers_do_not_wait_for_those_behind_them() {
 /// The jitter of a denial is no part of the wait that must fit.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_fits_is_waited_for_whatever_its_jitter() {
-    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(std::time::UNIX_EPOCH + SECOND)));
+    let limiter = Limiter::new(Embedded::with_clock(Clock::new(std::time::UNIX_EPOCH + SECOND)));
     let rule = rule("gcra 1/1s");
     for key in 0..50 {
         let key = key.to_string();

@@ -26,7 +26,7 @@ fn pairs() -> Vec<(Algorithm, Algorithm)> {
 fn a_named_limit_of_another_algorithm_starts_unused_and_counts_apart() {
     assert_eq!(pairs().len(), 30);
     for engine in [Engine::redis(), Engine::embedded()] {
-        let limiter = engine.limiter.clone().on_error(OnError::Closed).expect("a policy");
+        let limiter = engine.limiter.to_builder().on_error(OnError::Closed).build();
         for (old, new) in pairs() {
             let what = format!("{old} becomes {new}");
             let (old, new) = (five(old), five(new));

@@ -51,7 +51,8 @@ async fn decided(limiter: &Limiter, rules: &[Rule], keys: &[String], asked: &[As
 fn calls_dropped_before_they_are_sent_leave_the_others_decided_in_order() {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(30));
+    let limiter =
+        Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(30)).build();
     let rules = ["token-bucket 7/1h", "token-bucket 20/2h", "fixed-window 9/1h", "sliding-log 6/1h"].map(rule);
     for rule in &rules {
         // A script that has to be loaded is overtaken by those that needn't.

@@ -21,9 +21,9 @@ struct Pair {
 
 impl Pair {
     fn new(cache: DenialCache) -> Self {
-        let clock = Clock::set_to(UNIX_EPOCH + 1_700_000_000 * SECOND);
+        let clock = Clock::new(UNIX_EPOCH + 1_700_000_000 * SECOND);
         let plain = Limiter::new(Embedded::with_clock(clock.clone()));
-        Self { clock, remembering: plain.clone().denial_cache(cache), plain }
+        Self { clock, remembering: plain.to_builder().denial_cache(cache).build(), plain }
     }
 
     async fn pass(&self, time: Duration) {
@@ -42,7 +42,7 @@ fn wait(decision: &Decision) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn a_denial_is_answered_from_the_cache_until_its_wait_is_over() {
-    let pair = Pair::new(DenialCache::of_keys(100).longest(60 * SECOND));
+    let pair = Pair::new(DenialCache::new(100).longest(60 * SECOND));
     for text in FOUR {
         let rule = rule(text);
         assert_eq!(pair.acquire(&rule, 5).await.by, DecidedBy::Embedded, "{text}");
@@ -65,7 +65,7 @@ async fn a_denial_is_answered_from_the_cache_until_its_wait_is_over() {
 
 #[tokio::test(start_paused = true)]
 async fn a_higher_cost_is_denied_from_the_cache_and_a_lower_one_is_sent() {
-    let (pair, rule) = (Pair::new(DenialCache::of_keys(100)), rule("gcra 5/10s"));
+    let (pair, rule) = (Pair::new(DenialCache::new(100)), rule("gcra 5/10s"));
     pair.acquire(&rule, 3).await;
     assert_eq!(pair.acquire(&rule, 3).await.by, DecidedBy::Embedded);
     assert_eq!(pair.acquire(&rule, 4).await.by, DecidedBy::DenialCache);
@@ -77,7 +77,7 @@ async fn a_higher_cost_is_denied_from_the_cache_and_a_lower_one_is_sent() {
 #[tokio::test(start_paused = true)]
 async fn a_cost_that_can_never_be_allowed_is_denied_with_never() {
     for text in FOUR {
-        let (pair, rule) = (Pair::new(DenialCache::of_keys(100)), rule(text));
+        let (pair, rule) = (Pair::new(DenialCache::new(100)), rule(text));
         pair.acquire(&rule, 5).await;
         assert_eq!(pair.acquire(&rule, 1).await.by, DecidedBy::Embedded, "{text}");
         assert_eq!(pair.acquire(&rule, 6).await.retry_after, RetryAfter::Never, "{text}");
@@ -90,7 +90,7 @@ async fn a_cost_that_can_never_be_allowed_is_denied_with_never() {
 
 #[tokio::test(start_paused = true)]
 async fn units_given_back_by_this_process_are_seen_at_once() {
-    let pair = Pair::new(DenialCache::of_keys(100));
+    let pair = Pair::new(DenialCache::new(100));
     let (rule, request) = (rule("token-bucket 5/1h max-debt 5"), Request::new("key"));
     let limiter = &pair.remembering;
     let full = || async {
@@ -128,7 +128,7 @@ async fn check(pair: &Pair, rule: &Rule, how: &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a_changed_rule_is_sent_to_the_engine_and_so_is_the_old_one_after_it() {
-    let (pair, old, new) = (Pair::new(DenialCache::of_keys(100)), rule("gcra 5/10s"), rule("gcra 50/10s"));
+    let (pair, old, new) = (Pair::new(DenialCache::new(100)), rule("gcra 5/10s"), rule("gcra 50/10s"));
     pair.acquire(&old, 5).await;
     pair.acquire(&old, 1).await;
     assert_eq!(pair.acquire(&old, 1).await.by, DecidedBy::DenialCache);
@@ -138,7 +138,7 @@ async fn a_changed_rule_is_sent_to_the_engine_and_so_is_the_old_one_after_it() {
 
 #[tokio::test(start_paused = true)]
 async fn units_given_back_by_other_processes_are_seen_within_a_second() {
-    let (pair, rule) = (Pair::new(DenialCache::of_keys(100)), rule("gcra 5/1h"));
+    let (pair, rule) = (Pair::new(DenialCache::new(100)), rule("gcra 5/1h"));
     pair.acquire(&rule, 5).await;
     pair.acquire(&rule, 1).await;
     pair.plain.reset(&rule, "key").await.expect("an answer");
@@ -150,12 +150,12 @@ async fn units_given_back_by_other_processes_are_seen_within_a_second() {
 
 #[tokio::test(start_paused = true)]
 async fn calls_that_only_the_engine_can_answer_are_always_sent() {
-    let pair = Pair::new(DenialCache::of_keys(100));
+    let pair = Pair::new(DenialCache::new(100));
     let now = UNIX_EPOCH + 1_700_000_000 * SECOND;
     let request = Request::new("key");
     let asked = [
         (rule("concurrency 1 ttl 1h"), request),
-        (rule("gcra 1/1h").count_denials(true), request),
+        (rule("gcra 1/1h").count_overage(true), request),
         (rule("gcra 1/1h").named("at").expect("a name"), request.at(now)),
         (rule("gcra 1/1h").named("id").expect("a name"), request.id("one")),
         (
@@ -178,7 +178,7 @@ async fn calls_that_only_the_engine_can_answer_are_always_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn several_limits_are_denied_together_and_each_reports_its_wait() {
-    let pair = Pair::new(DenialCache::of_keys(100));
+    let pair = Pair::new(DenialCache::new(100));
     let rule = rule("gcra 1/200ms").and("fixed-window 1/1h".parse().expect("a limit")).expect("a rule");
     pair.acquire(&rule, 1).await;
     let first = pair.acquire(&rule, 1).await;
@@ -194,7 +194,7 @@ async fn several_limits_are_denied_together_and_each_reports_its_wait() {
 /// Whichever limit denied, a call that takes no less of any is denied again, and another is asked.
 #[tokio::test(start_paused = true)]
 async fn of_limits_with_costs_of_their_own_no_lower_cost_is_denied_from_the_cache() {
-    let pair = Pair::new(DenialCache::of_keys(100).longest(60 * SECOND));
+    let pair = Pair::new(DenialCache::new(100).longest(60 * SECOND));
     let named = |text: &str, name: &str| text.parse::<Limit>().and_then(|limit| limit.named(name)).expect("a limit");
     let rule = Rule::new("model", named("token-bucket 5/1m", "requests")).expect("a name");
     let rule = rule.and(named("token-bucket 1000/1m", "tokens")).expect("another name");
@@ -215,9 +215,9 @@ async fn of_limits_with_costs_of_their_own_no_lower_cost_is_denied_from_the_cach
 async fn cached_denials_send_nothing_and_many_keys_do_not_grow_the_cache() {
     let server = Server::start();
     let mut redis = server.connection();
-    let cache = DenialCache::of_keys(50).longest(PATIENCE);
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE);
-    let (limiter, rule) = (limiter.denial_cache(cache), rule("gcra 1/1h"));
+    let cache = DenialCache::new(50).longest(PATIENCE);
+    let limiter = Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE).build();
+    let (limiter, rule) = (limiter.to_builder().denial_cache(cache).build(), rule("gcra 1/1h"));
     for _ in 0..100 {
         limiter.acquire(&rule, "key").await.expect("a decision");
     }
@@ -251,7 +251,7 @@ proptest! {
         runtime.block_on(async {
             let rule = rule(FIVE[which]);
             // Two engines that go through the same.
-            let (cached, plain) = (Pair::new(DenialCache::of_keys(10).longest(60 * SECOND)), Pair::new(DenialCache::of_keys(1)));
+            let (cached, plain) = (Pair::new(DenialCache::new(10).longest(60 * SECOND)), Pair::new(DenialCache::new(1)));
             for (cost, pause, kind) in steps {
                 let pause = Duration::from_micros(pause);
                 cached.pass(pause).await;
@@ -278,7 +278,7 @@ proptest! {
 /// Nothing waits for a denial that is remembered, so only the caller can let others have their turn.
 #[tokio::test]
 async fn a_caller_who_asks_again_and_again_lets_others_have_their_turn() {
-    let limiter = Limiter::new(Embedded::new()).denial_cache(DenialCache::of_keys(10));
+    let limiter = Limiter::builder(Embedded::new()).denial_cache(DenialCache::new(10)).build();
     let rule = rule("gcra 1/1d");
     let turns = turns_of_others(async || _ = limiter.acquire(&rule, "key").await.expect("a decision")).await;
     assert!(turns > 10, "{turns} turns");
@@ -289,9 +289,12 @@ async fn a_caller_who_asks_again_and_again_lets_others_have_their_turn() {
 async fn no_denial_is_remembered_while_a_dropped_refund_may_yet_run() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
-    let cache = DenialCache::of_keys(10).longest(Duration::from_secs(3600));
+    let cache = DenialCache::new(10).longest(Duration::from_secs(3600));
     let on = |url: &str| {
-        Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE).denial_cache(cache.clone())
+        Limiter::builder(Redis::open(url).expect("a good address"))
+            .deadline(PATIENCE)
+            .denial_cache(cache.clone())
+            .build()
     };
     let (there, slow, rule) = (on(&server.tcp_url()), on(&proxy.url()), rule("fixed-window 1/30d"));
     for (key, is_dropped) in [("refunded", false), ("dropped", true)] {

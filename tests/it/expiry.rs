@@ -41,17 +41,17 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
     let config =
         Config { cases: cases(300), failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
     let outcome = TestRunner::new(config).run(&histories, |((limit, other), begin, steps, counting)| {
-        let clock = Clock::set_to(time(begin));
+        let clock = Clock::new(time(begin));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let named = |limit: &Limit| {
             let rule = limit.clone().named("limit").and_then(|limit| Rule::new("test", limit)).expect("names");
-            rule.count_denials(counting)
+            rule.count_overage(counting)
         };
         let (mut rule, mut next) = (named(&limit), named(&other));
         let mut oracle = oracle(&limit);
         if counting {
-            oracle.count_denials();
+            oracle.count_overage();
         }
         let (mut now, mut expires_at, mut penalized_until): (Micros, _, Micros) = (begin, None, begin);
         for (part, aim, operation, hundredths, changes) in steps {
@@ -138,7 +138,7 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
 #[tokio::test]
 async fn after_the_largest_penalty_an_acquire_in_server_time_waits_as_its_peek_says() {
     let rule = tollgate_testing::rules::rule("token-bucket 5/1000003us burst 10");
-    let clock = Clock::set_to(time(1 << 50));
+    let clock = Clock::new(time(1 << 50));
     let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
     limiter.penalty(&rule, Request::new("key").cost(1 << 53)).await.expect("taken");
     for step in 0..3000 {
@@ -159,12 +159,12 @@ async fn denials_are_counted_for_their_time_whenever_the_key_was_armed() {
     assert_of_every_algorithm(&texts, &[Algorithm::CalendarWindow]);
     for text in texts {
         let rule: Rule = text.parse().and_then(|rule: Rule| rule.named("t")).expect("a rule");
-        let rule = rule.count_denials(true);
+        let rule = rule.count_overage(true);
         let longest = micros(rule.limits().next().expect("a limit").longest_reset());
         // Whatever part of the longest reset lies between the key's first call and the first denial.
         for part in 0..60 {
             for server_time in [true, false] {
-                let clock = Clock::set_to(time(1 << 50));
+                let clock = Clock::new(time(1 << 50));
                 let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
                 let mut now = 1 << 50;
                 let mut pass = |by: Micros| {
@@ -197,7 +197,7 @@ async fn a_days_usage_is_not_forgotten_before_the_week_ends_that_began_with_it()
     let (day, week) = (named("fixed-window 1/day"), named("fixed-window 1/week"));
     // By itself, and together with others.
     for many in [false, true] {
-        let clock = Clock::set_to(monday);
+        let clock = Clock::new(monday);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let decide = async |rule: &Rule| match many {
             true => limiter.acquire_many(rule, ["key", "other"]).await.remove(0).expect("a decision"),

@@ -83,7 +83,7 @@ fn under<S>(layer: &RateLimitLayer, service: S) -> RateLimit<S> {
 const PERMITS: &str = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\"]";
 
 fn redis_limiter(server: &Server) -> Limiter {
-    Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(5))
+    Limiter::builder(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(5)).build()
 }
 
 /// Permits that are left of two.

@@ -31,7 +31,7 @@ struct World {
 
 impl World {
     fn new(text: &str, count: u32) -> Self {
-        let clock = Clock::set_to(UNIX_EPOCH + 1_000_000 * SECOND);
+        let clock = Clock::new(UNIX_EPOCH + 1_000_000 * SECOND);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let mut world = Self { clock, limiter, rule: rule(text), leases: Vec::new() };
         world.leases = (0..count).map(|_| world.lease(count)).collect();
@@ -73,7 +73,7 @@ async fn settle() {
 
 /// A process of its own in all but name: a connection, and a lease.
 fn process(server: &Server, rule: &Rule, of: u32) -> (Limiter, Lease) {
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE).build();
     let lease = limiter.lease(rule, "hot", processes(of)).expect("a lease");
     (limiter, lease)
 }
@@ -153,7 +153,7 @@ async fn a_cold_limit_is_asked_directly() {
     assert_eq!(world.spend(0, 1).await.by, DecidedBy::Embedded);
     let decision = world.spend(0, 1).await;
     assert!(decision.allowed && decision.by == DecidedBy::Lease, "{decision:?}");
-    assert_eq!((decision.limit, decision.granted, decision.remaining), (1000, 1, world.leases[0].unused()));
+    assert_eq!((decision.capacity, decision.granted, decision.remaining), (1000, 1, world.leases[0].unused()));
     let exact = world.limiter.peek(&world.rule, "hot").await.expect("a decision");
     assert_eq!(decision.reset_after, exact.reset_after);
     // What must be spent within milliseconds isn't worth its calls.
@@ -348,7 +348,7 @@ async fn a_limit_that_cannot_be_leased_is_an_error() {
              got fixed-window 9/1s start first-hit",
         ),
         (
-            rule("gcra 10/1s").count_denials(true),
+            rule("gcra 10/1s").count_overage(true),
             "lease: expected a rule that doesn't count denials (those of batches would count), got token-bucket 10/1s",
         ),
         (rule("gcra 5/1s"), "lease: expected a burst of at least twice the 3 processes, got token-bucket 5/1s"),
@@ -387,7 +387,7 @@ async fn rare_calls_go_to_redis_and_frequent_calls_are_served_from_the_lease() {
 
 #[tokio::test]
 async fn the_longest_deadline_is_one() {
-    let limiter = Limiter::new(Embedded::new()).deadline(Duration::MAX);
+    let limiter = Limiter::builder(Embedded::new()).deadline(Duration::MAX).build();
     let lease = limiter.lease(&rule("token-bucket 4/1h"), "key", processes(1)).expect("a lease");
     for number in 0..5 {
         assert_eq!(lease.acquire(1).await.expect("a decision").allowed, number < 4);

@@ -47,7 +47,7 @@ async fn report_in_turn(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn
 }
 
 async fn batch(redis: Redis, keys: &[String]) -> Result<usize, Box<dyn Error + Send + Sync>> {
-    let limiter = Limiter::new(redis).denial_cache(DenialCache::of_keys(50_000));
+    let limiter = Limiter::builder(redis).denial_cache(DenialCache::new(50_000)).build();
     let rule = "token-bucket 100/1s burst 20".parse::<Rule>()?.named("api")?;
     let mut allowed = 0;
     for (key, decision) in keys.iter().zip(limiter.acquire_many(&rule, keys).await) {
@@ -124,7 +124,7 @@ async fn guess(limiter: &Limiter, account: &str) -> Result<Decision, Box<dyn Err
 }
 
 async fn crawl(limiter: &Limiter, client: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 1/1h".parse::<Rule>()?.named("crawlers")?.count_denials(true);
+    let rule = "token-bucket 1/1h".parse::<Rule>()?.named("crawlers")?.count_overage(true);
     let decision = limiter.acquire(&rule, client).await?;
     if decision.overage >= Some(10) {
         limiter.block(&rule, client, Duration::from_secs(600)).await?;

@@ -121,7 +121,8 @@ fn decisions_are_counted_by_rule_algorithm_outcome_and_source_and_never_by_key()
         }
         limiter.acquire(&two, SECRET).await.expect("a decision");
         limiter.acquire_many(&one, [SECRET, "user:bob"]).await;
-        let away = Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(PATIENCE);
+        let away =
+            Limiter::builder(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(PATIENCE).build();
         away.acquire(&one, SECRET).await.expect_err("nobody listens");
         let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
         away.acquire(&open, SECRET).await.expect("a decision");
@@ -215,7 +216,8 @@ fn verdicts_and_shadow_rules_are_counted() {
             limiter.acquire_by(&rules, &Attributes::new().user(user)).await.expect("a verdict");
         }
         limiter.acquire_by(&rules, &Attributes::new()).await.expect("a verdict");
-        let away = Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(PATIENCE);
+        let away =
+            Limiter::builder(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(PATIENCE).build();
         away.acquire_by(&rules, &Attributes::new().user("bob")).await.expect_err("nobody listens");
     });
     let count = |series: &str| seen.get(series).copied().unwrap_or_default();
@@ -347,7 +349,8 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
     tracing::subscriber::with_default(subscriber, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(PATIENCE);
+            let limiter =
+                Limiter::builder(Redis::open(&server.tcp_url()).expect("an address")).deadline(PATIENCE).build();
             let open = rule("gcra 2/1h", "open").on_error(OnError::Open).expect("a policy");
             limiter.acquire(&open, SECRET).await.expect("a decision");
             let file = tempfile::NamedTempFile::new().expect("a file");
@@ -378,7 +381,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
             }
             let reader = Redis::open(&server.user("reader", "+@all ~* -evalsha -eval")).expect("an address");
             let one = "gcra 1/1h".parse::<Rule>().and_then(|rule| rule.named("one")).expect("a rule");
-            let rules = RuleSet::of(&one, "global").expect("a set");
+            let rules = RuleSet::single(&one, "global").expect("a set");
             let service =
                 RateLimitLayer::new(Limiter::new(reader), rules).layer(service_fn(|_: http::Request<()>| async {
                     Ok::<_, Infallible>(http::Response::new(Body::empty()))

@@ -55,7 +55,7 @@ async fn of_the_embedded_engine() {
 #[tokio::test]
 async fn of_many_requests_at_hand() {
     let plain = Limiter::new(Embedded::new());
-    let remembering = Limiter::new(Embedded::new()).denial_cache(DenialCache::of_keys(10));
+    let remembering = Limiter::builder(Embedded::new()).denial_cache(DenialCache::new(10)).build();
     let one = rule("gcra 1/1d");
     takes_turns("one", async || _ = plain.acquire_many(&one, ["key"]).await).await;
     takes_turns("a remembered denial", async || _ = remembering.acquire_many(&one, ["key"]).await).await;

@@ -176,7 +176,7 @@ async fn main() {
 
 impl Bench {
     fn on(one: &server::Server, three: &server::Cluster) -> Self {
-        let limiter = |engine: Engine| Limiter::new(engine).deadline(Duration::from_secs(5));
+        let limiter = |engine: Engine| Limiter::builder(engine).deadline(Duration::from_secs(5)).build();
         let tokens =
             "token-bucket 1000000000/1h".parse::<Limit>().and_then(|limit| limit.named("tokens")).expect("a limit");
         let everybody = "fixed-window 1000000000/1d".parse().expect("a limit");
@@ -191,8 +191,8 @@ impl Bench {
             own_costs: rule(PLAIN).and(tokens).expect("two limits"),
             rules: RULES.parse().expect("rules"),
             blocking: rule(PLAIN).block_for(Duration::from_secs(60)).expect("a time"),
-            counting: rule(PLAIN).count_denials(true),
-            denying: rule("token-bucket 1/1h").count_denials(true),
+            counting: rule(PLAIN).count_overage(true),
+            denying: rule("token-bucket 1/1h").count_overage(true),
             permits: rule("concurrency 10000 ttl 1m"),
             several: rule(PLAIN).and_by(OTHER, PLAIN.parse().expect("a limit")).expect("two limits"),
             several_denying: rule(PLAIN).and_by(OTHER, NONE.parse().expect("a limit")).expect("two limits"),

@@ -108,7 +108,7 @@ impl Bench {
         let mut cluster = cluster.get_async_connection().await.expect("connections");
         // Loads the script on every primary.
         load.query_async::<Value>(&mut cluster).await.expect("a digest");
-        let limiter = |engine: tollgate::Engine| Limiter::new(engine).deadline(Duration::from_secs(5));
+        let limiter = |engine: tollgate::Engine| Limiter::builder(engine).deadline(Duration::from_secs(5)).build();
         Self {
             keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
             digest,

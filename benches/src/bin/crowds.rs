@@ -166,7 +166,7 @@ impl Bench {
     fn turn(&self, rule: &Rule, has_id: bool, state: State, who: Who) -> Ended {
         let cluster = (state == State::Moving).then(|| Cluster::start(2));
         let url = cluster.as_ref().map_or_else(|| self.server.url(), Cluster::url);
-        let limiter = Limiter::new(Engine::open(&url).expect("a good address")).deadline(DEADLINE);
+        let limiter = Limiter::builder(Engine::open(&url).expect("a good address")).deadline(DEADLINE).build();
         // Each node is connected to.
         let connected = limiter.acquire_many(&self.one, &self.keys[..100]);
         assert!(self.runtime.block_on(connected).iter().all(Result::is_ok), "nobody else asks yet");

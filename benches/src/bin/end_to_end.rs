@@ -173,7 +173,9 @@ impl Bench {
             pool: peers::pool(&server.url()),
             throttled: peers::throttled(&client).await,
             governor: peers::governor(),
-            limiter: Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(5)),
+            limiter: Limiter::builder(Redis::open(&server.url()).expect("a good address"))
+                .deadline(Duration::from_secs(5))
+                .build(),
             token_bucket: rule("token-bucket 1000000/1s"),
             // High enough that no caller is ever denied.
             hot: rule("token-bucket 1000000000/1s"),

@@ -48,8 +48,8 @@ where
 async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::read();
     let rule = "token-bucket 1000000/1s burst 1000000".parse::<Rule>()?.named("api")?;
-    let (rules, limiter) = (RuleSet::of(&rule, "api_key")?, Limiter::new(Embedded::new()));
-    let by_host = RuleSet::of(&rule.clone().named("hosts")?, "host")?;
+    let (rules, limiter) = (RuleSet::single(&rule, "api_key")?, Limiter::new(Embedded::new()));
+    let by_host = RuleSet::single(&rule.clone().named("hosts")?, "host")?;
     let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).api_key(HeaderName::from_static("x-api-key"));
     let outgoing = layer.clone().for_outgoing().layer(service_fn(hello));
     let of_host = RateLimitLayer::new(limiter.clone(), by_host).header("host", http::header::HOST);

@@ -43,7 +43,7 @@ fn main() {
     let engine = Redis::open(&server.url()).expect("a good address");
     let mut bench = Bench {
         keys: (0..KEYS).map(|key| format!("user:{key}")).collect(),
-        limiter: Limiter::new(engine).deadline(Duration::from_secs(20)),
+        limiter: Limiter::builder(engine).deadline(Duration::from_secs(20)).build(),
         even: rule("token-bucket 1000000/1s"),
         hot: rule("token-bucket 1000000000/1s"),
         targets: Targets::default(),
@@ -145,7 +145,7 @@ impl Bench {
         println!("client's processor time.\n");
         println!("{}", header(&["calls", "one Redis", "three primaries", "ratio"]));
         let (one, three) = (server::Server::start(), server::Cluster::start(3));
-        let limiter = |engine: tollgate::Engine| Limiter::new(engine).deadline(Duration::from_secs(20));
+        let limiter = |engine: tollgate::Engine| Limiter::builder(engine).deadline(Duration::from_secs(20)).build();
         let limiters = [
             limiter(Redis::open(&one.url()).expect("a good address").into()),
             limiter(Cluster::open(&three.url()).expect("a good address").into()),

@@ -128,7 +128,7 @@ impl Contender {
     fn new(text: &str, at: usize) -> Result<Self> {
         let subject = subject_of(text).with_context(|| format!("rule {}", at + 1))?;
         // It stands still, and each call gives its record's time, so that keys expire by records' times alone.
-        let clock = Clock::set_to(UNIX_EPOCH);
+        let clock = Clock::new(UNIX_EPOCH);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let (rule, edges) = (subject.rule.clone(), Edges::of(&subject.rule));
         let plays = Plays::Rule(Arc::new(subject), HashSet::new());

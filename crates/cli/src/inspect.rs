@@ -127,7 +127,7 @@ impl Inspected<'_> {
         }
         if count > 1 {
             let sum = |units: fn(&KeyState) -> u64| self.states.iter().map(units).sum::<u64>();
-            let (remaining, limit) = (sum(|state| state.decision.remaining), sum(|state| state.decision.limit));
+            let (remaining, limit) = (sum(|state| state.decision.remaining), sum(|state| state.decision.capacity));
             let all = format!("{remaining} of {} remain, over {count} shards", counted(limit, "unit"));
             facts(&mut out, &[("all", all)])?;
         }
@@ -144,7 +144,7 @@ impl Inspected<'_> {
             shard: None,
             exists: state.exists,
             ttl_ms: state.expires_after.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
-            limit: state.decision.limit,
+            limit: state.decision.capacity,
             remaining: state.decision.remaining,
             retry_after_us: state.decision.retry_after,
             reset_after_us: micros(state.decision.reset_after),

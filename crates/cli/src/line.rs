@@ -131,7 +131,7 @@ impl<'a> Line<'a> {
             together: Vec::new(),
             reason: None,
             allowed,
-            limit: decision.map(|decision| decision.limit),
+            limit: decision.map(|decision| decision.capacity),
             remaining: decision.map(|decision| decision.remaining),
             retry_after_us: decision.map_or(without, |decision| decision.retry_after),
             reset_after_us: decision.map(|decision| micros(decision.reset_after)),
@@ -140,7 +140,7 @@ impl<'a> Line<'a> {
             limits: None,
             missing: None,
             overridden: None,
-            error: decision.and_then(|decision| decision.error.as_ref()).map(|error| error.class()),
+            error: decision.and_then(|decision| decision.error.as_ref()).map(|error| error.kind().name()),
             granted: decision.filter(|_| op == Operation::AtMost).map(|decision| decision.granted),
             blocked: decision.is_some_and(|decision| decision.blocked),
             overage: decision.and_then(|decision| decision.overage),
@@ -279,11 +279,11 @@ fn limits((call, decision): &(Call, Decision)) -> Vec<LimitLine<'_>> {
         from = found + 1;
         found
     };
-    let first = decision.limits.first().and_then(|limit| limit.quota.rule());
-    let several = decision.limits.iter().any(|limit| limit.quota.rule() != first);
+    let first = decision.limits.first().and_then(|limit| limit.rule());
+    let several = decision.limits.iter().any(|limit| limit.rule() != first);
     let mut lines = Vec::with_capacity(limits.len());
     for limit in &decision.limits {
-        let rule = limit.quota.rule().filter(|_| several);
+        let rule = limit.rule().filter(|_| several);
         lines.push(LimitLine { rule, ..LimitLine::new(limit, counted(at(limit.name()))) });
     }
     lines
@@ -296,7 +296,7 @@ impl<'a> LimitLine<'a> {
             name: Cow::Borrowed(limit.name()),
             key: shown(key),
             allowed: limit.allowed,
-            limit: limit.limit,
+            limit: limit.capacity,
             remaining: limit.remaining,
             retry_after_us: limit.retry_after,
             reset_after_us: micros(limit.reset_after),
@@ -310,7 +310,7 @@ impl<'a> LimitLine<'a> {
             name: Cow::Owned(name),
             key: shown(key),
             allowed: decision.allowed,
-            limit: decision.limit,
+            limit: decision.capacity,
             remaining: decision.remaining,
             retry_after_us: decision.retry_after,
             reset_after_us: micros(decision.reset_after),

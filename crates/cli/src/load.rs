@@ -132,7 +132,7 @@ impl Load {
         let prefix = self.about.own_prefix("load");
         let limiter = self.about.of_prefix(&prefix, self.options.limiter(self.confirmation)?)?;
         self.options.say_who_decides();
-        let patient = limiter.clone().deadline(PATIENCE);
+        let patient = limiter.to_builder().deadline(PATIENCE).build();
         // Connects, and fails here if the server doesn't reply.
         let (first, _) = subject.drawn(0);
         patient.peek(&subject.rule, Request::new(&first).parts(&subject.parts())).await?;

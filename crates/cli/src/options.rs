@@ -75,9 +75,8 @@ impl Options {
 
     /// The same, with this clock for the embedded engine.
     pub(crate) fn limiter_by(&self, clock: Clock, confirmation: Confirmation) -> Result<Limiter> {
-        let engine = self.redis_confirmed(confirmation)?;
-        let limiter = engine.map_or_else(|| Limiter::new(Embedded::with_clock(clock)), Limiter::new);
-        Ok(limiter.deadline(self.deadline))
+        let engine = self.redis_confirmed(confirmation)?.unwrap_or_else(|| Embedded::with_clock(clock).into());
+        Ok(Limiter::builder(engine).deadline(self.deadline).build())
     }
 
     /// Reports who decides, if it isn't a Redis.
@@ -90,7 +89,7 @@ impl Options {
     /// A limiter on the chosen Redis, for commands on its state, which need one.
     pub(crate) fn limiter_on_redis(&self, to: &str, confirmation: Confirmation) -> Result<Limiter> {
         match self.redis_confirmed(confirmation)? {
-            Some(redis) => Ok(Limiter::new(redis).deadline(self.deadline)),
+            Some(redis) => Ok(Limiter::builder(redis).deadline(self.deadline).build()),
             None => Err(no_redis(to)),
         }
     }

@@ -88,7 +88,7 @@ impl Probe {
             subject.rule = subject.rule.on_change(on_change);
         }
         if self.overage {
-            subject.rule = subject.rule.count_denials(true);
+            subject.rule = subject.rule.count_overage(true);
         }
         let cost = subject.cost_or_own(self.cost)?;
         operation::check(self.op, self.id.is_some(), self.length.is_some()).map_err(|why| anyhow!("--{why}"))?;

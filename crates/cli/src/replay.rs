@@ -105,7 +105,7 @@ impl Replay {
         let of_prefix = self.about.to_prefix(&prefix)?;
         let one = || {
             // It stands still, and each call gives its record's time, so that keys expire by records' times alone.
-            let clock = Clock::set_to(UNIX_EPOCH);
+            let clock = Clock::new(UNIX_EPOCH);
             anyhow::Ok((of_prefix(self.options.limiter_by(clock.clone(), self.confirmation)?)?, clock))
         };
         let limiters = (0..self.workers(&plays)).map(|_| one()).collect::<Result<Vec<_>>>()?;
@@ -145,7 +145,7 @@ impl Replay {
         let subject = self.denials.applied(self.about.subject(&self.rule)?)?;
         let mut subject = subject.follow_policy(self.policy)?;
         if self.overage {
-            subject.rule = subject.rule.count_denials(true);
+            subject.rule = subject.rule.count_overage(true);
         }
         Ok(subject)
     }
@@ -166,7 +166,7 @@ impl Replay {
         }
         // A rule that can't block is left as it is.
         let adapted = |rule: Rule| {
-            let rule = if self.overage { rule.count_denials(true) } else { rule };
+            let rule = if self.overage { rule.count_overage(true) } else { rule };
             self.policy.follow_or_close(self.denials.applied_to(rule.clone()).unwrap_or(rule))
         };
         let adapted = Box::new(adapted);

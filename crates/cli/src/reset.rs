@@ -67,8 +67,8 @@ impl Reset {
                 return self.reset_one(service, &names).await;
             }
         }
-        let limiter =
-            self.options.limiter_on_redis("forget keys of", self.confirmation)?.prefix(self.place.prefix())?;
+        let limiter = self.options.limiter_on_redis("forget keys of", self.confirmation)?;
+        let limiter = limiter.to_builder().prefix(self.place.prefix())?.build();
         // Check all names before any key is removed.
         for name in &names {
             "gcra 1/1s".parse::<Rule>()?.named(name)?;

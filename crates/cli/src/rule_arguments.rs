@@ -284,10 +284,10 @@ impl KeyOptions {
         // Read once: the file may be a pipe.
         let secret = self.key_secret()?;
         Ok(move |limiter: Limiter| {
-            let limiter = limiter.prefix(prefix)?;
+            let with_prefix = limiter.to_builder().prefix(prefix)?;
             Ok(match &secret {
-                Some(secret) => limiter.key_secret(secret),
-                None => limiter,
+                Some(secret) => with_prefix.key_secret(secret).build(),
+                None => with_prefix.build(),
             })
         })
     }

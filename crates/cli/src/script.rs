@@ -40,7 +40,7 @@ impl ScriptCommand {
             return found(ExitCode::SUCCESS, writeln!(out, "{}", Script::CONTRACT));
         }
         let algorithms = self.names.iter().map(|name| named(name)).collect::<Result<Vec<_>>>()?;
-        let named = Script::of(algorithms);
+        let named = Script::for_algorithms(algorithms);
         let Some(directory) = &self.out else {
             // Printed without an extra line break, since exactly this text is hashed.
             let printed =

@@ -136,7 +136,7 @@ impl Subject {
 
     /// What this limit of the rule counts for a request with this key.
     pub(crate) fn counted_by<'a>(&'a self, limit: &LimitDecision, key: &'a [u8]) -> &'a [u8] {
-        self.counted(self.rule.limits().position(|other| title(other) == limit.name()), key)
+        self.counted(self.rule.limits().position(|other| *title(other) == **limit.name()), key)
     }
 
     /// What the limit at this position in the rule counts for a request with this key.

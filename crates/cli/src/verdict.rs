@@ -128,7 +128,7 @@ impl<'s> Judged<'s> {
     pub(crate) fn each(&self) -> Vec<(Option<&'s str>, bool)> {
         let limits = self.asked.as_ref().map(|(_, decision)| &decision.limits);
         let allows = |own: &Applies<'s>| {
-            let mut of_it = limits.into_iter().flatten().filter(|limit| limit.quota.rule() == own.rule);
+            let mut of_it = limits.into_iter().flatten().filter(|limit| limit.rule() == own.rule);
             of_it.all(|limit| limit.allowed)
         };
         match self.applies.as_ref().filter(|applies| !applies.together.is_empty()) {

@@ -65,10 +65,10 @@ impl Watch {
     pub(crate) async fn run(self) -> Result<ExitCode> {
         let Some(engine) = self.options.redis()? else { return Err(options::no_redis("watch")) };
         // Rejects an invalid prefix.
-        let limiter = Limiter::new(engine.clone()).prefix(&self.prefix)?;
+        let limiter = Limiter::builder(engine.clone()).prefix(&self.prefix)?.build();
         let services = self.metrics.iter().cloned().map(Watched::new).collect();
         let deadline = self.options.deadline();
-        let collector = Collector::new(engine, services, limiter.key_prefix(), deadline).await?;
+        let collector = Collector::new(engine, services, limiter.prefix(), deadline).await?;
         let Some(mut collector) = collector else { return Err(options::no_redis("watch")) };
         let first = collector.look(FIRST_LOOK.min(self.interval)).await;
         collector.check()?;

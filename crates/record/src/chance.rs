@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The wait, plus a random share of it: up to so many hundredths.
-pub(crate) fn jittered(wait: Duration, hundredths: u8) -> Duration {
-    wait + wait.mul_f64(f64::from(hundredths) / 100.0 * fastrand::f64())
+/// The wait, plus a random share of it: up to so many percent.
+pub(crate) fn jittered(wait: Duration, percent: u8) -> Duration {
+    wait + wait.mul_f64(f64::from(percent) / 100.0 * fastrand::f64())
 }
 
 /// A name that no other process has, counted within this one.

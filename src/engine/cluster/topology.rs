@@ -16,7 +16,7 @@ use crate::backoff::Backoff;
 use crate::engine::redis::address::{Endpoint, host_and_port};
 use crate::engine::redis::breaker::BreakerState;
 use crate::engine::redis::{Confirm, Redis};
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind, Kind};
 use crate::lock::Lock;
 use crate::random::random;
 use crate::runtime;
@@ -246,7 +246,7 @@ impl Topology {
                 Ok((runs, true)) => return Ok(runs),
                 Ok((runs, false)) => doubtful = doubtful.or(Some(runs)),
                 // A refused password is more informative than a node that can't be reached.
-                Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
+                Err(_) if why.as_ref().is_some_and(|why: &Error| why.kind() == ErrorKind::Authentication) => {}
                 Err(error) => why = Some(error),
             }
         }
@@ -344,7 +344,7 @@ fn node(endpoint: Endpoint, confirm: Option<Confirm>) -> Result<Arc<Node>, Error
 
 /// A Redis that isn't part of a cluster rejects the command.
 fn said_of_a_cluster(error: Error, node: &Node) -> Error {
-    if error.is_refused() && error.to_string().contains("cluster support disabled") {
+    if error.kind() == ErrorKind::Refused && error.to_string().contains("cluster support disabled") {
         let got = node.redis.address();
         return Error::new(Kind::Input, format!("url: expected nodes of a cluster, got a single Redis at {got}"));
     }

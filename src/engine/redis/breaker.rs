@@ -167,7 +167,7 @@ impl CircuitBreaker {
         };
         // Outside the lock, as above.
         if is_new {
-            telemetry::breaker_opened(error.class());
+            telemetry::breaker_opened(error.kind().name());
         }
         Some(unsent)
     }

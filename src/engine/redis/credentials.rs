@@ -23,7 +23,7 @@ impl Credentials {
     }
 
     /// The server's `default` user with this password.
-    pub fn of_default_user(password: impl Into<String>) -> Self {
+    pub fn for_default_user(password: impl Into<String>) -> Self {
         Self { user: None, password: password.into(), lifetime: None }
     }
 

@@ -282,7 +282,7 @@ mod tests {
             ),
         ] {
             let error = from_call(&said(&text), Some(Called { script, writes_several: false }));
-            assert_eq!((error.class(), error.goes_to_policy()), (class, false), "{text}");
+            assert_eq!((error.kind().name(), error.goes_to_policy()), (class, false), "{text}");
             assert_eq!(error.to_string(), format!("{begins}{text}"));
         }
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::Redis;
@@ -20,7 +20,7 @@ use super::texts::Eval;
 use crate::batch::{AskApart, Records, ScriptCall};
 use crate::call::Mode;
 use crate::engine::deadline::Deadline;
-use crate::error::{Charged, Error, Kind};
+use crate::error::{Charged, Error, ErrorKind, Kind};
 use crate::random::jittered;
 use crate::runtime;
 
@@ -193,15 +193,19 @@ impl Redis {
 /// have moved and some have not.
 fn is_asked_again_after(call: ScriptCall<'_>, error: &Error) -> bool {
     let is_apart = error.note::<AskApart>().is_some();
-    error.is_not_now() && !is_apart && (Redirect::of(error).is_none() || call.is_alone() && call.key_count() > 1)
+    error.kind() == ErrorKind::NotNow
+        && !is_apart
+        && (Redirect::of(error).is_none() || call.is_alone() && call.key_count() > 1)
 }
 
 /// The error of a call that the server refused with this. A node may refuse a call across slots but take one that
 /// declares its keys, or, as a replica, redirect that one. But a node that runs no script for now refuses both. And one
 /// key that the user may not use must not fail the calls of others.
 fn of_call(call: ScriptCall<'_>, error: Error, said: &RedisError) -> Error {
-    let for_now = error.is_not_now() && said.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly);
-    let refused = error.is_permission() || error.is_unsupported() || error.is_refused() && error.stale_at().is_none();
+    let for_now =
+        error.kind() == ErrorKind::NotNow && said.kind() != redis::ErrorKind::Server(ServerErrorKind::ReadOnly);
+    let refused =
+        matches!(error.kind(), ErrorKind::Permission | ErrorKind::Unsupported | ErrorKind::Refused | ErrorKind::NotNow);
     match call.is_across_slots() {
         _ if for_now || error.charged() != Charged::No => error,
         true if refused => error.redirected(AskApart::Call),
@@ -224,5 +228,5 @@ fn read(call: ScriptCall<'_>, answer: Value, lacking: Option<Error>) -> Result<R
 }
 
 fn is_noscript(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+    error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)
 }

@@ -6,7 +6,7 @@
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{RedisError, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
@@ -18,7 +18,7 @@ use super::connection::{Connection, lost};
 use super::errors::{Called, from_call};
 use super::pipeline::Answers;
 use super::queue::Queue;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::runtime;
 use crate::single_flight::SingleFlight;
 
@@ -135,7 +135,7 @@ impl PerRuntime {
     /// about its caller than about Redis.
     pub(super) fn report_outcome(&self, error: Option<&Error>) {
         match error {
-            Some(error) if error.is_disconnected() => {}
+            Some(error) if error.kind() == ErrorKind::Disconnected => {}
             Some(error) if error.is_outage() => self.report_failure(error),
             _ => self.breaker.answered(),
         }
@@ -208,9 +208,9 @@ impl PerRuntime {
     pub(super) fn interpret(&self, said: &RedisError, called: Option<Called>, number: u64) -> Error {
         let error = from_call(said, called);
         // A server that has become a replica may have a successor at the same address.
-        let replica = said.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly);
+        let replica = said.kind() == redis::ErrorKind::Server(ServerErrorKind::ReadOnly);
         let useless = said.is_unrecoverable_error() || said.is_io_error() || replica;
-        if useless && self.drop_connection(number) && error.is_disconnected() {
+        if useless && self.drop_connection(number) && error.kind() == ErrorKind::Disconnected {
             self.report_failure(&error);
         }
         error

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
-use redis::{Client, ErrorKind, RedisError, ServerErrorKind, Value, cmd};
+use redis::{Client, RedisError, ServerErrorKind, Value, cmd};
 
 use super::address::{Endpoint, Sentinels};
 use super::errors::from_connecting;
 use super::transport::{self, Opened};
 use super::unusable;
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind, Kind};
 
 /// How long a Sentinel may take to answer, connecting by TLS over a long distance included. After that, the others'
 /// answers are used.
@@ -37,7 +37,7 @@ impl Sentinels {
         while let Some(found) = lookups.next().await {
             match found {
                 Ok(found) => return Ok(found),
-                Err(_) if why.as_ref().is_some_and(Error::is_authentication) => {}
+                Err(_) if why.as_ref().is_some_and(|why: &Error| why.kind() == ErrorKind::Authentication) => {}
                 Err(error) => why = Some(error),
             }
         }
@@ -58,7 +58,7 @@ impl Sentinels {
             Ok((opened, role))
         };
         let (opened, role) = opened.await.map_err(|error: RedisError| match error.kind() {
-            ErrorKind::Server(ServerErrorKind::NoPerm) => Error::new(
+            redis::ErrorKind::Server(ServerErrorKind::NoPerm) => Error::new(
                 Kind::Permission,
                 format!("redis doesn't let this user run 'role' (ACL SETUSER ... +role): {error}"),
             ),

@@ -89,10 +89,12 @@ impl Tls {
     }
 
     /// The same configuration for other connections of the service, such as those to its database. It is made once.
+    /// Unstable: for the system of record.
     ///
     /// # Errors
     ///
     /// Certificates that can't be read, or a key that doesn't belong to its certificate.
+    #[doc(hidden)]
     pub fn client_config(&self) -> io::Result<Arc<ClientConfig>> {
         match self.config.get() {
             Some(config) => Ok(Arc::clone(config)),

@@ -19,7 +19,7 @@ use tollgate_testing::redis_server::Server;
 use super::{rule_set, serve};
 
 fn limiter(server: &Server) -> Limiter {
-    Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(2))
+    Limiter::builder(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_secs(2)).build()
 }
 
 /// Status and head of one request, on a connection of its own.

@@ -30,7 +30,7 @@ async fn a_header_counts_only_where_a_named_proxy_wrote_it() {
     let behind = || ClientAddress::behind(["10.0.0.0/8", "2001:db8:1::1"]).expect("proxies");
     for (address, peer, header, expected) in [
         // No proxy is trusted: the connection's address counts.
-        (ClientAddress::of_connection(), "10.0.0.1", Some("192.0.2.7"), Some("10.0.0.1")),
+        (ClientAddress::from_connection(), "10.0.0.1", Some("192.0.2.7"), Some("10.0.0.1")),
         // The client has no proxy's address.
         (behind(), "203.0.113.9", Some("192.0.2.7"), Some("203.0.113.9")),
         (behind(), "10.0.0.1", Some("192.0.2.7"), Some("192.0.2.7")),
@@ -66,7 +66,7 @@ async fn a_header_counts_only_where_a_named_proxy_wrote_it() {
                     request
                 };
                 // The same as a direct connection from there to a layer that trusts no proxy.
-                let direct = layer.clone().client_address(ClientAddress::of_connection());
+                let direct = layer.clone().client_address(ClientAddress::from_connection());
                 assert_eq!(ask(&layer, request()).await.status.as_u16(), 200);
                 assert_eq!(ask(&direct, plain()).await.status.as_u16(), 429, "{peer} {header:?}");
             }
@@ -156,7 +156,7 @@ async fn an_address_that_no_one_can_read_is_refused_if_a_rule_uses_addresses() {
 #[tokio::test]
 async fn no_header_makes_up_for_a_connection_that_is_not_known() {
     let headers = [("x-forwarded-for", "192.0.2.7"), ("x-real-ip", "192.0.2.7"), ("forwarded", "for=192.0.2.7")];
-    for address in [ClientAddress::of_connection(), ClientAddress::behind(["0.0.0.0/0"]).expect("all")] {
+    for address in [ClientAddress::from_connection(), ClientAddress::behind(["0.0.0.0/0"]).expect("all")] {
         let layer = embedded(BY_ADDRESS).client_address(address);
         assert_eq!(ask(&layer, get("/", &headers)).await.status.as_u16(), 500);
     }

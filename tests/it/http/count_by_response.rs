@@ -106,7 +106,7 @@ async fn of_many_requests_exactly_those_that_count_stay_charged() {
 async fn on_several_nodes_exactly_those_that_count_stay_charged() {
     const LIMIT: &str = "fixed-window 1000/1h start first-hit";
     let servers = ClusterServers::of_primaries();
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
     let two = format!("\"{LIMIT}\", {{ name = \"paths\", limit = \"{LIMIT}\", key = \"path\", cost = 2 }}");
     let rules = failures("login", &two, "");
     let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules));
@@ -226,7 +226,7 @@ async fn permits_are_held_until_the_body_has_ended_whatever_its_status() {
 #[tokio::test(start_paused = true)]
 async fn calls_that_waited_are_given_back() {
     for debt in ["", " max-debt 9"] {
-        let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(SystemTime::UNIX_EPOCH)));
+        let limiter = Limiter::new(Embedded::with_clock(Clock::new(SystemTime::UNIX_EPOCH)));
         let limits = format!("\"token-bucket 1/10s burst 2{debt}\"");
         let rules = failures("theirs", &limits, "");
         let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules)).wait(Duration::from_secs(60));
@@ -259,7 +259,7 @@ async fn what_an_inner_layer_denies_is_a_response_with_its_status() {
 #[tokio::test]
 async fn a_permit_of_a_call_that_waited_outlasts_an_outage() {
     let server = Server::start();
-    let limiter = redis_limiter(&server).deadline(Duration::from_secs(2));
+    let limiter = redis_limiter(&server).to_builder().deadline(Duration::from_secs(2)).build();
     let limits = "\"fixed-window 50/1h start first-hit\", \"concurrency 2 ttl 60s\"";
     let rules = failures("jobs", limits, "");
     let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules)).wait(Duration::from_secs(30));
@@ -277,7 +277,7 @@ async fn a_permit_of_a_call_that_waited_outlasts_an_outage() {
 #[tokio::test]
 async fn what_redis_took_before_the_local_policy_answered_is_given_back_there() {
     let server = Server::start();
-    let limiter = redis_limiter(&server).deadline(Duration::from_millis(200));
+    let limiter = redis_limiter(&server).to_builder().deadline(Duration::from_millis(200)).build();
     let more = "on_error = \"local\"\nprocesses = 1";
     let rules = failures("login", "\"fixed-window 50/1h start first-hit\"", more);
     let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules));
@@ -301,7 +301,7 @@ async fn what_redis_took_before_the_local_policy_answered_is_given_back_there() 
 #[tokio::test]
 async fn what_is_to_be_given_back_outlasts_an_outage() {
     let server = Server::start();
-    let limiter = redis_limiter(&server).deadline(Duration::from_secs(2));
+    let limiter = redis_limiter(&server).to_builder().deadline(Duration::from_secs(2)).build();
     let rules = failures("login", "\"fixed-window 3/1h start first-hit\"", "");
     let layer = RateLimitLayer::new(limiter.clone(), rule_set(&rules));
     let server = Arc::new(server);

@@ -37,7 +37,7 @@ fn field(decision: &Decision, name: &str) -> Option<String> {
 
 async fn taken(rule: &Rule, times: u32) -> Decision {
     let limiter =
-        Limiter::new(Embedded::with_clock(Clock::set_to(std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000))));
+        Limiter::new(Embedded::with_clock(Clock::new(std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000))));
     let mut last = None;
     for _ in 0..times {
         let request = Request::new("k");
@@ -80,7 +80,7 @@ async fn a_policy_is_the_rules_rate_over_whole_seconds() {
             ("api", &("r".to_owned(), decision.remaining.to_string())),
             "{text}"
         );
-        assert_eq!((decision.rule(), decision.limits[0].quota.limit()), (Some("api"), text));
+        assert_eq!((decision.rule(), &**decision.limits[0].name()), (Some("api"), text));
     }
 }
 

@@ -19,7 +19,7 @@ async fn calls_wait_in_order_up_to_a_bound() {
     let rules = rule_set(
         "[[rule]]\nname = \"theirs\"\nkey = \"global\"\nlimits = [\"token-bucket 1/200ms burst 1 max-debt 100\"]",
     );
-    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(SystemTime::UNIX_EPOCH)));
+    let limiter = Limiter::new(Embedded::with_clock(Clock::new(SystemTime::UNIX_EPOCH)));
     let layer = RateLimitLayer::new(limiter, rules).wait(Duration::from_millis(1300));
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut calls = Vec::new();

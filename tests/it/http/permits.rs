@@ -279,8 +279,9 @@ fn permits_are_given_back_by_whichever_runtime_lives() {
 #[tokio::test]
 async fn by_an_id_of_the_callers_a_permit_is_given_back_once() {
     let server = Server::start();
-    let limiter =
-        Limiter::new(Redis::open(&server.tcp_url()).expect("an address")).deadline(Duration::from_millis(150));
+    let limiter = Limiter::builder(Redis::open(&server.tcp_url()).expect("an address"))
+        .deadline(Duration::from_millis(150))
+        .build();
     let rule = "concurrency 1 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
     let request = tollgate::Request::new("key").id("job-7");
     // On a busy machine a call may miss its short deadline.
@@ -289,7 +290,7 @@ async fn by_an_id_of_the_callers_a_permit_is_given_back_once() {
     drop(first);
     limiter.finish().await;
     server.signal("-CONT");
-    let patient = limiter.clone().deadline(Duration::from_secs(5));
+    let patient = limiter.to_builder().deadline(Duration::from_secs(5)).build();
     let again = wait_for_value(async || patient.hold(&rule, request).await.ok()).await;
     tokio::time::sleep(Duration::from_millis(1000)).await;
     again.permit.expect("a permit").renew().await.expect("it is still held");
@@ -381,8 +382,10 @@ async fn attempts_of_one_request_are_settled_each_by_itself() {
 #[tokio::test(start_paused = true)]
 async fn a_permit_is_given_back_after_the_longest_hold_of_its_rule() {
     let text = "[[rule]]\nname = \"jobs\"\nkey = \"global\"\nlimits = [\"concurrency 2 ttl 30s\"]\nmax_hold = \"10m\"";
-    for rules in [rule_set(text), RuleSet::of(rule_set(text).rule("jobs").expect("a rule"), "global").expect("a set")] {
-        let clock = Clock::set_to(UNIX_EPOCH);
+    for rules in
+        [rule_set(text), RuleSet::single(rule_set(text).rule("jobs").expect("a rule"), "global").expect("a set")]
+    {
+        let clock = Clock::new(UNIX_EPOCH);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let layer = RateLimitLayer::new(limiter.clone(), rules.clone());
         let trickles = service_fn(|request: Request<Body>| async move {
@@ -419,7 +422,7 @@ async fn a_permit_is_given_back_after_the_longest_hold_of_its_rule() {
 /// By an id that others know too, it isn't given back a second time, when the next holder has it.
 #[tokio::test(start_paused = true)]
 async fn a_permit_whose_longest_hold_is_over_is_given_back_once() {
-    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
+    let limiter = Limiter::new(Embedded::with_clock(Clock::new(UNIX_EPOCH)));
     let rule = "concurrency 1 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
     let rule = rule.max_hold(Duration::from_secs(60)).expect("a time");
     let request = tollgate::Request::new("key").id("job-7");

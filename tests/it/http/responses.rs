@@ -239,13 +239,15 @@ fn base64_decoded(text: &str) -> Vec<u8> {
 
 /// A port where no server listens.
 fn away() -> Limiter {
-    Limiter::new(Redis::open("redis://127.0.0.1:1/").expect("an address")).deadline(Duration::from_millis(200))
+    Limiter::builder(Redis::open("redis://127.0.0.1:1/").expect("an address"))
+        .deadline(Duration::from_millis(200))
+        .build()
 }
 
 #[tokio::test]
 async fn a_closed_policy_is_a_503_and_an_open_one_invents_nothing() {
     let rule = "gcra 5/1s".parse::<Rule>().expect("a rule").named("api").expect("a name");
-    let rules = RuleSet::of(&rule, "global").expect("a set");
+    let rules = RuleSet::single(&rule, "global").expect("a set");
     let layer = RateLimitLayer::new(away(), rules.clone());
     let closed = ask(&layer, get("/", &[])).await;
     assert_eq!((closed.status.as_u16(), closed.header("retry-after")), (503, Some("1")));
@@ -270,12 +272,12 @@ async fn a_closed_policy_is_a_503_and_an_open_one_invents_nothing() {
     assert_eq!(ask(&layer, older).await.status.as_u16(), 503, "gRPC is over HTTP/2");
 
     for style in [HeaderStyle::Draft, HeaderStyle::Legacy] {
-        let open = RateLimitLayer::new(away().on_error(OnError::Open).expect("a policy"), rules.clone());
+        let open = RateLimitLayer::new(away().to_builder().on_error(OnError::Open).build(), rules.clone());
         let allowed = ask(&open.header_style(style), get("/", &[])).await;
         assert_eq!((allowed.status.as_u16(), allowed.headers.len()), (200, 0), "{allowed:?}");
     }
     // A rule that can't decide is a mistake of the service's.
-    let hashed = RuleSet::of(&rule.hash_keys(true), "global").expect("a set");
+    let hashed = RuleSet::single(&rule.hash_keys(true), "global").expect("a set");
     assert_eq!(ask(&RateLimitLayer::new(away(), hashed), get("/", &[])).await.status.as_u16(), 500);
 }
 

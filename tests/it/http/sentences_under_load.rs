@@ -287,7 +287,8 @@ async fn hold_on_one_redis(sentence: &Sentence) {
 /// killed.
 async fn hold_on_a_cluster(sentence: &Sentence) {
     let servers = Arc::new(ClusterServers::start());
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(Duration::from_secs(20));
+    let limiter =
+        Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(Duration::from_secs(20)).build();
     let cluster = Arc::clone(&servers);
     hold(sentence, &limiter, sentence.stay_charged, move |keys| {
         for slot in BTreeSet::from_iter(keys.iter().map(|key| cluster.slot_of(key))) {

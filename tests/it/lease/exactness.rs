@@ -71,7 +71,7 @@ fn leases_spend_no_more_than_an_exact_limiter_would_admit() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.expect("a runtime").block_on(async {
             let mut world = World::new(HOT[text], count);
-            let reference = world.limiter.clone().prefix("reference").expect("a prefix");
+            let reference = world.limiter.to_builder().prefix("reference").expect("a prefix").build();
             for step in steps {
                 play(&mut world, &reference, &step, [&by_leases, &directly]).await?;
                 could_all_be_spent(&world, &reference).await?;
@@ -153,7 +153,7 @@ async fn could_all_be_spent(world: &World, reference: &Limiter) -> Result<(), Te
 #[tokio::test(start_paused = true)]
 async fn held_units_leave_room_for_what_the_limit_refills() {
     let mut world = World::new("gcra 100/1s", 1);
-    let reference = world.limiter.clone().prefix("reference").expect("a prefix");
+    let reference = world.limiter.to_builder().prefix("reference").expect("a prefix").build();
     let pounce = |ms: u64, leaving| Step::Pounce { us: 1000 * ms, leaving, lease: 0 };
     let spend = |cost, times| Step::Spend { lease: 0, cost, times };
     let wait = |ms: u64| Step::Wait { us: 1000 * ms, smoothly: true };

@@ -14,7 +14,7 @@ fn runtime() -> Runtime {
 
 /// A limiter with this deadline, and a lease on a limit that is nearly used up.
 fn hot(server: &Server, deadline: Duration) -> (Limiter, Rule, Lease) {
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(deadline);
+    let limiter = Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(deadline).build();
     let rule = rule("fixed-window 100000/3650d");
     let lease = limiter.lease(&rule, "hot", processes(2)).expect("a lease");
     runtime().block_on(async {

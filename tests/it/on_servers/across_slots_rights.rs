@@ -1,6 +1,6 @@
 //! Users of a cluster who may not run some commands or use some keys, where a call decides on keys of several slots.
 
-use tollgate::{Charged, Cluster, Limiter, Request};
+use tollgate::{Charged, Cluster, ErrorKind, Limiter, Request};
 use tollgate_testing::acl::{least, more};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::PATIENCE;
@@ -23,7 +23,7 @@ fn limiter_of(servers: &ClusterServers, rights: impl Iterator<Item = String>) ->
         run_command(node, &words.iter().map(String::as_str).collect::<Vec<_>>());
     }
     let url = servers.url().replace("://", "://limiter:sesame@");
-    Limiter::new(Cluster::open(&url).expect("a good address")).deadline(PATIENCE)
+    Limiter::builder(Cluster::open(&url).expect("a good address")).deadline(PATIENCE).build()
 }
 
 #[tokio::test]
@@ -85,7 +85,10 @@ async fn a_key_that_a_user_may_not_use_fails_by_itself() {
             match answer {
                 Ok(decision) => assert_eq!((at % 4 > 1, decision.remaining), (true, remaining), "{at}"),
                 Err(error) => {
-                    assert!(at % 4 <= 1 && error.is_permission() && error.charged() == Charged::No, "{at}: {error}");
+                    assert!(
+                        at % 4 <= 1 && error.kind() == ErrorKind::Permission && error.charged() == Charged::No,
+                        "{at}: {error}"
+                    );
                 }
             }
         }
@@ -125,7 +128,7 @@ async fn a_command_that_a_user_may_not_run_is_reported_as_by_a_call_of_one_key()
             let forbidden = format!("-{forbidden}");
             run_command(node, &["ACL", "SETUSER", "limiter", "reset", "on", ">sesame", "~*", "+@all", &forbidden]);
         }
-        let limiter = || Limiter::new(Cluster::open(&url).expect("a good address")).deadline(PATIENCE);
+        let limiter = || Limiter::builder(Cluster::open(&url).expect("a good address")).deadline(PATIENCE).build();
         let (many_at_once, one_by_one) = (limiter(), limiter());
         // Knows the slots from here on.
         let _ = many_at_once.peek(&rule, keys[0].as_str()).await;
@@ -139,7 +142,7 @@ async fn a_command_that_a_user_may_not_run_is_reported_as_by_a_call_of_one_key()
                 (Err(error), Err(alone)) => {
                     let told = (alone.to_string(), Charged::No);
                     assert_eq!((error.to_string(), error.charged()), told, "{text}: {forbidden}");
-                    assert!(error.is_permission(), "{error}");
+                    assert!(error.kind() == ErrorKind::Permission, "{error}");
                 }
                 (answer, alone) => panic!("{text}: {forbidden}, {at}: {answer:?}, but alone {alone:?}"),
             }

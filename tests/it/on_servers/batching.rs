@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tollgate::redis::cmd;
-use tollgate::{Algorithm, Charged, Decision, Error, Limiter, Request, RetryAfter, Rule};
+use tollgate::{Algorithm, Charged, Decision, Error, ErrorKind, Limiter, Request, RetryAfter, Rule};
 use tollgate_testing::polling::PATIENCE;
 use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::rules::{assert_of_every_algorithm, rule};
@@ -57,7 +57,7 @@ async fn queued_callers_of_one_key_are_one_call_and_the_first_are_allowed() {
         assert!(decisions[..300].iter().all(|decision| decision.allowed), "{text}: in the order in which they came");
         assert_eq!(decisions[0].remaining, 299, "{text}");
         for decision in &decisions[1..] {
-            assert_eq!((decision.limit, decision.remaining), (300, 0), "{text}: as it stands after the call");
+            assert_eq!((decision.capacity, decision.remaining), (300, 0), "{text}: as it stands after the call");
             let waits = matches!(decision.retry_after, RetryAfter::After(_));
             assert_eq!(waits, !decision.allowed, "{text}");
             assert_eq!(decision.granted, u64::from(decision.allowed), "{text}");
@@ -119,7 +119,10 @@ async fn an_unreadable_key_fails_its_own_callers_alone() {
         for (n, answer) in at_once(&limiter, requests).await.into_iter().enumerate() {
             match (n % 50, answer) {
                 (10 | 20, Err(error)) => {
-                    assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{text}: {error}");
+                    assert!(
+                        error.kind() == ErrorKind::UnreadableState && error.charged() == Charged::No,
+                        "{text}: {error}"
+                    );
                 }
                 (10 | 20, Ok(decision)) => panic!("{text}: {n} {decision:?}"),
                 (_, answer) => assert!(answer.expect("a decision").allowed, "{text}: {n}"),
@@ -171,14 +174,14 @@ async fn every_caller_ends_by_its_deadline_and_learns_whether_it_was_sent() {
     let rule = Arc::new(rule("gcra 1000/30d"));
     limiter.acquire(&rule, "key").await.expect("a decision");
     server.signal("-STOP");
-    let short = limiter.clone().deadline(Duration::from_millis(100));
-    let long = limiter.clone().deadline(Duration::from_millis(200));
+    let short = limiter.to_builder().deadline(Duration::from_millis(100)).build();
+    let long = limiter.to_builder().deadline(Duration::from_millis(200)).build();
     let (first, second) = tokio::join!(
         at_once(&short, vec![(Arc::clone(&rule), "key".into(), 1); 50]),
         at_once(&long, vec![(Arc::clone(&rule), "key".into(), 1); 50]),
     );
     let errors: Vec<_> = first.into_iter().chain(second).map(|answer| answer.expect_err("no answer")).collect();
-    assert!(errors.iter().all(Error::is_deadline));
+    assert!(errors.iter().all(|error| error.kind() == ErrorKind::Deadline));
     let unknown = errors.iter().filter(|error| error.charged() == Charged::Unknown).count();
     assert!(unknown > 0, "some were sent at once");
     server.signal("-CONT");
@@ -206,13 +209,13 @@ fn a_runtime_that_ends_leaves_no_caller_of_the_next_one_unanswered() {
     });
     drop(first);
     server.signal("-CONT");
-    let short = limiter.clone().deadline(Duration::from_secs(5));
+    let short = limiter.to_builder().deadline(Duration::from_secs(5)).build();
     let answers = runtime().block_on(async {
         // The connection ended with the first runtime: the call that finds it closed fails, and the next gets another.
         let found = short.acquire(&rule, "key").await;
         (found, at_once(&short, vec![(Arc::clone(&rule), "key".into(), 1); 50]).await)
     });
-    assert!(answers.0.is_ok() || answers.0.is_err_and(|error| error.is_disconnected()));
+    assert!(answers.0.is_ok() || answers.0.is_err_and(|error| error.kind() == ErrorKind::Disconnected));
     assert!(answers.1.iter().all(Result::is_ok), "{:?}", answers.1);
 }
 
@@ -222,7 +225,7 @@ async fn a_caller_that_gives_up_before_the_connection_is_made_is_not_sent() {
     let (limiter, rule) = (limiter(&server), Arc::new(rule("gcra 1000/30d")));
     server.signal("-STOP");
     let ask = |deadline| {
-        let (limiter, rule) = (limiter.clone().deadline(deadline), Arc::clone(&rule));
+        let (limiter, rule) = (limiter.to_builder().deadline(deadline).build(), Arc::clone(&rule));
         tokio::spawn(async move { limiter.acquire(&rule, "key").await })
     };
     let first = ask(PATIENCE);
@@ -295,7 +298,7 @@ async fn callers_of_one_key_are_decided_in_order() {
 #[tokio::test]
 async fn the_longest_deadline_means_no_deadline() {
     let server = Server::start();
-    let limiter = limiter(&server).deadline(Duration::MAX);
+    let limiter = limiter(&server).to_builder().deadline(Duration::MAX).build();
     let rule = Arc::new(rule("gcra 100/30d"));
     let answers = at_once(&limiter, vec![(Arc::clone(&rule), "key".into(), 1); 20]).await;
     assert!(answers.iter().all(Result::is_ok));
@@ -337,7 +340,8 @@ fn callers_do_not_depend_on_another_runtime() {
 #[test]
 fn a_batch_that_was_never_sent_holds_up_no_other() {
     let server = Server::start();
-    let (limiter, rule) = (limiter(&server).deadline(Duration::from_secs(5)), Arc::new(rule("gcra 1000/30d")));
+    let (limiter, rule) =
+        (limiter(&server).to_builder().deadline(Duration::from_secs(5)).build(), Arc::new(rule("gcra 1000/30d")));
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let first = runtime();
     first.block_on(limiter.acquire(&rule, "key")).expect("a decision");
@@ -452,7 +456,8 @@ async fn acquire_many_is_one_round_trip_in_order() {
 async fn a_long_queue_ends_by_its_deadlines_and_the_next_caller_is_served() {
     const CALLERS: usize = 100_000;
     let server = Server::start();
-    let (limiter, another) = (limiter(&server).deadline(Duration::from_millis(300)), limiter(&server));
+    let (limiter, another) =
+        (limiter(&server).to_builder().deadline(Duration::from_millis(300)).build(), limiter(&server));
     let rule = Arc::new(rule("gcra 1000000/30d"));
     limiter.acquire(&rule, "key").await.expect("a decision");
     server.signal("-STOP");

@@ -306,7 +306,8 @@ async fn a_block_outlives_what_was_used_and_the_key_outlives_the_block() {
 #[tokio::test]
 async fn many_calls_denied_at_once_block_once() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(30));
+    let limiter =
+        Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(30)).build();
     let rule = blocking("gcra 5/1d", 60);
     let calls = (0..50).map(|_| limiter.acquire(&rule, "key"));
     let decisions = futures_util::future::join_all(calls).await;
@@ -339,7 +340,7 @@ async fn a_server_out_of_memory_refuses_to_block_and_keeps_the_state() {
         let before = held(&mut server.connection());
         memory("1");
         let error = limiter.acquire(&rule, by_own_id(&rule, "key")).await.expect_err("refused");
-        assert_eq!((error.class(), error.charged()), ("refused", Charged::No), "{text}: {error}");
+        assert_eq!((error.kind().name(), error.charged()), ("refused", Charged::No), "{text}: {error}");
         assert_eq!(held(&mut server.connection()), before, "{text}");
         memory("0");
         let denied = limiter.acquire(&rule, by_own_id(&rule, "key")).await.expect("a decision");
@@ -351,7 +352,7 @@ async fn a_server_out_of_memory_refuses_to_block_and_keeps_the_state() {
 #[tokio::test]
 async fn while_redis_is_unreachable_the_process_blocks_locally() {
     let nobody = Redis::open(&format!("redis://127.0.0.1:{}", free_port())).expect("a good address");
-    let limiter = Limiter::new(nobody).deadline(PATIENCE);
+    let limiter = Limiter::builder(nobody).deadline(PATIENCE).build();
     let processes = std::num::NonZeroU32::new(2).expect("two");
     let rule = blocking("gcra 10/1d", 600).on_error(OnError::Local { processes }).expect("five for each");
     assert!(limiter.acquire(&rule, Request::new("key").cost(5)).await.expect("a decision").allowed);
@@ -366,9 +367,9 @@ async fn while_redis_is_unreachable_the_process_blocks_locally() {
 /// What it answers from memory, Redis would have denied at that time too.
 #[tokio::test(start_paused = true)]
 async fn the_denial_cache_remembers_a_block_and_denies_nothing_that_the_engine_would_allow() {
-    let clock = Clock::set_to(time(NOW));
+    let clock = Clock::new(time(NOW));
     let plain = Limiter::new(Embedded::with_clock(clock.clone()));
-    let cached = plain.clone().denial_cache(DenialCache::of_keys(10).longest(Duration::from_secs(1000)));
+    let cached = plain.to_builder().denial_cache(DenialCache::new(10).longest(Duration::from_secs(1000))).build();
     for (text, block, wait) in [("gcra 5/10s", 60, 60), ("gcra 5/500s", 60, 100)] {
         let rule = blocking(text, block).named(&format!("rule-{wait}")).expect("a good name");
         let acquire = || async { cached.acquire(&rule, "key").await.expect("a decision") };

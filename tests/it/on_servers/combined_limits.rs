@@ -56,7 +56,7 @@ fn either_every_limit_is_charged_or_none() {
             prop_assert_eq!(decision.allowed, all);
             for (own, expected) in decision.limits.iter().zip(&expected) {
                 prop_assert_eq!(
-                    (own.allowed, own.limit, own.remaining, own.blocked),
+                    (own.allowed, own.capacity, own.remaining, own.blocked),
                     (expected.allowed, expected.limit, expected.remaining, expected.blocked)
                 );
             }
@@ -259,7 +259,7 @@ fn a_long_log_among_others_is_read_as_alone() {
 #[test]
 fn overages_are_reported_by_the_limits_that_counted_them_also_by_at_most() {
     let engine = Engine::redis();
-    let rule = tollgate_testing::rules::rule("gcra 5/1d, gcra 3/1h").count_denials(true);
+    let rule = tollgate_testing::rules::rule("gcra 5/1d, gcra 3/1h").count_overage(true);
     let call = |cost| Request::new("key").cost(cost).at(time(1 << 50));
     for cost in [9, 9, 3] {
         engine.runtime.block_on(engine.limiter.acquire(&rule, call(cost))).expect("a decision");

@@ -90,7 +90,8 @@ fn nothing_is_over_admitted_and_no_unit_is_lost() {
     let server = Server::start();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
-    let redis = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(30));
+    let redis =
+        Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(Duration::from_secs(30)).build();
     for (limiter, cases) in [(redis, cases(6)), (Limiter::new(Embedded::new()), cases(20))] {
         for text in RULES {
             let config = Config { cases, failure_persistence: None, ..Config::default() };

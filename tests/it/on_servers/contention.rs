@@ -46,7 +46,7 @@ async fn assert_answers_are_the_callers_own(limiter: &Limiter) {
         tasks.spawn(async move {
             let rule = rule(&format!("gcra {n}/30d"));
             let decision = limiter.peek(&rule, Request::new(&n.to_string())).await.expect("a decision");
-            assert_eq!((decision.limit, decision.remaining), (n, n));
+            assert_eq!((decision.capacity, decision.remaining), (n, n));
         });
     }
     tasks.join_all().await;

@@ -24,7 +24,7 @@ async fn of_a_crowd_with_several_limits_few_are_in_flight_and_who_was_not_sent_l
     let (limiter, rule) = (limiter(&server), Arc::new(rule(TWO_LIMITS)));
     limiter.acquire(&rule, "key").await.expect("a decision");
     server.signal("-STOP");
-    let short = limiter.clone().deadline(Duration::from_millis(300));
+    let short = limiter.to_builder().deadline(Duration::from_millis(300)).build();
     let answers = at_once(&short, (0..3000).map(|n| (Arc::clone(&rule), format!("k{n}"), 1)).collect()).await;
     server.signal("-CONT");
     let errors: Vec<_> = answers.into_iter().map(|answer| answer.expect_err("no answer")).collect();

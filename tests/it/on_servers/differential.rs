@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tollgate::redis::{Connection, cmd};
 use tollgate::{
-    Algorithm, Charged, DecidedBy, Decision, Error, KeyState, Limit, MaxDebt, Operation, Request, WindowStart,
+    Algorithm, Charged, DecidedBy, Decision, Error, ErrorKind, KeyState, Limit, MaxDebt, Operation, Request,
+    WindowStart,
 };
 use tollgate_testing::engines::{Engine, Micros, Subject, micros, time};
 use tollgate_testing::histories::{beginning, call_of, lived, steps, steps_with};
@@ -67,7 +68,7 @@ const CALLS: [(u32, Call); 5] = [
 /// Fixed windows that start at an offset of the key's own.
 fn spread() -> impl Strategy<Value = Limit> {
     limit_of(Algorithm::FixedWindow).prop_map(|like| {
-        let limit = Limit::of(Algorithm::FixedWindow, like.rate(), like.period()).capacity(like.capacity());
+        let limit = Limit::builder(Algorithm::FixedWindow, like.rate(), like.period()).capacity(like.capacity());
         let limit = limit.max_debt(MaxDebt::Units(like.max_debt())).start(WindowStart::Spread);
         limit.build().expect("only its start differs from one that can be built")
     })
@@ -205,7 +206,7 @@ fn assert_unreadable(engine: &Engine, subject: &Subject<'_>, what: &str) {
     ];
     for error in errors {
         let error = error.unwrap_or_else(|| panic!("{what}: was read"));
-        assert!(error.is_unreadable_state(), "{what}: {error:?}");
+        assert!(error.kind() == ErrorKind::UnreadableState, "{what}: {error:?}");
         assert_eq!(error.charged(), Charged::No, "{what}");
     }
     assert_eq!(bytes(), before, "{what}: something was written");

@@ -21,7 +21,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tollgate::redis::cmd;
-use tollgate::{BreakerState, Charged, Cluster, DecidedBy, Decision, Error, Limiter, OnError, Redis, Request, Rule};
+use tollgate::{
+    BreakerState, Charged, Cluster, DecidedBy, Decision, Error, ErrorKind, Limiter, OnError, Redis, Request, Rule,
+};
 use tollgate_testing::callers::{Callers, SLACK};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{
@@ -40,7 +42,7 @@ fn redis(url: &str) -> Redis {
 }
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(redis(url)).deadline(DEADLINE)
+    Limiter::builder(redis(url)).deadline(DEADLINE).build()
 }
 
 fn cluster_limiter(servers: &ClusterServers) -> (Cluster, Limiter) {
@@ -76,21 +78,21 @@ async fn decided(limiter: &Limiter, rule: &Rule, key: &str) -> Decision {
 async fn by_policy(url: &str, classes: &[&str]) {
     // Unless it is silent, the server is only slow.
     let deadline = if classes.contains(&"deadline") { DEADLINE } else { PATIENCE };
-    let limiter = |url: &str| limiter(url).deadline(deadline);
+    let limiter = |url: &str| limiter(url).to_builder().deadline(deadline).build();
     let error = acquire(&limiter(url), &rule("gcra 6/1d", OnError::Closed), "by policy").await.expect_err("closed");
-    assert!(classes.contains(&error.class()), "{}: {error}", error.class());
+    assert!(classes.contains(&error.kind().name()), "{}: {error}", error.kind().name());
     assert_ne!(error.charged(), Charged::Yes, "{error}");
 
     let open = acquire(&limiter(url), &rule("gcra 6/1d", OnError::Open), "by policy").await.expect("open");
     assert!(open.allowed && open.by == DecidedBy::Policy && open.granted == 1, "{open:?}");
     let error = open.error.expect("why");
-    assert!(classes.contains(&error.class()), "{}: {error}", error.class());
+    assert!(classes.contains(&error.kind().name()), "{}: {error}", error.kind().name());
 
     // Half of the six are this process's. From the fifth failure on, the breaker answers.
     let (limiter, rule) = (limiter(url), rule("gcra 6/1d", LOCAL));
     for number in 0..7 {
         let local = acquire(&limiter, &rule, "by policy").await.expect("local");
-        assert_eq!((local.allowed, local.by, local.limit), (number < 3, DecidedBy::Local, 3), "{number}: {local:?}");
+        assert_eq!((local.allowed, local.by, local.capacity), (number < 3, DecidedBy::Local, 3), "{number}: {local:?}");
         assert!(local.error.is_some());
     }
 }

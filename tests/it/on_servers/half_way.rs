@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tollgate::redis::{Connection, cmd};
-use tollgate::{Algorithm, Charged, Limiter, OnError, Operation, Redis, Request, Rule};
+use tollgate::{Algorithm, Charged, ErrorKind, Limiter, OnError, Operation, Redis, Request, Rule};
 use tollgate_testing::engines::time;
 use tollgate_testing::redis_server::Server;
 use tollgate_testing::rules::{assert_of_every_algorithm, rule};
@@ -13,7 +13,7 @@ use tollgate_testing::rules::{assert_of_every_algorithm, rule};
 const WRITES: [&str; 8] = ["set", "setrange", "del", "pexpire", "pexpireat", "zadd", "zrem", "zremrangebyscore"];
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(Redis::open(url).expect("a good address")).deadline(Duration::from_secs(30))
+    Limiter::builder(Redis::open(url).expect("a good address")).deadline(Duration::from_secs(30)).build()
 }
 
 /// Every key and its value.
@@ -65,9 +65,9 @@ async fn a_command_that_is_refused_half_way_leaves_no_key_without_an_expiry() {
     let mut refusals = 0;
     for command in WRITES {
         let url = server.user("some", &format!("+@all -{command} ~*"));
-        let some = limiter(&url).on_error(OnError::Open).expect("a policy");
+        let some = limiter(&url).to_builder().on_error(OnError::Open).build();
         for (before, after) in texts {
-            let of = |text| rule(text).count_denials(true).block_for(Duration::from_secs(1)).expect("a rule");
+            let of = |text| rule(text).count_overage(true).block_for(Duration::from_secs(1)).expect("a rule");
             let [before, after] = [before, after].map(of);
             for (operation, cost) in operations {
                 for (used, at) in [(false, None), (true, None), (true, Some(time(1 << 50)))] {
@@ -83,7 +83,9 @@ async fn a_command_that_is_refused_half_way_leaves_no_key_without_an_expiry() {
                         let left = all.peek(&before, request.cost(0)).await.expect("a decision").remaining;
                         let answer = some.call(operation, rule, request.cost(cost).id("mine")).await;
                         assert_eq!(without_expiry(&mut redis), [""; 0], "{what}");
-                        let Some(error) = answer.err().filter(tollgate::Error::is_permission) else { continue };
+                        let Some(error) = answer.err().filter(|error| error.kind() == ErrorKind::Permission) else {
+                            continue;
+                        };
                         refusals += 1;
                         assert!(error.to_string().contains(&format!("'{command}'")), "{what}: {error}");
                         let now = all.peek(&before, request.cost(0)).await.expect("a decision").remaining;
@@ -108,10 +110,10 @@ async fn a_permit_isnt_taken_by_who_may_not_do_all_that_takes_one() {
         let renamed = Server::with(&["--rename-command", command, ""]);
         let users = [server.user("some", &format!("+@all -{command} ~*")), renamed.url()];
         for (url, is_renamed) in users.into_iter().zip([false, true]) {
-            let some = limiter(&url).on_error(OnError::Open).expect("a policy");
+            let some = limiter(&url).to_builder().on_error(OnError::Open).build();
             for rule in [&permits, &both] {
                 let error = some.acquire(rule, key.id("mine")).await.expect_err("refused");
-                assert_eq!(error.class(), if is_renamed { "unsupported" } else { "permission" }, "{error}");
+                assert_eq!(error.kind().name(), if is_renamed { "unsupported" } else { "permission" }, "{error}");
                 assert!(error.to_string().contains(&format!("'{command}'")), "{error}");
                 if !is_renamed {
                     // With several keys, another may have been written before.
@@ -129,7 +131,7 @@ async fn a_permit_isnt_taken_by_who_may_not_do_all_that_takes_one() {
         let some = limiter(&server.user("some", &format!("+@all -{command} ~*")));
         for operation in [Operation::Acquire, Operation::Renew, Operation::Penalty] {
             let error = some.call(operation, &permits, key.id("held")).await.expect_err("refused");
-            assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+            assert!(error.kind() == ErrorKind::Permission && error.charged() == Charged::No, "{error:?}");
             assert_eq!(stored(&mut redis), then, "{operation:?} without {command}");
         }
         all.reset(&permits, key).await.expect("forgotten");
@@ -149,7 +151,7 @@ async fn permits_stay_held_by_who_may_not_give_them_back() {
         let then = stored(&mut redis);
         let some = limiter(&server.user("some", &format!("+@all -{command} ~*")));
         let error = some.release(&permits, key.id("held")).await.expect_err("refused");
-        assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+        assert!(error.kind() == ErrorKind::Permission && error.charged() == Charged::No, "{error:?}");
         assert_eq!(stored(&mut redis), then, "without {command}");
         all.reset(&permits, key).await.expect("forgotten");
     }

@@ -103,8 +103,8 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     let server = Server::start();
     let secret = KeySecret::new("0123456789abcdef0123456789abcdef").expect("a secret");
     let redis = Redis::open(&server.url()).expect("a good address");
-    let limiter = Limiter::new(redis.clone()).deadline(tollgate_testing::polling::PATIENCE);
-    let limiter = limiter.key_secret(&secret).denial_cache(DenialCache::of_keys(100));
+    let limiter = Limiter::builder(redis.clone()).deadline(tollgate_testing::polling::PATIENCE).build();
+    let limiter = limiter.to_builder().key_secret(&secret).denial_cache(DenialCache::new(100)).build();
     let texts = [
         "token-bucket 5/1d",
         "fixed-window 5/1d start spread",
@@ -125,7 +125,7 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     for rule in &rules {
         let first = limiter.acquire(rule, request).await.expect("a decision");
         let second = limiter.acquire(rule, request.id("call-1")).await.expect("a decision");
-        assert!(second.allowed && second.limit == first.limit, "{rule}");
+        assert!(second.allowed && second.capacity == first.capacity, "{rule}");
         limiter.block(rule, request, Duration::from_secs(60)).await.expect("a block");
         assert!(limiter.acquire(rule, request).await.expect("a decision").blocked, "{rule}");
     }
@@ -145,7 +145,7 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     // As are those of shards.
     let cluster = Cluster::open("redis-cluster://127.0.0.1").expect("a good address");
     let split = tollgate_testing::rules::rule("gcra 4000/1d shards 8");
-    let keys = Limiter::new(cluster).key_secret(&secret).keys(&split, request).expect("keys");
+    let keys = Limiter::builder(cluster).key_secret(&secret).build().keys(&split, request).expect("keys");
     assert!(
         keys.len() == 8 && keys.iter().all(|key| key.starts_with("tollgate:{%h") && key.contains("%s")),
         "{keys:?}"
@@ -153,8 +153,8 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
 
     // Other secrets, and none, count apart.
     let other = KeySecret::new("another secret of 32 bytes......").expect("a secret");
-    let plain = Limiter::new(redis.clone()).deadline(tollgate_testing::polling::PATIENCE);
-    for limiter in [plain.clone().key_secret(&other), plain.clone()] {
+    let plain = Limiter::builder(redis.clone()).deadline(tollgate_testing::polling::PATIENCE).build();
+    for limiter in [plain.to_builder().key_secret(&other).build(), plain.clone()] {
         let decision = limiter.acquire(&rules[0], request).await.expect("a decision");
         assert_eq!((decision.allowed, decision.remaining), (true, 4));
     }
@@ -162,6 +162,6 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     assert_eq!((decision.allowed, decision.remaining), (true, 3), "as by the one without a secret");
     let error = plain.acquire(&rules[0].clone().hash_keys(true), request).await.expect_err("no secret");
     assert_eq!(error.charged(), Charged::No);
-    let expected = "it hashes its keys, and the limiter has no secret (Limiter::key_secret)";
+    let expected = "it hashes its keys, and the limiter has no secret (LimiterBuilder::key_secret)";
     assert_eq!(error.to_string(), format!("rule test: {expected}"));
 }

@@ -19,7 +19,8 @@ use tollgate_testing::rules::{FIVE, assert_of_every_algorithm, limit, rule};
 #[tokio::test]
 async fn reservations_cancelled_after_an_outage_give_back_what_is_still_owed() {
     let server = Server::start();
-    let redis = Limiter::new(Redis::open(&server.url()).expect("an address")).deadline(Duration::from_secs(10));
+    let redis =
+        Limiter::builder(Redis::open(&server.url()).expect("an address")).deadline(Duration::from_secs(10)).build();
     for (engine, limiter) in [("redis", redis), ("embedded", Limiter::new(Embedded::new()))] {
         let text = "token-bucket 100/1s burst 100 max-debt 1000";
         for outage in [250, 1_000, 2_500, 6_000, 9_900, 11_000, 30_000_u64] {
@@ -141,7 +142,7 @@ async fn a_refund_after_a_decision_goes_by_the_clock_that_the_engine_was_given()
     let mut seen = 0;
     for begin in [1_000_000_000, 4_000_000_000].map(|seconds| UNIX_EPOCH + Duration::from_secs(seconds)) {
         for (text, later) in FIVE.into_iter().flat_map(|text| [0, 3, 4, 9, 12, 90_000].map(|later| (text, later))) {
-            let (rule, clock, later) = (rule(text), Clock::set_to(begin), Duration::from_secs(later));
+            let (rule, clock, later) = (rule(text), Clock::new(begin), Duration::from_secs(later));
             let given = Limiter::new(Embedded::with_clock(clock.clone()));
             let first = given.acquire(&rule, Request::new("key").cost(3)).await.expect("a decision");
             given.acquire(&rule, Request::new("key").cost(2)).await.expect("a decision");
@@ -159,7 +160,7 @@ async fn a_refund_after_a_decision_goes_by_the_clock_that_the_engine_was_given()
             assert!(after.retry_at() == Some(begin + later), "{text}: {:?}", after.retry_at());
             seen += u64::from(after.remaining < 5 && after.remaining < before + 3);
         }
-        let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(begin)));
+        let limiter = Limiter::new(Embedded::with_clock(Clock::new(begin)));
         let hot = rule("token-bucket 1000/1d");
         let lease = limiter.lease(&hot, "hot", NonZeroU32::MIN).expect("a lease");
         let mut decision = lease.acquire(1).await.expect("a decision");
@@ -177,7 +178,7 @@ async fn a_refund_after_a_decision_goes_by_the_clock_that_the_engine_was_given()
 /// Of a window whose unused units roll over, what a call left may have passed in part with the window that it was in.
 #[tokio::test]
 async fn a_refund_after_a_decision_gives_back_no_units_of_a_window_that_has_ended() {
-    let clock = Clock::set_to(time(1_000_000_000_000_100));
+    let clock = Clock::new(time(1_000_000_000_000_100));
     let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
     let rule = rule("fixed-window 3/1s burst 5");
     let take = async |cost: u64| limiter.acquire(&rule, Request::new("key").cost(cost)).await.expect("a decision");
@@ -340,7 +341,7 @@ fn who_reserves_after_a_cancelled_reservation_gets_the_last_turn_too() {
 fn the_text_form_has_a_reset_for_each_limit() {
     let server = Server::start();
     let mut redis = server.connection();
-    let text = Script::of([Algorithm::TokenBucket]).text();
+    let text = Script::for_algorithms([Algorithm::TokenBucket]).text();
     let mut call = |cost: u64, mode: &str, seconds: u64| -> Vec<i64> {
         let now = format!("{}", 1_000_000_000_000_000 + seconds * 1_000_000);
         let limits = "token_bucket 5 1 1000000 1 0 token_bucket 5 1 10000000 1 0 0";

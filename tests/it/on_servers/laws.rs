@@ -211,7 +211,7 @@ fn gcd(a: u128, b: u128) -> u128 {
 #[test]
 fn law_9_a_changed_tick_and_a_clock_far_behind() {
     let weeks = Duration::from_secs(4 * 7 * 86_400);
-    let limit = |rate| Limit::of(Algorithm::SlidingWindow, rate, weeks).build().expect("a limit");
+    let limit = |rate| Limit::builder(Algorithm::SlidingWindow, rate, weeks).build().expect("a limit");
     for engine in [Engine::embedded(), Engine::redis()] {
         let mut oracle = oracle(&limit(2));
         let before = engine.subject(limit(2));
@@ -311,7 +311,7 @@ fn at_the_bounds(algorithm: Algorithm, rate: u64, period: u64, numbers: (u64, Ma
         return Limit::calendar(rate, CalendarUnit::Month).tz("Australia/Lord_Howe").build().ok();
     }
     let of = |capacity: u64, debt: MaxDebt| {
-        let limit = Limit::of(algorithm, rate, Duration::from_micros(period));
+        let limit = Limit::builder(algorithm, rate, Duration::from_micros(period));
         if algorithm.reserves() { limit.capacity(capacity).max_debt(debt).build() } else { limit.build() }
     };
     let (capacity, debt, less) = numbers;
@@ -422,7 +422,7 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
 fn law_9_two_versions_at_the_bounds_are_charged_and_forgotten_alike() {
     use Operation::{Acquire, AtMost, Block, Penalty, Reserve};
     let bucket = |capacity, debt| {
-        let limit = Limit::of(Algorithm::TokenBucket, 70_368_744_177_662, Duration::from_hours(24));
+        let limit = Limit::builder(Algorithm::TokenBucket, 70_368_744_177_662, Duration::from_hours(24));
         limit.capacity(capacity).max_debt(MaxDebt::Units(debt)).build().expect("within the bounds")
     };
     let [large, small] = [bucket(137_438_953_473, 2_748_779_067), bucket(0, 207_684)];

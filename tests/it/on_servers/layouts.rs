@@ -86,29 +86,29 @@ struct Caller<'a> {
     engine: &'a Engine,
     redis: Connection,
     rule: Rule,
-    counts_denials: bool,
+    counts_overage: bool,
 }
 
 impl<'a> Caller<'a> {
     fn new(engine: &'a Engine, case: &Value) -> Self {
         let redis = engine.server.as_ref().expect("a server").connection();
-        let counts_denials = case["counts_denials"] == true;
-        let mut rule = rule(case["rule"].as_str().expect("a rule")).count_denials(counts_denials);
+        let counts_overage = case["counts_overage"] == true;
+        let mut rule = rule(case["rule"].as_str().expect("a rule")).count_overage(counts_overage);
         if let Some(name) = case["named"].as_str() {
             let limit = rule.limits().next().expect("a limit").clone().named(name).expect("a name");
-            rule = Rule::new(rule.name().expect("a name"), limit).expect("a rule").count_denials(counts_denials);
+            rule = Rule::new(rule.name().expect("a name"), limit).expect("a rule").count_overage(counts_overage);
         }
         if case["tag"].is_string() {
             rule = rule.tagged(case["tag"].as_str().expect("a part"));
         }
-        Self { engine, redis, rule, counts_denials }
+        Self { engine, redis, rule, counts_overage }
     }
 
     /// `1500 acquire 2 id=a`: at 1.5 seconds. The cost of a block is its length in milliseconds. Or `rule`, and the new
     /// one.
     fn call(&mut self, call: &str) -> String {
         if let Some(text) = call.strip_prefix("rule ") {
-            self.rule = rule(text).count_denials(self.counts_denials);
+            self.rule = rule(text).count_overage(self.counts_overage);
             return String::new();
         }
         let words: Vec<_> = call.split(' ').collect();
@@ -135,7 +135,7 @@ fn shown(decision: &Decision) -> String {
         RetryAfter::After(wait) => format!("{} us", micros(wait)),
         RetryAfter::Never => "never".to_owned(),
     };
-    let (limit, left, taken) = (decision.limit, decision.remaining, decision.granted);
+    let (limit, left, taken) = (decision.capacity, decision.remaining, decision.granted);
     let reset = micros(decision.reset_after);
     let notes = if decision.blocked { ", blocked" } else { "" };
     let denials = decision.overage.map(|denials| format!(", {denials} denials")).unwrap_or_default();

@@ -112,9 +112,13 @@ async fn a_penalty_reports_no_more_than_can_be_taken() {
             let taken = limiter.penalty(&rule, at.cost(cost)).await.expect("an answer").granted;
             assert!(taken <= cost && taken >= 1 << 14, "{text}: {taken}");
             let left = limiter.refund(&rule, at.cost(taken - 1)).await.expect("an answer");
-            assert_eq!(left.remaining, left.limit - 1, "{text}: {taken} of {cost}");
+            assert_eq!(left.remaining, left.capacity - 1, "{text}: {taken} of {cost}");
             let left = limiter.refund(&rule, at.cost(1)).await.expect("an answer");
-            assert_eq!((left.remaining, left.reset_after), (left.limit, Duration::ZERO), "{text}: {taken} of {cost}");
+            assert_eq!(
+                (left.remaining, left.reset_after),
+                (left.capacity, Duration::ZERO),
+                "{text}: {taken} of {cost}"
+            );
         }
     }
 }

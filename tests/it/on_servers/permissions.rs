@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tollgate::deadpool_redis::{Manager, Pool, Runtime};
 use tollgate::redis::{Client, RedisResult, cmd};
 use tollgate::{
-    Algorithm, Charged, Cluster, Error, Limit, Limiter, OnChange, OnError, Operation, Redis, Request, Rule,
+    Algorithm, Charged, Cluster, Error, ErrorKind, Limit, Limiter, OnChange, OnError, Operation, Redis, Request, Rule,
 };
 use tollgate_testing::acl::{least, more, rights_of};
 use tollgate_testing::cluster::{cluster_of_one, cluster_url};
@@ -70,7 +70,7 @@ async fn everything(limiter: &Limiter) -> Result<(), Error> {
         for decision in limiter.acquire_many(&rule, many).await {
             decision?;
         }
-        let counting = rule.clone().count_denials(true).on_change(OnChange::AsIs);
+        let counting = rule.clone().count_overage(true).on_change(OnChange::AsIs);
         limiter.acquire(&counting, by_own_id(&rule, Request::new("long").cost(61))).await?;
         limiter.reset(&rule, "long").await?;
     }
@@ -133,19 +133,20 @@ async fn the_smallest_user_can_do_everything_and_needs_each_of_its_rights() {
             continue;
         }
         // An open gate is for a Redis that is unreachable, not for one that isn't set up.
-        let open = limiter(&server.user("less", &others.join(" "))).on_error(OnError::Open).expect("a policy");
+        let open = limiter(&server.user("less", &others.join(" "))).to_builder().on_error(OnError::Open).build();
         let error = everything(&open).await.expect_err(right);
         // What does several things in one script may have done some of them.
-        assert!(error.is_permission() && error.charged() != Charged::Yes, "without {right}: {error:?}");
+        assert!(error.kind() == ErrorKind::Permission && error.charged() != Charged::Yes, "without {right}: {error:?}");
         let lacks = match right.strip_prefix('+') {
             Some(command) => format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command}): "),
             None => "redis doesn't let this user have these keys (ACL SETUSER ... ~PREFIX:*): ".into(),
         };
         assert!(error.to_string().starts_with(&lacks), "without {right}: {error}");
     }
-    let elsewhere = limiter(&server.user("least", &all.join(" "))).prefix("elsewhere").expect("a prefix");
+    let elsewhere =
+        limiter(&server.user("least", &all.join(" "))).to_builder().prefix("elsewhere").expect("a prefix").build();
     let error = elsewhere.acquire(&rule("gcra 5/10s"), "key").await.unwrap_err();
-    assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+    assert!(error.kind() == ErrorKind::Permission && error.charged() == Charged::No, "{error:?}");
     let resp3 = format!("{}?protocol=resp3", server.user("least", &all.join(" ")));
     everything(&limiter(&resp3)).await.expect("by the other protocol too");
 }
@@ -162,7 +163,7 @@ async fn resetting_a_whole_rule_needs_three_more_rights() {
     for (right, others) in each_left_out(&all).filter(|(right, _)| added.contains(right)) {
         let unable = limiter(&server.user("unable", &others.join(" ")));
         let error = unable.reset_all("test", |_| ()).await.expect_err(right);
-        assert!(error.is_permission(), "without {right}: {error:?}");
+        assert!(error.kind() == ErrorKind::Permission, "without {right}: {error:?}");
     }
     assert_eq!(able.reset_all("test", |_| ()).await.expect("forgotten"), 1);
 }
@@ -176,7 +177,7 @@ async fn another_database_and_a_used_connection_need_the_rights_that_are_documen
         let decision = limiter(&format!("{}/1", with(&more))).acquire(&rule, "key").await;
         assert_eq!(decision.is_ok(), works, "{decision:?}");
         if let Err(error) = decision {
-            assert!(error.is_permission() && error.to_string().contains("'select'"), "{error:?}");
+            assert!(error.kind() == ErrorKind::Permission && error.to_string().contains("'select'"), "{error:?}");
         }
     }
     let more = more("+ping");
@@ -186,7 +187,7 @@ async fn another_database_and_a_used_connection_need_the_rights_that_are_documen
         let pool = Pool::builder(manager).max_size(1).runtime(Runtime::Tokio1).build().expect("a pool");
         server.reset_command_counts();
         drop(pool.get().await.expect("a connection"));
-        let limiter = Limiter::new(Redis::with_pool(pool)).deadline(PATIENCE);
+        let limiter = Limiter::builder(Redis::with_pool(pool)).deadline(PATIENCE).build();
         limiter.acquire(&rule, "key").await.expect("a decision");
         assert_eq!(server.commands()["auth"].0, if reused { 1 } else { 2 }, "{more:?}");
     }
@@ -198,7 +199,7 @@ async fn a_user_without_evalsha_lacks_a_permission() {
     let limiter = limiter(&server.user("most", "+@all -evalsha ~*"));
     let rule = rule("gcra 5/10s");
     let error = limiter.acquire(&rule, "key").await.unwrap_err();
-    assert!(error.is_permission() && error.charged() == Charged::No, "{error:?}");
+    assert!(error.kind() == ErrorKind::Permission && error.charged() == Charged::No, "{error:?}");
     assert_eq!(limiter.peek(&rule, "key").await.expect("peeks go by another command").remaining, 5);
 }
 
@@ -241,7 +242,7 @@ async fn a_user_without_a_command_that_a_script_calls_gets_a_permission_error_an
         for (request, by_id) in [(at(now, taken), false), (at(now, taken).id("call"), true)] {
             let error = some.acquire(&rule, request).await.expect_err(&what);
             let begins = format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command}): ");
-            assert!(error.is_permission() && error.to_string().starts_with(&begins), "{what}: {error}");
+            assert!(error.kind() == ErrorKind::Permission && error.to_string().starts_with(&begins), "{what}: {error}");
             // With an id there are two keys, of which one may have been written.
             let charged = error.charged();
             assert!(charged == Charged::No || by_id && charged == Charged::Unknown, "{what}: {error:?}");
@@ -259,7 +260,7 @@ async fn whoever_may_not_write_what_remembers_a_call_learns_that_it_may_be_charg
     let some = limiter(&server.user("some", "+@all -set ~*"));
     assert!(some.acquire(&rule, "key").await.expect("in place").allowed);
     let error = some.acquire(&rule, Request::new("key").id("call")).await.expect_err("a refusal");
-    assert!(error.is_permission() && error.charged() == Charged::Unknown, "{error:?}");
+    assert!(error.kind() == ErrorKind::Permission && error.charged() == Charged::Unknown, "{error:?}");
     assert!(error.to_string().starts_with("redis doesn't let this user run 'set' "), "{error}");
     assert!((2..=3).contains(&all.peek(&rule, "key").await.expect("a decision").remaining));
 }
@@ -283,7 +284,7 @@ async fn a_cancellation_that_may_not_forget_its_call_gives_nothing_back() {
         let left = async || all.peek(&rule, request).await.expect("a decision").remaining;
         for _ in 0..3 {
             let error = some.cancel(&rule, request.id("one")).await.expect_err(text);
-            assert!(error.is_permission(), "{text}: {error:?}");
+            assert!(error.kind() == ErrorKind::Permission, "{text}: {error:?}");
             assert_eq!(left().await, 4, "{text}");
         }
         all.cancel(&rule, request.id("one")).await.expect("cancelled");
@@ -299,7 +300,7 @@ async fn what_a_user_may_not_delete_is_given_back_no_more_than_once_by_a_cluster
     server.user("some", "+@all -del ~*");
     let on_cluster = |user: &str| {
         let url = cluster_url(&server).replace("://", user);
-        Limiter::new(Cluster::open(&url).expect("a good address")).deadline(PATIENCE)
+        Limiter::builder(Cluster::open(&url).expect("a good address")).deadline(PATIENCE).build()
     };
     let (all, some) = (on_cluster("://"), on_cluster("://some:sesame@"));
     let keys = ["a", "b", "c", "d"];
@@ -319,7 +320,10 @@ async fn what_a_user_may_not_delete_is_given_back_no_more_than_once_by_a_cluster
         };
         for answer in join_all(keys.map(call)).await {
             let error = answer.expect_err("may not delete");
-            assert!(error.is_permission() && error.to_string().contains("'del'"), "{operation}: {error}");
+            assert!(
+                error.kind() == ErrorKind::Permission && error.to_string().contains("'del'"),
+                "{operation}: {error}"
+            );
         }
     };
     let left = async |rule: &Rule| {
@@ -359,9 +363,9 @@ async fn a_missing_right_to_wait_for_replicas_is_an_error_under_every_policy() {
     let server = Server::start();
     let confirmed = Redis::builder().confirmed_by(1, Duration::from_millis(20));
     let redis = confirmed.open(&server.user("some", "+@all -wait ~*")).expect("a good address");
-    let limiter = Limiter::new(redis).deadline(PATIENCE).on_error(OnError::Open).expect("a policy");
+    let limiter = Limiter::builder(redis).deadline(PATIENCE).on_error(OnError::Open).build();
     let error = limiter.acquire(&rule("gcra 5/1d"), "key").await.expect_err("not confirmed");
-    assert!(error.is_permission() && error.charged() == Charged::Yes, "{error:?}");
+    assert!(error.kind() == ErrorKind::Permission && error.charged() == Charged::Yes, "{error:?}");
     assert!(
         error.to_string().starts_with("redis doesn't let this user run 'wait' (ACL SETUSER ... +wait): "),
         "{error}"
@@ -380,11 +384,11 @@ async fn a_missing_right_to_read_closes_the_gate_for_many_keys_at_once_too() {
         ("getrange", "sliding-log 5/1d"),
     ] {
         let open =
-            limiter(&server.user("some", &format!("+@all -{command} ~*"))).on_error(OnError::Open).expect("open");
+            limiter(&server.user("some", &format!("+@all -{command} ~*"))).to_builder().on_error(OnError::Open).build();
         for answer in open.acquire_many(&rule(text), ["a", "b", "c", "a"]).await {
             let error = answer.expect_err("no decision");
             let begins = format!("redis doesn't let this user run '{command}' (ACL SETUSER ... +{command}): ");
-            assert!(error.is_permission() && error.to_string().starts_with(&begins), "{text}: {error}");
+            assert!(error.kind() == ErrorKind::Permission && error.to_string().starts_with(&begins), "{text}: {error}");
         }
     }
 }
@@ -395,7 +399,7 @@ async fn a_key_that_the_user_may_not_use_fails_no_other_of_its_batch() {
     let server = Server::start();
     let rights: Vec<_> = least().into_iter().filter(|right| !right.starts_with('~')).collect();
     let url = server.user("limiter", &[&rights[..], &["~*:allowed*"]].concat().join(" "));
-    let limiter = Limiter::new(Redis::open(&url).expect("a good address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Redis::open(&url).expect("a good address")).deadline(PATIENCE).build();
     let [allowed, forbidden] = ["allowed", "forbidden"].map(|name| rule("gcra 900/30d").named(name).expect("a name"));
     let of = async |rule: &Rule, keys: std::ops::Range<u32>| {
         let keys: Vec<_> = keys.map(|key| format!("user:{key}")).collect();
@@ -410,7 +414,7 @@ async fn a_key_that_the_user_may_not_use_fails_no_other_of_its_batch() {
         assert!(singles.iter().chain(&many).all(Result::is_ok), "{singles:?} {many:?}");
         for error in refused {
             let error = error.expect_err("a refusal");
-            assert!(error.is_permission() && error.charged() == Charged::No, "{error}");
+            assert!(error.kind() == ErrorKind::Permission && error.charged() == Charged::No, "{error}");
         }
         assert_eq!(limiter.peek(&allowed, "user:0").await.expect("a decision").remaining, 900 - 8 * turn);
         assert_eq!(limiter.peek(&allowed, "user:8").await.expect("a decision").remaining, 900 - turn);

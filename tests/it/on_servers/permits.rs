@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use tollgate::redis::cmd;
-use tollgate::{Charged, Clock, Embedded, Limiter, Permit, Redis, Request, RetryAfter, Rule};
+use tollgate::{Charged, Clock, Embedded, ErrorKind, Limiter, Permit, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::polling::{wait_for_value, wait_until};
 use tollgate_testing::proxy::Proxy;
 use tollgate_testing::redis_server::{Server, patient};
@@ -37,7 +37,7 @@ async fn a_permit_goes_back_when_its_value_is_dropped_or_released() {
 #[tokio::test]
 async fn a_hold_that_is_given_up_keeps_nothing() {
     let server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(MINUTE);
+    let limiter = Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(MINUTE).build();
     let rule = rule("concurrency 1 ttl 1h");
     drop(held(&limiter, &rule).await);
     comes_to(&limiter, &rule, 1).await;
@@ -63,7 +63,7 @@ async fn a_denied_hold_gives_back_no_other_permits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_permit_is_renewed_for_as_long_as_it_is_held() {
-    let clock = Clock::set_to(UNIX_EPOCH);
+    let clock = Clock::new(UNIX_EPOCH);
     let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
     let rule = rule("concurrency 1 ttl 3m");
     let permit = held(&limiter, &rule).await.expect("one").renewed();
@@ -79,7 +79,7 @@ async fn a_permit_is_renewed_for_as_long_as_it_is_held() {
 
 #[tokio::test]
 async fn a_permit_that_has_expired_is_known_to_be_lost() {
-    let clock = Clock::set_to(UNIX_EPOCH);
+    let clock = Clock::new(UNIX_EPOCH);
     let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
     let rule = rule("concurrency 1 ttl 1m");
     let permit = held(&limiter, &rule).await.expect("one");
@@ -174,7 +174,7 @@ async fn permits_are_given_back_where_redis_is_out_of_memory() {
     }
     cmd("CONFIG").arg(&["SET", "maxmemory", "1mb"]).exec(&mut redis).expect("full");
     let error = limiter.acquire(&rule, Request::new("key").id("c")).await.expect_err("out of memory");
-    assert!(error.is_refused() && error.charged() == Charged::No, "{error:?}");
+    assert!(error.kind() == ErrorKind::Refused && error.charged() == Charged::No, "{error:?}");
     assert_eq!(limiter.release(&rule, a).await.expect("an answer").remaining, 4);
     assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 4);
 }
@@ -241,7 +241,10 @@ async fn a_value_written_by_another_program_is_not_read_as_permits() {
         let before: Vec<u8> = cmd("DUMP").arg(name).query(&mut redis).expect("a dump");
         for error in [limiter.acquire(&rule, by_own_id(&rule, "key")).await, limiter.peek(&rule, "key").await] {
             let error = error.expect_err("can't be read");
-            assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{poison:?}: {error:?}");
+            assert!(
+                error.kind() == ErrorKind::UnreadableState && error.charged() == Charged::No,
+                "{poison:?}: {error:?}"
+            );
         }
         assert_eq!(cmd("DUMP").arg(name).query::<Vec<u8>>(&mut redis).expect("a dump"), before, "{poison:?}");
         limiter.reset(&rule, "key").await.expect("repaired");
@@ -386,7 +389,7 @@ fn a_permit_dropped_on_a_runtime_without_timers_goes_back() {
 #[tokio::test]
 async fn permits_held_in_this_process_go_back_while_many_wait_for_redis() {
     let mut server = Server::start();
-    let limiter = Limiter::new(Redis::open(&server.tcp_url()).expect("a good address")).deadline(MINUTE);
+    let limiter = Limiter::builder(Redis::open(&server.tcp_url()).expect("a good address")).deadline(MINUTE).build();
     let many = rule("concurrency 1000 ttl 1h").named("many").expect("a name");
     let local = tollgate::OnError::Local { processes: std::num::NonZeroU32::MIN };
     let few = rule("concurrency 4 ttl 1h").on_error(local).expect("a policy");
@@ -414,9 +417,9 @@ async fn a_release_without_an_answer_takes_no_permit_from_the_next_holder() {
     let there = patient(&server.tcp_url());
     for how in ["in vain", "dropped", "overdue"] {
         let key = format!("key {how}");
-        let slow = Limiter::new(Redis::open(&proxy.url()).expect("a good address"));
         // Whoever drops its release doesn't wait for an answer.
-        let slow = slow.deadline(if how == "dropped" { MINUTE } else { Duration::from_millis(300) });
+        let deadline = if how == "dropped" { MINUTE } else { Duration::from_millis(300) };
+        let slow = Limiter::builder(Redis::open(&proxy.url()).expect("a good address")).deadline(deadline).build();
         let rule = rule("concurrency 1 ttl 30s");
         let rule = match how {
             "overdue" => rule.max_hold(Duration::from_millis(500)).expect("a time"),

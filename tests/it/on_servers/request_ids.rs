@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 use tollgate::redis::cmd;
-use tollgate::{Algorithm, Charged, Clock, Decision, Embedded, Error, Limiter, Operation, Request, Script};
+use tollgate::{Algorithm, Charged, Clock, Decision, Embedded, Error, ErrorKind, Limiter, Operation, Request, Script};
 use tollgate_testing::engines::{Engine, Subject, answer, on_both_engines, time};
 use tollgate_testing::histories::{Step, beginning, call_of, steps_with};
 use tollgate_testing::limits::two_limits;
@@ -178,7 +178,7 @@ fn the_marker_of_an_id_expires_and_is_in_its_keys_slot() {
     assert!((1000..=7000).contains(&ttl), "{ttl}");
     let () = tollgate::redis::cmd("SET").arg(marker).arg("junk").query(&mut redis).expect("set");
     let error = call(&engine, &subject, Operation::Acquire, request).expect_err("junk");
-    assert!(error.is_unreadable_state() && error.charged() == Charged::No, "{error}");
+    assert!(error.kind() == ErrorKind::UnreadableState && error.charged() == Charged::No, "{error}");
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_call_with_permits_is_settled_cancelled_and_released_in_any_order() {
 fn a_settlement_leaves_permits_as_they_are() {
     let server = Server::start();
     let mut redis = server.connection();
-    let text = Script::of([Algorithm::TokenBucket, Algorithm::Concurrency]).text();
+    let text = Script::for_algorithms([Algorithm::TokenBucket, Algorithm::Concurrency]).text();
     let mut call = |cost: &str, mode: &str, seconds: u64| -> Vec<i64> {
         let now = 1_000_000_000_000_000 + seconds * 1_000_000;
         let limits = "token_bucket 10 1 1000000000 1 0 concurrency 8 1000000 ann 600000";
@@ -314,7 +314,7 @@ fn a_settlement_leaves_permits_as_they_are() {
 /// what begins after it, and so are all before that.
 #[tokio::test]
 async fn a_late_cancel_takes_nothing_of_a_state_that_began_after_its_own_was_forgotten() {
-    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(time(1 << 50))));
+    let limiter = Limiter::new(Embedded::with_clock(Clock::new(time(1 << 50))));
     for text in ["token-bucket 1/1h", "fixed-window 1/1h start first-hit", "sliding-window 1/1h", "sliding-log 1/1h"] {
         let rule = tollgate_testing::rules::rule(text);
         for round in 0..3 {

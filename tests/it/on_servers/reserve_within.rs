@@ -88,7 +88,7 @@ fn a_reservation_waits_no_longer_than_it_says_as_the_oracle_has_it() {
             let (name, mut now, mut oracle) = (format!("{script}-{}", key.get()), T, Oracle::new(spec));
             let options = ["", "+overage", "+block=400000"][usize::try_from(option).expect("small")];
             match option {
-                1 => oracle.count_denials(),
+                1 => oracle.count_overage(),
                 2 => oracle.block_for(Some(400_000)),
                 _ => {}
             }

@@ -200,5 +200,5 @@ fn evicted_by(redis: &mut Connection, others: Range<u64>) -> u64 {
 }
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(Redis::open(url).expect("an address")).deadline(Duration::from_secs(60))
+    Limiter::builder(Redis::open(url).expect("an address")).deadline(Duration::from_secs(60)).build()
 }

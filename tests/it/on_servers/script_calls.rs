@@ -14,7 +14,7 @@ const T: &str = "1000000000000000";
 fn text(names: &str) -> &'static str {
     let named =
         |name: &str| Algorithm::all().find(|algorithm| algorithm.script().name() == name).expect("an algorithm");
-    Script::of(names.split('+').map(named)).text()
+    Script::for_algorithms(names.split('+').map(named)).text()
 }
 
 fn call(redis: &mut Connection, name: &str, keys: &[&str], arguments: &[&str]) -> Result<Vec<i64>, RedisError> {

@@ -257,7 +257,7 @@ fn only_algorithms_have_a_script_and_a_vectors_file_and_each_has_both() {
         let script = Script::all().find(|script| script.name() == *file).expect("a script");
         assert_eq!(script.text(), whole(&[*file]), "{file}");
     }
-    assert_eq!(Script::of(Algorithm::all()).text(), whole(&files));
+    assert_eq!(Script::for_algorithms(Algorithm::all()).text(), whole(&files));
 }
 
 #[test]

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tollgate::{Charged, Cluster, Decision, Embedded, Error, Limit, Limiter, OnError, Operation, Request, Rule};
+use tollgate::{
+    Charged, Cluster, Decision, Embedded, Error, ErrorKind, Limit, Limiter, OnError, Operation, Request, Rule,
+};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::effort::cases;
 use tollgate_testing::engines::time;
@@ -200,7 +202,7 @@ async fn a_denial_does_not_wait_for_a_node_that_goes_before_it_is_asked_to_give_
     let servers = ClusterServers::of_primaries();
     let proxy = Proxy::to(servers.node(0).port()).await;
     servers.announce(0, proxy.port());
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
     let rule = both(USER, ORG);
     let (user, org) = on_nodes(&servers, 0, 1);
     let parts = [("org", org.as_bytes())];
@@ -489,7 +491,7 @@ async fn an_id_of_the_callers_own_needs_a_tag() {
 async fn calls_that_are_dropped_before_a_node_has_their_script_leave_nothing_charged() {
     const BUCKET: &str = "gcra 100/30d";
     let servers = ClusterServers::of_primaries();
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
     let units = both(BUCKET, BUCKET);
     let permits = both("concurrency 100 ttl 1h", "concurrency 100 ttl 1h");
     let users = servers.keys_of(0, 600);
@@ -571,7 +573,7 @@ async fn a_missing_right_to_give_back_is_an_error_and_is_made_up_for_once_it_is_
     for operation in [Operation::Acquire, Operation::Reserve] {
         may("-del");
         let error = in_time(limiter.call(operation, &rule, request)).await.expect_err("it can't be given back");
-        assert!(error.is_permission() && error.charged() != Charged::No, "{operation}: {error}");
+        assert!(error.kind() == ErrorKind::Permission && error.charged() != Charged::No, "{operation}: {error}");
         may("+del");
         limiter.finish().await;
         let left = in_time(limiter.peek(&rule, request)).await.expect("a decision").limits[0].remaining;

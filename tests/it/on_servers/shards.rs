@@ -70,7 +70,7 @@ fn shards_admit_nothing_that_one_unsharded_limit_would_not_admit() {
             let cost = cost % (share + 1);
             aimed.acquire(cost, now);
             let decision = engine.call(engine.limiter.acquire(&rule, by_own_id(&rule, request(&key, now).cost(cost))));
-            prop_assert!(decision.limit <= share + 1 && decision.remaining <= decision.limit);
+            prop_assert!(decision.capacity <= share + 1 && decision.remaining <= decision.capacity);
             if !decision.allowed {
                 prop_assert!(decision.retry_after != RetryAfter::Never);
                 continue;
@@ -115,7 +115,7 @@ fn on_one_server_a_limit_with_shards_is_the_limit_without_them() {
         let (key, aimed) = (engine.fresh_key(), engine.subject(limit.whole()));
         let rules = [limit.clone(), limit.whole()].map(|limit| Rule::new("shards", limit).expect("a rule"));
         // Under another prefix the same key has windows that start at the same time.
-        let apart = engine.limiter.clone().prefix("apart").expect("a good prefix");
+        let apart = engine.limiter.to_builder().prefix("apart").expect("a good prefix").build();
         let reserves = limit.algorithm().reserves();
         let holds = limit.algorithm().holds();
         let mut now = begin;
@@ -162,9 +162,9 @@ fn on_one_server_calls_on_a_limit_with_shards_share_a_batch_and_may_take_all_of_
     assert!(decisions.iter().all(|decision| decision.as_ref().is_ok_and(|decision| decision.remaining == 39)));
     assert_eq!(server.commands().get("evalsha").map(|(calls, _)| *calls), Some(1));
     for engine in single() {
-        let limiter = engine.limiter.clone().denial_cache(DenialCache::of_keys(100));
+        let limiter = engine.limiter.to_builder().denial_cache(DenialCache::new(100)).build();
         let all = engine.call(limiter.acquire(&rule, Request::new("all").cost(40)));
-        assert_eq!((all.allowed, all.limit, all.remaining), (true, 40, 0));
+        assert_eq!((all.allowed, all.capacity, all.remaining), (true, 40, 0));
         assert!(!engine.call(limiter.acquire(&rule, "all")).allowed);
         assert_eq!(engine.call(limiter.acquire(&rule, "all")).by, DecidedBy::DenialCache);
         assert_eq!(engine.call(limiter.acquire(&rule, Request::new("b").cost(41))).retry_after, RetryAfter::Never);
@@ -287,7 +287,8 @@ fn an_id_finds_its_shard_again() {
 #[tokio::test]
 async fn permits_are_renewed_and_released_where_they_are_held() {
     let server = cluster_of_one();
-    let limiter = Limiter::new(Cluster::open(&cluster_url(&server)).expect("a good address")).deadline(MINUTE);
+    let limiter =
+        Limiter::builder(Cluster::open(&cluster_url(&server)).expect("a good address")).deadline(MINUTE).build();
     let rule = rule("concurrency 40 ttl 1h shards 4");
     let left = async || {
         let states = limiter.inspect(&rule, "key").await.expect("states");
@@ -333,7 +334,7 @@ fn a_block_and_a_reset_are_of_all_shards() {
         assert!(engine.states(&rule, &key, NOW + 1).iter().all(|state| !state.decision.blocked), "{text}");
         assert!(engine.left(&rule, &key, NOW + 1) <= 41 - taken, "{text}: a block forgave");
         let reset = engine.call(engine.limiter.reset(&rule, key.as_str()));
-        assert_eq!((reset.remaining, reset.limit), (10, 10), "{text}");
+        assert_eq!((reset.remaining, reset.capacity), (10, 10), "{text}");
         assert!(engine.states(&rule, &key, NOW + 1).iter().all(|state| !state.exists), "{text}");
     }
 }
@@ -365,7 +366,7 @@ fn a_cost_above_the_smallest_share_is_refused_or_always_denied() {
         let id = format!("call-{calls}");
         for call in [call, call.id(&id)] {
             let denied = engine.call(engine.limiter.acquire(&rule, call));
-            assert_eq!((denied.allowed, denied.retry_after, denied.limit), (false, RetryAfter::Never, 2));
+            assert_eq!((denied.allowed, denied.retry_after, denied.capacity), (false, RetryAfter::Never, 2));
         }
         assert_eq!(engine.call(engine.limiter.peek(&rule, call)).retry_after, RetryAfter::Never);
         assert_eq!(engine.left(&rule, &key, NOW), 11);

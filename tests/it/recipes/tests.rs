@@ -25,7 +25,7 @@ fn limiter(url: &str) -> Limiter {
 fn away(on_error: OnError) -> Limiter {
     let mut server = Server::start();
     server.stop();
-    limiter(&server.tcp_url()).deadline(DEADLINE).on_error(on_error).expect("a policy")
+    limiter(&server.tcp_url()).to_builder().deadline(DEADLINE).on_error(on_error).build()
 }
 
 async fn left(limiter: &Limiter, text: &str, name: &str, key: &str) -> u64 {
@@ -132,7 +132,7 @@ async fn redis_may_go_and_come_back_between_the_attempt_and_its_end() {
     for on_error in [OnError::Closed, OnError::Open, LOCAL] {
         let mut server = Server::start();
         // A server that is stopped refuses at once.
-        let limiter = limiter(&server.tcp_url()).on_error(on_error).expect("a policy");
+        let limiter = limiter(&server.tcp_url()).to_builder().on_error(on_error).build();
         let goes = async {
             server.stop();
             true

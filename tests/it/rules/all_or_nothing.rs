@@ -119,7 +119,7 @@ proptest! {
             Err(error) if error.to_string().contains("never applies") => return Ok(()),
             Err(error) => panic!("{error}\n{text}"),
         };
-        let clock = Clock::set_to(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
+        let clock = Clock::new(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
         let limiter = Limiter::new(Embedded::with_clock(clock));
         let mut used = BTreeMap::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

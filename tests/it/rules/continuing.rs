@@ -46,7 +46,7 @@ fn request(user: &'static str) -> Attributes<'static> {
 /// What remains of each limit, by its rule and its place.
 pub(super) fn left(verdict: &Verdict) -> Vec<(String, u64)> {
     let limits = verdict.decision.iter().flat_map(|decision| &decision.limits);
-    limits.map(|limit| (limit.quota.rule().unwrap_or_default().to_owned(), limit.remaining)).collect()
+    limits.map(|limit| (limit.rule().unwrap_or_default().to_owned(), limit.remaining)).collect()
 }
 
 fn of(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
@@ -338,7 +338,7 @@ async fn a_rule_counts_in_the_same_keys_alone_and_together() {
     "#,
     );
     let secret = tollgate::KeySecret::new("some secret of thirty-two bytes or more").expect("a secret");
-    let limiter = Limiter::new(Embedded::new()).key_secret(&secret);
+    let limiter = Limiter::builder(Embedded::new()).key_secret(&secret).build();
     let request = Attributes::new().user("42").set("org", "acme");
     let Effect::Limit(charge) = rules.applies(&request).expect("rules").effect else { panic!("limits") };
     let joined = limiter.keys(charge.rule(), charge.request()).expect("keys");
@@ -372,7 +372,7 @@ async fn the_strictest_policy_answers() {
         ([local, ""], OnError::Open, Some(DecidedBy::Local)),
         ([local, closed], OnError::Open, None),
     ] {
-        let limiter = Limiter::new(away.clone()).on_error(limiters).expect("a policy");
+        let limiter = Limiter::builder(away.clone()).on_error(limiters).build();
         let rules = rule_set(&(rule("a", policies[0]) + &rule("b", policies[1])));
         let answer = limiter.acquire_by(&rules, &Attributes::new()).await;
         let by = answer.ok().map(|verdict| verdict.decision.expect("a decision").by);
@@ -437,7 +437,7 @@ async fn permits_are_held_beside_other_rules() {
 #[tokio::test]
 async fn on_several_nodes_each_rule_has_its_own_options() {
     let servers = ClusterServers::of_primaries();
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
     let rules = rule_set(
         r#"
         [[rule]]
@@ -469,7 +469,7 @@ async fn on_several_nodes_each_rule_has_its_own_options() {
 #[tokio::test]
 async fn on_a_cluster_rules_apply_together_whatever_their_slots() {
     let servers = ClusterServers::of_primaries();
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
     for (keys, limit, expected) in [
         (["user", "user"], "gcra 5/1d", None),
         (["user", "org"], "gcra 5/1d", None),

@@ -113,7 +113,7 @@ async fn while_redis_is_away_a_cost_is_denied_by_the_rule_that_could_never_admit
     let away = Redis::open("redis://127.0.0.1:1/").expect("an address");
     let two = OnError::Local { processes: NonZeroU32::new(2).expect("two") };
     for (policy, by) in [(OnError::Open, DecidedBy::Policy), (two, DecidedBy::Local)] {
-        let limiter = Limiter::new(away.clone()).on_error(policy).expect("a policy");
+        let limiter = Limiter::builder(away.clone()).on_error(policy).build();
         let denied = verdict(&limiter, &rules, &Attributes::new().user("42").set("tokens", "50")).await;
         let status = denied.response.as_ref().map(|response| response.status.get());
         assert_eq!((denied.allowed, denied.rule.as_deref(), status), (false, Some("tokens"), Some(420)), "{policy:?}");
@@ -132,7 +132,7 @@ async fn while_redis_is_away_a_cost_is_denied_by_the_rule_that_could_never_admit
 #[tokio::test]
 async fn on_a_cluster_rules_count_one_key_by_whatever_attributes() {
     let servers = ClusterServers::of_primaries();
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
     let rule = |name: &str, more: &str| {
         format!("[[rule]]\nname = \"{name}\"\nlimits = [\"gcra 50/1d\"]\ncontinue = true\n{more}\n")
     };

@@ -93,7 +93,7 @@ impl Outcomes {
             Ok(_) => of_key.denied += 1,
             Err(error) => {
                 of_key.unknown += u64::from(error.charged() == Charged::Unknown);
-                *self.errors.entry(error.class()).or_default() += 1;
+                *self.errors.entry(error.kind().name()).or_default() += 1;
             }
         }
         self.longest = self.longest.max(after);

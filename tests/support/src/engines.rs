@@ -44,14 +44,14 @@ impl Engine {
     pub fn redis() -> Self {
         let server = Server::start();
         let limiter = Limiter::new(Redis::open(&server.url()).expect("a good address"));
-        Self::of(limiter.deadline(Duration::from_secs(10)), Some(server))
+        Self::of(limiter.to_builder().deadline(Duration::from_secs(10)).build(), Some(server))
     }
 
     /// A cluster of one node, where limits with shards are decided by these.
     pub fn cluster() -> Self {
         let server = cluster_of_one();
         let limiter = Limiter::new(Cluster::open(&cluster_url(&server)).expect("a good address"));
-        Self::of(limiter.deadline(Duration::from_secs(10)), Some(server))
+        Self::of(limiter.to_builder().deadline(Duration::from_secs(10)).build(), Some(server))
     }
 
     fn of(limiter: Limiter, server: Option<Server>) -> Self {
@@ -180,7 +180,7 @@ impl Subject<'_> {
     /// The same under a rule that treats changes so, counts denials or not, and blocks for them or not.
     pub fn with(mut self, change: OnChange, counting: bool, block_for: Option<Micros>) -> Self {
         (self.change, self.counting, self.block_for) = (change, counting, block_for);
-        self.rule = self.rule.on_change(change).count_denials(counting);
+        self.rule = self.rule.on_change(change).count_overage(counting);
         if let Some(time) = block_for {
             self.rule = self.rule.block_for(Duration::from_micros(time)).expect("no shards, and a good time");
         }
@@ -208,7 +208,7 @@ pub fn time(now: Micros) -> SystemTime {
 pub fn answer(decision: &Decision) -> Answer {
     Answer {
         allowed: decision.allowed,
-        limit: decision.limit,
+        limit: decision.capacity,
         remaining: decision.remaining,
         retry: match decision.retry_after {
             RetryAfter::Now => Retry::Now,

@@ -173,16 +173,16 @@ impl<'a> Compared<'a> {
         engine: &'a Engine,
         (limit, other): (Limit, Limit),
         (change, of): (OnChange, oracle::Change),
-        counts_denials: bool,
+        counts_overage: bool,
         block_for: Option<Micros>,
     ) -> Self {
         let mut oracle = oracle_of(&limit);
         oracle.on_change(of);
-        if counts_denials {
-            oracle.count_denials();
+        if counts_overage {
+            oracle.count_overage();
         }
         oracle.block_for(block_for);
-        Self { subject: engine.subject(limit).with(change, counts_denials, block_for), oracle, other }
+        Self { subject: engine.subject(limit).with(change, counts_overage, block_for), oracle, other }
     }
 
     /// Changes the rule's numbers to the other ones, and back the next time.

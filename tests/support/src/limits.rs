@@ -30,7 +30,7 @@ pub fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
     let debt = prop_oneof![3 => Just(0), 1 => logarithmic(1..=1000)];
     let parameters = (rate, period(), capacity, debt, start(), any_window());
     parameters.prop_filter_map("can be built", move |(rate, period, capacity, debt, start, (unit, zone))| {
-        let mut limit: LimitBuilder = Limit::of(algorithm, rate, period);
+        let mut limit: LimitBuilder = Limit::builder(algorithm, rate, period);
         if algorithm == Algorithm::CalendarWindow {
             limit = Limit::calendar(rate, unit).tz(zone);
         }

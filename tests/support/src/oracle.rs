@@ -79,7 +79,7 @@ pub struct Oracle {
     /// A change of the rule writes nothing, it is worked out anew from here by each call until one
     /// writes.
     written: Option<Written>,
-    counts_denials: bool,
+    counts_overage: bool,
     /// How long a denial blocks the key.
     block_for: Option<u64>,
     /// When calls were denied, as far as that is counted: forgotten all at once (`denials`).
@@ -135,12 +135,12 @@ impl Oracle {
     pub fn new(spec: Spec) -> Self {
         let _checked = Rule::of(spec);
         let (on_change, denied) = (Change::KeepUsed, Vec::new());
-        Oracle { spec, on_change, written: None, counts_denials: false, block_for: None, denied, by_id: false, last: None }
+        Oracle { spec, on_change, written: None, counts_overage: false, block_for: None, denied, by_id: false, last: None }
     }
 
     /// From now on denials are counted.
-    pub fn count_denials(&mut self) {
-        self.counts_denials = true;
+    pub fn count_overage(&mut self) {
+        self.counts_overage = true;
     }
 
     /// Takes `cost` if it fits. A denied call or one of cost 0 writes nothing, but for the rebase.
@@ -240,13 +240,13 @@ impl Oracle {
 
     /// Writes what the call altered and counts its denial, and answers.
     fn close(&mut self, mut found: Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {
-        if self.counts_denials && !allowed {
+        if self.counts_overage && !allowed {
             if self.denials(&found, now_us) == 0 { self.denied.clear() }
             self.denied.push(now_us);
             found.touch();
         }
         if found.altered {
-            if (!self.counts_denials || allowed) && self.denials(&found, now_us) == 0 {
+            if (!self.counts_overage || allowed) && self.denials(&found, now_us) == 0 {
                 self.denied.clear();
             }
             // A block that is over isn't written again.
@@ -261,7 +261,7 @@ impl Oracle {
         }
         let answer = self.answer(&found, allowed, retry, now_us);
         // Even where so short a memory has forgotten it by the next call.
-        if self.counts_denials && !allowed { Answer { overage: self.denied.len() as u64, ..answer } } else { answer }
+        if self.counts_overage && !allowed { Answer { overage: self.denied.len() as u64, ..answer } } else { answer }
     }
 
     fn answer(&self, found: &Found, allowed: bool, retry: Retry, now_us: u64) -> Answer {

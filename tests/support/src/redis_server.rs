@@ -216,7 +216,7 @@ fn launch_with(
 
 /// A limiter on the Redis at this address that waits for answers as long as any test: the machine may be busy.
 pub fn patient(url: &str) -> Limiter {
-    Limiter::new(Redis::open(url).expect("a good address")).deadline(PATIENCE)
+    Limiter::builder(Redis::open(url).expect("a good address")).deadline(PATIENCE).build()
 }
 
 pub fn free_port() -> u16 {

@@ -30,6 +30,8 @@ impl Secured {
     }
 
     pub fn limiter(&self, tls: &Tls) -> Limiter {
-        Limiter::new(Redis::builder().tls(tls).open(&self.url()).expect("a good address")).deadline(PATIENCE)
+        Limiter::builder(Redis::builder().tls(tls).open(&self.url()).expect("a good address"))
+            .deadline(PATIENCE)
+            .build()
     }
 }

@@ -10,7 +10,7 @@ use tollgate::redis::aio::{ConnectionLike, MultiplexedConnection};
 use tollgate::redis::{
     AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, Value, cmd, from_redis_value,
 };
-use tollgate::{Algorithm, Limiter, Redis, Request, Rule, Script};
+use tollgate::{Algorithm, ErrorKind, Limiter, Redis, Request, Rule, Script};
 
 use super::commands;
 use super::facts::{Clock, Facts, Known, Latency, Missing, Refusal, Trial, Why};
@@ -71,10 +71,13 @@ pub(super) async fn gather(redis: Redis, of_cluster: bool, prefix: &str, deadlin
     let scratch = own_prefix(prefix, "doctor");
     let client = &redis.client(deadline).await?;
     let sentinels = said_by_sentinels(&redis, deadline).await;
-    let limiter = Limiter::new(redis).deadline(deadline).prefix(&scratch)?;
+    let limiter = Limiter::builder(redis).deadline(deadline).prefix(&scratch)?.build();
     // Connects as decisions do, and ends here if the server doesn't reply.
     if let Err(error) = limiter.peek(&rule("token-bucket 5/10s")?, "user:1").await
-        && (error.is_unreachable() || error.is_authentication() || error.is_deadline() || error.is_disconnected())
+        && (error.is_unreachable()
+            || error.kind() == ErrorKind::Authentication
+            || error.kind() == ErrorKind::Deadline
+            || error.kind() == ErrorKind::Disconnected)
     {
         return Err(error.into());
     }
@@ -337,7 +340,7 @@ async fn together(limiter: &Limiter, key: &str) -> Result<Trial> {
     let looked = limiter.peek(&rule, key).await.map(drop).map_err(refusal);
     let removed = limiter.reset(&rule, request).await;
     let left = removed.err().filter(|_| took.is_ok()).map(|error| error.to_string());
-    let script = Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow]).name();
+    let script = Script::for_algorithms([Algorithm::TokenBucket, Algorithm::FixedWindow]).name();
     Ok(Trial { script, took, looked, bytes: None, left })
 }
 
@@ -380,7 +383,7 @@ fn refusal(error: tollgate::Error) -> Refusal {
     let message = error.to_string();
     // The position in the script is of no use here, and differs between scripts.
     let message = message.split(" script: ").next().unwrap_or_default().trim_end_matches('.').to_owned();
-    Refusal { permission: error.is_permission(), message }
+    Refusal { permission: error.kind() == ErrorKind::Permission, message }
 }
 
 fn read<T: FromRedisValue>(value: Value) -> Result<T, String> {

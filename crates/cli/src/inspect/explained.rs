@@ -22,7 +22,7 @@ pub(super) fn explained(state: &KeyState) -> Vec<(&'static str, String)> {
     };
     let mut lines = vec![
         ("redis key", shown(state.key.as_bytes())),
-        ("remaining", format!("{} of {}", decision.remaining, counted(decision.limit, "unit"))),
+        ("remaining", format!("{} of {}", decision.remaining, counted(decision.capacity, "unit"))),
         ("full again", full),
         ("next", next),
     ];

@@ -105,7 +105,7 @@ pub(super) async fn audit(
     let mut audit = Audit { sharded: rule.limits().any(|limit| limit.shards() > 1), ..Audit::default() };
     // A clock that stands still, so that keys expire only by the calls' times. Limits are decided whole, without
     // shards.
-    let limiter = Limiter::new(Embedded::with_clock(Clock::set_to(UNIX_EPOCH)));
+    let limiter = Limiter::new(Embedded::with_clock(Clock::new(UNIX_EPOCH)));
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
         let (name, parts) = calls.first().map(|call| whom(call.key)).unwrap_or_default();
         let parts: Vec<_> = parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();

@@ -105,7 +105,7 @@ impl Timeline {
     }
 
     fn rule(&self) -> Result<Rule, String> {
-        let limit = Limit::of(Algorithm::TokenBucket, 1_000_000, Duration::from_secs(1)).build();
+        let limit = Limit::builder(Algorithm::TokenBucket, 1_000_000, Duration::from_secs(1)).build();
         limit.and_then(|limit| Rule::new(&self.name, limit)).map_err(|error| error.to_string())
     }
 }

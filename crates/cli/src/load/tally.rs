@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tollgate::{Charged, DecidedBy, Decision, Error};
+use tollgate::{Charged, DecidedBy, Decision, Error, ErrorKind};
 
 use super::drawing::Recent;
 use super::ledger::{Call, Ledger, Verdict};
@@ -193,9 +193,9 @@ impl Tally {
             }
             Err(error) => {
                 self.first_error.get_or_insert_with(|| error.to_string());
-                if error.is_deadline() {
+                if error.kind() == ErrorKind::Deadline {
                     self.errors.deadline += 1;
-                } else if error.is_unreachable() || error.is_disconnected() {
+                } else if error.is_unreachable() || error.kind() == ErrorKind::Disconnected {
                     self.errors.unreachable += 1;
                 } else {
                     self.errors.other += 1;

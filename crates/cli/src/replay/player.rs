@@ -139,7 +139,7 @@ impl<'s, W: Write> Player<'s, W> {
             let (mut limits, mut parts) = (rule.limits(), rule.counted_parts());
             let is_plain = |limit: &Limit| !limit.algorithm().holds() && limit.algorithm() != Algorithm::CalendarWindow;
             let is_one = limits.len() == 1 && limits.all(is_plain) && parts.all(|part| part.is_none());
-            is_one && rule.blocks_for().is_none() && rule.clone().count_denials(false) == *rule
+            is_one && rule.blocks_for().is_none() && rule.clone().count_overage(false) == *rule
         };
         if let Plays::Rule(subject, _) = &self.plays
             && self.together == 1
@@ -478,7 +478,7 @@ pub(crate) fn unplayable(record: &Record, error: Error) -> Result<Unreadable> {
 /// The wait that a denial has; none for permits, which another may give back at any time before they expire.
 fn wait_of(rule: &Rule, decision: &Decision) -> Option<RetryAfter> {
     let denied = decision.limits.iter().filter(|limit| !limit.allowed).map(LimitDecision::name);
-    let by_permits = denied.filter_map(|name| rule.limits().find(|limit| title(limit) == name));
+    let by_permits = denied.filter_map(|name| rule.limits().find(|limit| *title(limit) == **name));
     let waits_for_permits = !decision.blocked && by_permits.into_iter().any(|limit| limit.algorithm().holds());
     (!waits_for_permits).then_some(decision.retry_after)
 }

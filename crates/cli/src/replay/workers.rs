@@ -211,7 +211,7 @@ mod tests {
     use crate::rule_arguments::subject_of;
 
     fn engines(count: usize) -> Vec<(Limiter, Clock)> {
-        let clocks = (0..count).map(|_| Clock::set_to(UNIX_EPOCH));
+        let clocks = (0..count).map(|_| Clock::new(UNIX_EPOCH));
         clocks.map(|clock| (Limiter::new(Embedded::with_clock(clock.clone())), clock)).collect()
     }
 

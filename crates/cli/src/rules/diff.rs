@@ -228,9 +228,9 @@ fn address(from: &Path) -> Result<Option<String>> {
 impl Player {
     fn new(set: Set) -> Result<Self> {
         // A clock that stands still, so that keys expire only in the time of the records.
-        let engine = Embedded::with_clock(Clock::set_to(UNIX_EPOCH));
+        let engine = Embedded::with_clock(Clock::new(UNIX_EPOCH));
         let secret = tollgate::KeySecret::new("rules that hash their keys need one")?;
-        Ok(Self { rules: set.rules, limiter: Limiter::new(engine).key_secret(&secret) })
+        Ok(Self { rules: set.rules, limiter: Limiter::builder(engine).key_secret(&secret).build() })
     }
 
     async fn both<'s>(players: &'s [Self; 2], held: &mut [Held; 2], record: &Record) -> [Result<Judged<'s>, Error>; 2] {

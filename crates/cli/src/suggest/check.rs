@@ -92,7 +92,7 @@ impl Share {
         let hits = |suggestion: &Suggestion| suggestion.hits.iter().map(|hit| (hit.key, hit.denied)).collect();
         let said: Vec<HashMap<u32, u64>> = suggestions.iter().map(hits).collect();
         // The clock follows the requests, which are in order, since scripts are fastest in the engine's own time.
-        let (clock, mut now_us) = (Clock::set_to(UNIX_EPOCH), 0);
+        let (clock, mut now_us) = (Clock::new(UNIX_EPOCH), 0);
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let rules = suggestions.iter().enumerate();
         let rules = rules.map(|(at, suggestion)| Rule::new(&format!("suggestion-{at}"), suggestion.limit.clone()));

@@ -89,9 +89,9 @@ impl Meter {
     pub(super) fn limit(&self, units: u64) -> Result<Limit, RuleError> {
         let period = Duration::from_micros(self.period_us);
         if self.is_bucket() {
-            return Limit::of(self.algorithm, self.rate, period).capacity(units).build();
+            return Limit::builder(self.algorithm, self.rate, period).capacity(units).build();
         }
-        let limit = Limit::of(self.algorithm, units, period);
+        let limit = Limit::builder(self.algorithm, units, period);
         if self.start_us == 0 {
             return limit.build();
         }

@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_name_that_the_library_gives_is_read_as_the_key_it_was_given_for() {
-        let limiter = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix");
+        let limiter = Limiter::builder(Embedded::new()).prefix("shop").expect("a prefix").build();
         let two = rule("token-bucket 10/1s, fixed-window 250/1d");
         for key in ["user:42", "2001:db8::1", "a}{b", "50%", "%s3", "a%s3", "%41", "\0", "caf\u{e9}", "x y/z#1"] {
             let names = read(&limiter, &two, key);
@@ -137,7 +137,7 @@ mod tests {
         let names = read(&limiter, &Rule::new("api", named).expect("a rule"), "user:42");
         assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:42", "api/orgs/token-bucket"));
         let cluster = Cluster::open("redis-cluster://127.0.0.1").expect("a good address");
-        let on_cluster = Limiter::new(cluster).prefix("shop").expect("a prefix");
+        let on_cluster = Limiter::builder(cluster).prefix("shop").expect("a prefix").build();
         let sharded = read(&on_cluster, &rule("token-bucket 100/1s shards 12"), "user:42%s1");
         let shards: Vec<_> = sharded.iter().map(|name| name.shard).collect();
         assert_eq!(shards, (0..12).map(Some).collect::<Vec<_>>());
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_key_beside_a_tag_is_the_key() {
-        let limiter = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix");
+        let limiter = Limiter::builder(Embedded::new()).prefix("shop").expect("a prefix").build();
         let tagged = rule("token-bucket 10/1s").tagged("org");
         let parts: [(&str, &[u8]); 1] = [("org", b"acme:1")];
         let names = read(&limiter, &tagged, Request::new("user:7").parts(&parts));
@@ -156,10 +156,10 @@ mod tests {
     #[test]
     fn what_is_hashed_is_said_to_be_and_shown_in_part() {
         let secret = KeySecret::new("0123456789abcdef0123456789abcdef").expect("a secret");
-        let hashing = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix").key_secret(&secret);
+        let hashing = Limiter::builder(Embedded::new()).prefix("shop").expect("a prefix").key_secret(&secret).build();
         let names = read(&hashing, &rule("token-bucket 10/1s"), "alice@example.com");
         assert_eq!(names[0].key, "(hashed) 841240d2a5b6");
-        let limiter = Limiter::new(Embedded::new()).prefix("shop").expect("a prefix");
+        let limiter = Limiter::builder(Embedded::new()).prefix("shop").expect("a prefix").build();
         let long = "x".repeat(1 << 20);
         let names = read(&limiter, &rule("token-bucket 10/1s"), long.as_str());
         assert!(names[0].key.starts_with("(long) ") && names[0].key.len() < 30, "{}", names[0].key);

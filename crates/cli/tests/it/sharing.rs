@@ -48,9 +48,9 @@ fn the_pages_functions_spell_a_key_as_a_limiter_does() {
     let all: Vec<_> = short.into_iter().map(str::to_owned).chain(long).collect();
     let (mut expected, mut asked) = (Vec::new(), Vec::new());
     for secret in [None, Some(SECRET)] {
-        let mut limiter = Limiter::new(Embedded::new()).prefix("shop eu").expect("a prefix");
+        let mut limiter = Limiter::builder(Embedded::new()).prefix("shop eu").expect("a prefix").build();
         if let Some(secret) = secret {
-            limiter = limiter.key_secret(&KeySecret::new(secret).expect("a secret"));
+            limiter = limiter.to_builder().key_secret(&KeySecret::new(secret).expect("a secret")).build();
         }
         let mut ask = |counted: &str, tag: Option<&str>| {
             let (rule, tags) = (rule("token-bucket 100/1m burst 20"), tag.map(|tag| ("org", tag.as_bytes())));

@@ -92,7 +92,7 @@ impl Entries {
     }
 
     pub(crate) fn name(&self, what: &str) -> String {
-        format!("{}:{{%c}}:{}:{what}", self.limiter.key_prefix(), self.database)
+        format!("{}:{{%c}}:{}:{what}", self.limiter.prefix(), self.database)
     }
 
     pub(crate) async fn ask<T: FromRedisValue>(&self, commands: &Pipeline) -> Result<Option<T>, Error> {

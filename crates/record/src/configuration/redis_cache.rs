@@ -190,7 +190,7 @@ impl Cache {
         let name = self.name_of_key(id);
         let mut read = tollgate::redis::pipe();
         read.cmd("GET").arg(&name);
-        let deadline = self.entries.limiter.default_deadline();
+        let deadline = self.entries.limiter.deadline();
         let entry = self.entries.ask_within::<(Option<Vec<u8>>,)>(deadline, &read).await?;
         let Some(entry) = entry.and_then(|(entry,)| entry) else { return Ok(CachedKey::Nothing) };
         let found =

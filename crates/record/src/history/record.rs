@@ -111,10 +111,10 @@ impl<'a> Deciding<'a> {
         let denying = decision.limits.iter().find(|limit| !limit.allowed);
         match denying.or_else(|| decision.limits.iter().min_by_key(|limit| limit.remaining)) {
             Some(limit) => {
-                let name = Some(Arc::clone(limit.quota.title()));
-                Self { of: limit.quota.rule(), name, limit: limit.limit, remaining: limit.remaining }
+                let name = Some(Arc::clone(limit.name()));
+                Self { of: limit.rule(), name, limit: limit.capacity, remaining: limit.remaining }
             }
-            None => Self { of: None, name: None, limit: decision.limit, remaining: decision.remaining },
+            None => Self { of: None, name: None, limit: decision.capacity, remaining: decision.remaining },
         }
     }
 }

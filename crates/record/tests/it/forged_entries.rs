@@ -17,7 +17,7 @@ fn rules(limit: &str) -> RuleSet {
 }
 
 async fn follow(database: &Database, redis: &Server) -> Configuration {
-    let limiter = Limiter::new(Engine::open(&redis.tcp_url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Engine::open(&redis.tcp_url()).expect("an address")).deadline(PATIENCE).build();
     database.follow(&limiter).await.expect("a configuration")
 }
 

@@ -46,7 +46,7 @@ async fn every_decision_is_found_again() {
     let rules: RuleSet = RULES.parse().expect("rules");
     let limiter = patient(&redis.url());
     // Each request must be decided, however busy the machine is.
-    let limiter = limiter.deadline(Duration::from_secs(60));
+    let limiter = limiter.to_builder().deadline(Duration::from_secs(60)).build();
     let layer = RateLimitLayer::new(limiter, rules).header("user", HeaderName::from_static("user"));
     let answer = service_fn(|_: Request<String>| async { Ok::<_, String>(Response::new(String::new())) });
     let service = layer.record(history.clone()).layer(answer);

@@ -32,7 +32,7 @@ async fn each_valid_key_is_answered_after_a_start_whatever_else_is_asked_for() {
     // Each with a cache of its own.
     for (wait, prefix) in [(false, "a"), (true, "b")] {
         let limiter = patient(&redis.tcp_url());
-        let limiter = limiter.prefix(prefix).expect("a prefix");
+        let limiter = limiter.to_builder().prefix(prefix).expect("a prefix").build();
         let service = database(&server).follow(&limiter).await.expect("a configuration");
         if wait {
             until_known(&service, VALID).await;

@@ -34,10 +34,10 @@ cost = 500
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let limiter = Limiter::new(engine()?).on_error(OnError::Open)?;
+    let limiter = Limiter::builder(engine()?).on_error(OnError::Open).build();
     // In a service, keys are checked first, as by ApiKeyLayer: whoever invents one for each request has no limit.
     let rule = "token-bucket 100/1m burst 20, concurrency 8 ttl 1m".parse::<Rule>()?.named("requests")?;
-    let requests = RateLimitLayer::new(limiter.clone(), RuleSet::of(&rule, "api_key")?).bearer_key();
+    let requests = RateLimitLayer::new(limiter.clone(), RuleSet::single(&rule, "api_key")?).bearer_key();
     // In a service, the organisation comes from authentication: see RateLimitLayer::attribute.
     let model = RateLimitLayer::new(limiter.clone(), MODEL.parse::<RuleSet>()?);
     let model = model.header("org", HeaderName::from_static("x-org")).settle();

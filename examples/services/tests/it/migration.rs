@@ -45,7 +45,7 @@ struct Tollgate {
 
 impl Tollgate {
     fn new(limit: Limit) -> Self {
-        let clock = Clock::set_to(time(START));
+        let clock = Clock::new(time(START));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let rule = Rule::new("test", limit).expect("a good name");

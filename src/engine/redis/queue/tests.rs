@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::super::Redis;
 use super::*;
 use crate::call::{Costs, Mode, Terms};
+use crate::error::ErrorKind;
 use crate::operation::Operation;
 use crate::script::Script;
 
@@ -89,7 +90,7 @@ async fn whoever_waits_later_with_less_time_is_woken_in_time() {
     let (mut waiting, _) = queue.enter_all(asks.into_iter());
     let [patient, hasty] = [waiting.pop(), waiting.pop()].map(|waiting| tokio::spawn(waiting.unwrap()));
     let began = Instant::now();
-    assert!(hasty.await.unwrap().unwrap_err().is_deadline());
+    assert!(hasty.await.unwrap().unwrap_err().kind() == ErrorKind::Deadline);
     assert!(began.elapsed() < Duration::from_millis(60), "{:?}", began.elapsed());
-    assert!(patient.await.unwrap().unwrap_err().is_deadline());
+    assert!(patient.await.unwrap().unwrap_err().kind() == ErrorKind::Deadline);
 }

@@ -12,7 +12,7 @@ async fn killed_connections_leave_the_charge_unknown_and_admit_nothing_twice() {
     // Few enough that none comes back while the test runs.
     const UNITS: u64 = 10_000;
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let rule = rule(&format!("gcra {UNITS}/30d"), OnError::Closed);
     let over = std::sync::Arc::new(AtomicBool::new(false));
     let killer = {
@@ -34,7 +34,7 @@ async fn killed_connections_leave_the_charge_unknown_and_admit_nothing_twice() {
             match answer {
                 Ok(decision) => allowed += u64::from(decision.allowed),
                 Err(error) if error.charged() == Charged::Unknown => {
-                    assert!(error.is_disconnected(), "{error}");
+                    assert!(error.kind() == ErrorKind::Disconnected, "{error}");
                     unknown += 1;
                 }
                 Err(error) => {
@@ -61,7 +61,8 @@ async fn killed_connections_leave_the_charge_unknown_and_admit_nothing_twice() {
 async fn a_connection_that_is_closed_while_idle_costs_no_answer() {
     let server = Server::start();
     for protocol in ["resp2", "resp3"] {
-        let limiter = limiter(&format!("{}?protocol={protocol}", server.tcp_url())).deadline(PATIENCE);
+        let limiter =
+            limiter(&format!("{}?protocol={protocol}", server.tcp_url())).to_builder().deadline(PATIENCE).build();
         let rule = rule("gcra 1000/30d", OnError::Closed);
         for round in 0..20 {
             let decision = decided(&limiter, &rule, protocol).await;
@@ -80,7 +81,7 @@ async fn a_connection_of_a_pool_that_is_closed_while_idle_costs_no_answer() {
     let manager = Manager::new(server.tcp_url()).expect("an address");
     let pool = Pool::builder(manager).max_size(1).runtime(Runtime::Tokio1).build().expect("a pool");
     let redis = Redis::with_pool(pool);
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let rule = rule("gcra 1000/30d", OnError::Closed);
     for round in 0..2 {
         let decision = decided(&limiter, &rule, "key").await;
@@ -106,8 +107,8 @@ async fn a_truncated_reply_reaches_no_other_caller() {
         let calls = rules.iter().map(|rule| acquire(&limiter, rule, &key));
         for (at, answer) in futures_util::future::join_all(calls).await.into_iter().enumerate() {
             match answer {
-                Ok(decision) => assert_eq!(decision.limit, at as u64 + 1),
-                Err(error) => disconnected += u64::from(error.is_disconnected()),
+                Ok(decision) => assert_eq!(decision.capacity, at as u64 + 1),
+                Err(error) => disconnected += u64::from(error.kind() == ErrorKind::Disconnected),
             }
         }
         proxy.cut_after(u64::MAX);
@@ -120,14 +121,14 @@ async fn a_black_hole_ends_at_deadlines_and_its_connection_is_given_up() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
     let redis = redis(&proxy.url());
-    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let limiter = Limiter::builder(redis.clone()).deadline(DEADLINE).build();
     let closed = rule("gcra 1000/1d", OnError::Closed);
     decided(&limiter, &closed, "key").await;
     proxy.swallow(true);
     by_policy(&proxy.url(), &["deadline", "unreachable"]).await;
     while redis.breaker() == BreakerState::Closed {
         let error = acquire(&limiter, &closed, "key").await.expect_err("swallowed");
-        assert!(error.is_deadline() || error.charged() == Charged::No, "{error}");
+        assert!(error.kind() == ErrorKind::Deadline || error.charged() == Charged::No, "{error}");
     }
     proxy.swallow(false);
     // The old connection would work again: what counts is that another is made.
@@ -139,7 +140,7 @@ async fn a_black_hole_ends_at_deadlines_and_its_connection_is_given_up() {
 async fn callers_that_give_up_are_charged_at_most_once_and_later_replies_stay_matched() {
     const CALLS: u64 = 600;
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 1000/30d", OnError::Closed);
     let mut answered = 0;
     for number in 0..CALLS / 20 {
@@ -236,12 +237,13 @@ async fn a_pipeline_that_breaks_while_a_script_is_loaded_confirms_nothing() {
     });
     let confirmed = Redis::builder().confirmed_by(1, Duration::from_millis(10));
     let redis = confirmed.open(&address).expect("a good address");
-    let limiter = Limiter::new(redis).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis).deadline(PATIENCE).build();
     let (found, missing) =
         (rule("gcra 9/1d", OnError::Closed), rule("fixed-window 9/1d start first-hit", OnError::Closed));
     let calls = [&found, &found, &missing].map(|rule| acquire(&limiter, rule, "key"));
     let answers = futures_util::future::join_all(calls).await;
-    let classes: Vec<_> = answers.iter().map(|answer| answer.as_ref().expect_err("no confirmation").class()).collect();
+    let classes: Vec<_> =
+        answers.iter().map(|answer| answer.as_ref().expect_err("no confirmation").kind().name()).collect();
     assert_eq!(classes, ["unconfirmed", "unconfirmed", "disconnected"], "{answers:?}");
 }
 
@@ -251,7 +253,7 @@ async fn a_renewal_that_is_lost_is_tried_again_within_the_ttl() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
     let through = Limiter::new(redis(&proxy.url()));
-    let direct = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let direct = Limiter::builder(redis(&server.tcp_url())).deadline(PATIENCE).build();
     let rule = rule("concurrency 1 ttl 9s", OnError::Closed);
     let first = Request::new("key").deadline(PATIENCE);
     let permit = through.hold(&rule, first).await.expect("a decision").permit.expect("free").renewed();

@@ -6,7 +6,7 @@ use super::*;
 async fn a_slow_server_opens_the_breaker_which_closes_again() {
     let server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let limiter = Limiter::builder(redis.clone()).deadline(DEADLINE).build();
     let open = rule("gcra 1000/1d", OnError::Open);
     assert_eq!(decided(&limiter, &open, "key").await.by, DecidedBy::Redis);
     run(&server, &["CLIENT", "PAUSE", "6000", "ALL"]);
@@ -41,7 +41,7 @@ async fn while_writes_are_paused_acquires_wait_and_peeks_are_answered() {
         in_time(limiter.peek(&rule, Request::new("key").deadline(PATIENCE))).await.expect("a peek").remaining,
         4
     );
-    assert!(acquire(&limiter, &rule, "another").await.expect_err("paused").is_deadline());
+    assert!(acquire(&limiter, &rule, "another").await.expect_err("paused").kind() == ErrorKind::Deadline);
     assert!(!waiting.is_finished());
     run(&server, &["CLIENT", "UNPAUSE"]);
     assert_eq!(in_time(waiting).await.expect("a task").expect("a decision").remaining, 3);
@@ -59,10 +59,13 @@ async fn a_call_to_a_busy_server_is_retried_and_answered_once_its_script_is_kill
     by_policy(&server.tcp_url(), &["not-now", "deadline"]).await;
     let patient = Request::new("key").deadline(PATIENCE);
     let error = in_time(limiter.acquire(&closed, patient)).await.expect_err("busy");
-    assert!(error.is_not_now() && error.charged() == Charged::No && error.to_string().contains("BUSY"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::NotNow && error.charged() == Charged::No && error.to_string().contains("BUSY"),
+        "{error}"
+    );
     run(&server, &["SCRIPT", "KILL"]);
     endless.join().expect("a thread").expect_err("killed");
-    assert_eq!(answered_again(&limiter.clone().deadline(PATIENCE), &closed, "key").await.remaining, 3);
+    assert_eq!(answered_again(&limiter.to_builder().deadline(PATIENCE).build(), &closed, "key").await.remaining, 3);
 }
 
 #[tokio::test]
@@ -75,11 +78,11 @@ async fn a_loading_server_gets_few_retries_and_answers_when_it_has_loaded() {
     server.start_again(&["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]);
     until(|| info_says(&server, "\nloading:1")).await;
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let open = rule("gcra 5/1d", OnError::Open);
     let mut answers = 0;
     let first = in_time(limiter.acquire(&open, "key")).await.expect("open");
-    assert!(first.error.as_ref().is_some_and(|error| error.is_not_now()), "{first:?}");
+    assert!(first.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::NotNow), "{first:?}");
     let loads = std::time::Instant::now();
     let ends = std::thread::spawn({
         let url = server.url();

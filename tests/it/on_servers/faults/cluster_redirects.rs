@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use tollgate::Engine;
+use tollgate::{Engine, ErrorKind};
 use tollgate_testing::redis_server::{command_text, free_port, run_command};
 
 use super::*;
@@ -38,7 +38,7 @@ fn forget(servers: &ClusterServers) {
 async fn a_slot_that_has_moved_is_followed_and_each_call_is_charged_once() {
     let servers = ClusterServers::of_primaries();
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(PATIENCE);
+    let limiter = limiter.to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 20/1d", OnError::Closed);
     let key = &servers.keys_of(0, 1)[0];
     let slot = servers.slot_of(key);
@@ -72,7 +72,7 @@ async fn a_slot_that_has_moved_is_followed_and_each_call_is_charged_once() {
 async fn a_call_on_a_moving_slot_goes_to_the_node_that_has_its_keys() {
     let servers = ClusterServers::of_primaries();
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(PATIENCE);
+    let limiter = limiter.to_builder().deadline(PATIENCE).build();
     let (stays, absent) = (rule("token-bucket 20/1d", OnError::Closed), rule("sliding-log 20/1d", OnError::Closed));
     let key = &servers.keys_of(0, 1)[0];
     let slot = servers.slot_of(key);
@@ -97,7 +97,7 @@ async fn a_call_on_a_moving_slot_goes_to_the_node_that_has_its_keys() {
 async fn where_a_slot_moves_to_a_node_that_is_silent_no_call_asks_the_old_node_twice() {
     let servers = ClusterServers::of_primaries();
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(Duration::from_millis(300));
+    let limiter = limiter.to_builder().deadline(Duration::from_millis(300)).build();
     let rule = rule("token-bucket 20/1d", OnError::Closed);
     let key = &servers.keys_of(0, 1)[0];
     answered_again(&limiter, &rule, key).await;
@@ -125,7 +125,10 @@ async fn split(servers: &ClusterServers, key: &str) -> Rule {
     let (_, limiter) = cluster_limiter(servers);
     let two = rule("sliding-log 20/1d", OnError::Closed).and("token-bucket 9/1d".parse().expect("a limit"));
     let two = two.expect("two limits");
-    assert_eq!(acquire(&limiter.deadline(PATIENCE), &two, key).await.expect("a decision").remaining, 8);
+    assert_eq!(
+        acquire(&limiter.to_builder().deadline(PATIENCE).build(), &two, key).await.expect("a decision").remaining,
+        8
+    );
     let slot = servers.slot_of(key);
     servers.begin_moving(slot, 0, 1);
     let keys = run_command(servers.node(0), &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "10"]);
@@ -141,7 +144,7 @@ async fn a_decision_whose_keys_are_at_two_nodes_is_tried_again_and_charged_once(
     let key = &servers.keys_of(0, 1)[0];
     let two = split(&servers, key).await;
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(PATIENCE);
+    let limiter = limiter.to_builder().deadline(PATIENCE).build();
     // Where the slot moves to is learnt.
     acquire(&limiter, &rule("gcra 20/1h", OnError::Closed), key).await.expect("a decision");
     let refused = || sent_away(servers.node(0)) + sent_away(servers.node(1));
@@ -165,7 +168,10 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_delay
     let keys = servers.keys_of(0, 1);
     let two = split(&servers, &keys[0]).await;
     let (_, limiter) = cluster_limiter(&servers);
-    let (limiter, patient) = (limiter.clone().deadline(Duration::from_millis(300)), limiter.deadline(PATIENCE));
+    let (limiter, patient) = (
+        limiter.to_builder().deadline(Duration::from_millis(300)).build(),
+        limiter.to_builder().deadline(PATIENCE).build(),
+    );
     let others: Vec<_> = (0..2).flat_map(|node| servers.keys_of(node, 6)).filter(|other| *other != keys[0]).collect();
     let elsewhere = rule("gcra 20/1d", OnError::Closed);
     let mut explained = 0;
@@ -173,11 +179,11 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_delay
         // As many as would open a breaker.
         for answer in futures_util::future::join_all((0..8).map(|_| acquire(&limiter, &two, &keys[0]))).await {
             let error = answer.expect_err("split");
-            let says_why = error.class() == "not-now" && error.to_string().contains("TRYAGAIN");
-            assert!(says_why || error.is_deadline(), "{round}: {error}");
+            let says_why = error.kind().name() == "not-now" && error.to_string().contains("TRYAGAIN");
+            assert!(says_why || error.kind() == ErrorKind::Deadline, "{round}: {error}");
             explained += u32::from(says_why);
             // The last of its attempts may be under way as the deadline passes.
-            assert!(error.charged() == Charged::No || error.is_deadline(), "{round}: {error}");
+            assert!(error.charged() == Charged::No || error.kind() == ErrorKind::Deadline, "{round}: {error}");
         }
         for other in &others {
             let decision = acquire(&patient, &elsewhere, other).await;
@@ -199,7 +205,8 @@ async fn keys_that_share_a_slot_are_decided_one_by_one_while_it_moves() {
     let servers = ClusterServers::of_primaries();
     let tag = &servers.keys_of(0, 1)[0];
     let (cluster, limiter) = cluster_limiter(&servers);
-    let (limiter, rule) = (limiter.deadline(PATIENCE), rule("gcra 12/1d", OnError::Closed).tagged("org"));
+    let (limiter, rule) =
+        (limiter.to_builder().deadline(PATIENCE).build(), rule("gcra 12/1d", OnError::Closed).tagged("org"));
     let users: Vec<_> = (0..20).map(|user| format!("of one organisation {user}")).collect();
     let parts = [("org", tag.as_bytes())];
     let all = async || {
@@ -245,7 +252,7 @@ async fn a_slot_that_moves_under_load_admits_exactly_the_limit_without_an_error(
     let deadline = Duration::from_secs(5);
     let servers = ClusterServers::of_primaries();
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(deadline);
+    let limiter = limiter.to_builder().deadline(deadline).build();
     let rule = rule(&format!("gcra {UNITS}/30d"), OnError::Closed);
     let key = &servers.keys_of(0, 1)[0];
     let slot = servers.slot_of(key);
@@ -298,7 +305,7 @@ async fn a_slot_that_moves_under_load_admits_exactly_the_limit_without_an_error(
 async fn keys_that_share_a_tag_are_one_decision() {
     let servers = ClusterServers::of_primaries();
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(PATIENCE);
+    let limiter = limiter.to_builder().deadline(PATIENCE).build();
     forget(&servers);
     let two = rule("gcra 5/1d", OnError::Open).tagged("org");
     let two = two.and_by("org", "gcra 50/1h".parse().expect("a limit")).expect("a tag");
@@ -332,7 +339,7 @@ async fn a_call_whose_reply_is_lost_is_charged_once_at_most_and_not_sent_again()
     let proxy = Proxy::to(servers.node(0).port()).await;
     servers.announce(0, proxy.port());
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(PATIENCE);
+    let limiter = limiter.to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 100/1d", OnError::Closed);
     let (cut, whole) = (&servers.keys_of(0, 1)[0], &servers.keys_of(1, 1)[0]);
     for (key, left) in [(cut, 99), (whole, 99)] {
@@ -344,7 +351,7 @@ async fn a_call_whose_reply_is_lost_is_charged_once_at_most_and_not_sent_again()
         proxy.cut_after(bytes);
         let error = acquire(&limiter, &rule, cut).await.expect_err("cut");
         // What is left of a reply can't be read.
-        assert!(error.is_disconnected() || bytes > 0 && error.class() == "garbled", "{error}");
+        assert!(error.kind() == ErrorKind::Disconnected || bytes > 0 && error.kind().name() == "garbled", "{error}");
         assert_eq!(error.charged(), Charged::Unknown, "{error}");
         // Others don't notice.
         let began = Instant::now();
@@ -360,12 +367,12 @@ async fn a_call_whose_reply_is_lost_is_charged_once_at_most_and_not_sent_again()
     }
     // All at once, which may share a call.
     proxy.cut_after(0);
-    let hasty = limiter.clone().deadline(Duration::from_secs(1));
+    let hasty = limiter.to_builder().deadline(Duration::from_secs(1)).build();
     let answers = futures_util::future::join_all((0..30).map(|_| acquire(&hasty, &rule, cut))).await;
     let mut unknown = 0;
     for error in answers.into_iter().map(|answer| answer.expect_err("cut")) {
         match error.charged() {
-            Charged::Unknown => assert!(error.is_disconnected(), "{error}"),
+            Charged::Unknown => assert!(error.kind() == ErrorKind::Disconnected, "{error}"),
             _ => assert!(error.charged() == Charged::No && error.is_unreachable(), "{error}"),
         }
         unknown += u64::from(error.charged() == Charged::Unknown);
@@ -380,7 +387,7 @@ async fn a_call_whose_reply_is_lost_is_charged_once_at_most_and_not_sent_again()
 async fn callers_of_a_dead_shard_send_few_slot_map_requests_to_the_others() {
     let mut servers = ClusterServers::of_primaries();
     let (cluster, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(DEADLINE);
+    let limiter = limiter.to_builder().deadline(DEADLINE).build();
     let rule = rule("gcra 1000/1d", OnError::Open);
     let keys: Vec<_> = (0..3).flat_map(|node| servers.keys_of(node, 5)).collect();
     for key in &keys {
@@ -417,14 +424,15 @@ async fn one_reachable_seed_is_enough_to_find_the_cluster() {
     for seeds in [format!("{dead},{live}"), format!("{live},{dead}"), format!("{silent},{dead},{live}")] {
         let url = format!("redis-cluster://{seeds}");
         for engine in [Engine::open(&url), Cluster::open(&url).map(Engine::from)] {
-            let limiter = Limiter::new(engine.expect("an address")).deadline(Duration::from_secs(2));
+            let limiter = Limiter::builder(engine.expect("an address")).deadline(Duration::from_secs(2)).build();
             for node in 0..3 {
                 answered_again(&limiter, &rule, &servers.keys_of(node, 1)[0]).await;
             }
         }
     }
     let nowhere = Cluster::open(&format!("redis-cluster://{dead},127.0.0.1:{}", free_port())).expect("an address");
-    let error = acquire(&Limiter::new(nowhere).deadline(DEADLINE), &rule, "user").await.expect_err("nobody");
+    let error =
+        acquire(&Limiter::builder(nowhere).deadline(DEADLINE).build(), &rule, "user").await.expect_err("nobody");
     assert!(error.is_unreachable() && error.charged() == Charged::No, "{error}");
     assert_eq!(error.to_string().lines().count(), 1);
 }

@@ -79,7 +79,7 @@ async fn failover(care: Care, link: Link) -> (Care, Link, u64, Calls) {
     let replicas = if care == Care::Wait { 1 } else { 0 };
     let confirmed = Redis::builder().confirmed_by(replicas, DEADLINE / 6);
     let redis = confirmed.open(&way.url()).expect("a good address");
-    let limiter = Limiter::new(redis).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis).deadline(PATIENCE).build();
     let rule = rule(&format!("gcra {CAPACITY}/30d"), OnError::Closed);
 
     let mut calls = Calls::default();
@@ -100,7 +100,7 @@ async fn failover(care: Care, link: Link) -> (Care, Link, u64, Calls) {
     run(&replica, &["REPLICAOF", "NO", "ONE"]);
     way.lead_to(replica.port());
     // The promoted one has no replica that it could wait for.
-    let limiter = Limiter::new(Redis::open(&way.url()).expect("a good address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Redis::open(&way.url()).expect("a good address")).deadline(PATIENCE).build();
     answered_again(&limiter, &rule, "another key").await;
     // Nothing refills: what is left now and was taken before add up to the capacity, but for what the failover lost.
     let left = join_all(keys().map(async |key| limiter.peek(&rule, &key).await.expect("a decision").remaining)).await;
@@ -124,11 +124,11 @@ async fn round(limiter: &Limiter, rule: &Rule, calls: &mut Calls) {
     for answer in answers {
         match answer {
             Ok(decision) => calls.allowed += u64::from(decision.allowed),
-            Err(error) if error.is_unconfirmed() => {
+            Err(error) if error.kind() == ErrorKind::Unconfirmed => {
                 assert_eq!(error.charged(), Charged::Yes, "{error}");
                 calls.unconfirmed += 1;
             }
-            Err(error) if error.is_refused() => calls.refused += 1,
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::NotNow) => calls.refused += 1,
             Err(_) => calls.other += 1,
         }
     }

@@ -29,7 +29,7 @@ fn forked_processes_share_no_id_permit_or_order() {
 }
 
 fn forks(url: &str) {
-    let limiter = Limiter::new(redis(url)).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis(url)).deadline(PATIENCE).build();
     let (permit, turn) = (rule("concurrency 1 ttl 1h", OnError::Closed), rule("gcra 1/1h max-debt 9", OnError::Closed));
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let parents = runtime();

@@ -14,7 +14,7 @@ async fn pair() -> (Server, Server) {
 async fn a_server_restarted_empty_is_counted_as_a_restart_and_counts_from_zero() {
     let mut server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let rule = rule("gcra 3/1d", OnError::Closed);
     for allowed in [true, true, true, false] {
         assert_eq!(decided(&limiter, &rule, "key").await.allowed, allowed);
@@ -30,7 +30,7 @@ async fn a_server_restarted_empty_is_counted_as_a_restart_and_counts_from_zero()
 async fn a_server_that_dies_in_flight_leaves_the_charge_unknown() {
     let mut server = Server::start();
     let proxy = Proxy::to(server.port()).await;
-    let limiter = limiter(&proxy.url()).deadline(PATIENCE);
+    let limiter = limiter(&proxy.url()).to_builder().deadline(PATIENCE).build();
     let (closed, open) = (rule("gcra 1000/1d", OnError::Closed), rule("gcra 1000/1d", OnError::Open));
     decided(&limiter, &closed, "key").await;
     server.signal("-STOP");
@@ -59,7 +59,7 @@ async fn a_server_that_dies_in_flight_leaves_the_charge_unknown() {
 #[tokio::test]
 async fn an_emptied_server_decides_as_for_new_keys() {
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 3/1d", OnError::Closed);
     for round in 0..3 {
         for allowed in [true, true, true, false] {
@@ -73,7 +73,7 @@ async fn an_emptied_server_decides_as_for_new_keys() {
 #[tokio::test]
 async fn an_evicted_key_is_a_new_one() {
     let server = Server::with(&["--maxmemory-policy", "volatile-ttl", "--maxmemory-samples", "64"]);
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 3/1h", OnError::Closed);
     for _ in 0..3 {
         decided(&limiter, &rule, "key").await;
@@ -93,13 +93,16 @@ async fn an_evicted_key_is_a_new_one() {
 async fn a_primary_that_becomes_a_replica_refuses_its_connection_is_dropped_and_it_is_no_denial() {
     let (primary, other) = pair().await;
     let redis = redis(&primary.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let closed = rule("gcra 5/1d", OnError::Closed);
     decided(&limiter, &closed, "key").await;
     run(&other, &["REPLICAOF", "NO", "ONE"]);
     run(&primary, &["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
     let error = acquire(&limiter, &closed, "key").await.expect_err("a replica");
-    assert!(error.is_not_now() && error.charged() == Charged::No && error.to_string().contains("READONLY"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::NotNow && error.charged() == Charged::No && error.to_string().contains("READONLY"),
+        "{error}"
+    );
     assert!(redis.connections() > 1, "another connection may find the new primary");
     by_policy(&primary.tcp_url(), &["not-now", "deadline"]).await;
     run(&primary, &["REPLICAOF", "NO", "ONE"]);
@@ -121,7 +124,7 @@ async fn a_promoted_replica_at_the_same_address_is_used_with_the_state_that_it_h
     let (mut primary, replica) = pair().await;
     let proxy = Proxy::to(primary.port()).await;
     let redis = redis(&proxy.url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let rule = rule("gcra 5/1d", OnError::Closed);
     for _ in 0..2 {
         decided(&limiter, &rule, "key").await;

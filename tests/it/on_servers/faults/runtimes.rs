@@ -12,7 +12,7 @@ fn runtime() -> tokio::runtime::Runtime {
 #[test]
 fn a_runtime_for_each_call_decides_each() {
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 1000/30d", OnError::Closed);
     for left in (900..1000).rev() {
         assert_eq!(runtime().block_on(acquire(&limiter, &rule, "key")).expect("a decision").remaining, left);
@@ -24,7 +24,7 @@ fn a_runtime_for_each_call_decides_each() {
 fn a_runtime_for_each_call_follows_a_cluster_through_a_failover() {
     let mut servers = ClusterServers::start();
     let (_, limiter) = cluster_limiter(&servers);
-    let limiter = limiter.deadline(PATIENCE);
+    let limiter = limiter.to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 1000/30d", OnError::Closed);
     let key = &servers.keys_of(0, 1)[0];
     runtime().block_on(acquire(&limiter, &rule, key)).expect("a decision");
@@ -37,7 +37,7 @@ fn a_runtime_for_each_call_follows_a_cluster_through_a_failover() {
 fn a_runtime_that_idles_or_is_blocked_holds_up_no_other() {
     let server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let rule = rule("gcra 1000/30d", OnError::Closed);
     let (idle, driven) = (runtime(), runtime());
     idle.block_on(acquire(&limiter, &rule, "key")).expect("a decision");
@@ -58,7 +58,7 @@ fn a_runtime_that_idles_or_is_blocked_holds_up_no_other() {
 #[test]
 fn each_runtime_sends_its_callers_together() {
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 1000000/30d", OnError::Closed);
     // Loads the script.
     runtime().block_on(acquire(&limiter, &rule, "key")).expect("a decision");
@@ -121,7 +121,7 @@ fn a_call_without_a_runtime_that_can_wait_is_misuse() {
 #[test]
 fn a_wait_dropped_outside_its_runtime_gives_back_its_reservation() {
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let rule = rule("gcra 1/1h burst 1 max-debt 100", OnError::Closed);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -150,7 +150,7 @@ fn a_wait_dropped_outside_its_runtime_gives_back_its_reservation() {
 #[test]
 fn a_permit_is_renewed_after_the_runtime_that_took_it_has_ended() {
     let server = Server::start();
-    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis(&server.tcp_url())).deadline(PATIENCE).build();
     let rule = rule("concurrency 1 ttl 9s", OnError::Closed);
     let (first, other) = (runtime(), runtime());
     let permit = first.block_on(limiter.hold(&rule, "key")).expect("a decision").permit.expect("free").renewed();
@@ -170,7 +170,7 @@ fn a_permit_is_renewed_after_the_runtime_that_took_it_has_ended() {
 #[test]
 fn what_is_dropped_after_its_runtime_has_ended_is_given_back() {
     let server = Server::start();
-    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis(&server.tcp_url())).deadline(PATIENCE).build();
     let permits = rule("concurrency 1 ttl 1h", OnError::Closed);
     let queue = rule("gcra 1/1h max-debt 9", OnError::Closed);
     let (ended, other) = (runtime(), runtime());

@@ -21,7 +21,7 @@ async fn replaced(fleet: &Sentinels, before: usize, callers: &Callers) -> usize 
 async fn a_primary_is_followed_through_a_failover_and_a_freeze_without_a_denial() {
     let fleet = Sentinels::start();
     let redis = redis(&fleet.url());
-    let limiter = Limiter::new(redis.clone()).deadline(SOME_TIME);
+    let limiter = Limiter::builder(redis.clone()).deadline(SOME_TIME).build();
     // So much that only a fault could deny.
     let rule = rule("gcra 1000000/1d", OnError::Closed);
     assert_eq!(decided(&limiter, &rule, "key").await.by, DecidedBy::Redis);
@@ -56,7 +56,7 @@ async fn a_primary_is_followed_through_a_failover_and_a_freeze_without_a_denial(
 async fn a_primary_that_dies_under_load_costs_one_capacity_of_each_key_at_most() {
     const CAPACITY: u64 = 6;
     let mut fleet = Sentinels::start();
-    let limiter = limiter(&fleet.url()).deadline(SOME_TIME);
+    let limiter = limiter(&fleet.url()).to_builder().deadline(SOME_TIME).build();
     let rule = rule(&format!("gcra {CAPACITY}/1d"), OnError::Closed);
     let keys: Vec<_> = (0..300).map(|key| key.to_string()).collect();
     let callers = Callers::start(8, &limiter, &rule, &keys);
@@ -82,7 +82,7 @@ async fn sentinels_that_are_dead_or_frozen_are_passed_over() {
         } else {
             fleet.kill_sentinel(number);
         }
-        let limiter = limiter(&fleet.url()).deadline(Duration::from_secs(2));
+        let limiter = limiter(&fleet.url()).to_builder().deadline(Duration::from_secs(2)).build();
         answered_again(&limiter, &rule, "key").await;
     }
 }
@@ -90,7 +90,7 @@ async fn sentinels_that_are_dead_or_frozen_are_passed_over() {
 #[tokio::test]
 async fn a_primary_that_no_sentinel_knows_is_named_in_one_line() {
     let fleet = Sentinels::start();
-    let limiter = limiter(&fleet.url_of("nobody")).deadline(PATIENCE);
+    let limiter = limiter(&fleet.url_of("nobody")).to_builder().deadline(PATIENCE).build();
     let error = acquire(&limiter, &rule("gcra 5/1d", OnError::Closed), "key").await.expect_err("nobody");
     let message = error.to_string();
     assert!(message.contains("nobody") && message.lines().count() == 1, "{message}");

@@ -22,7 +22,7 @@ async fn a_dead_connection_is_replaced_although_no_caller_waits_for_it() {
         ("with a short deadline", redis(&proxy.url()), Duration::from_millis(15)),
         ("of a pool", Redis::with_pool(pool.expect("a pool")), Duration::from_secs(5)),
     ] {
-        let limiter = Limiter::new(redis.clone()).deadline(deadline);
+        let limiter = Limiter::builder(redis.clone()).deadline(deadline).build();
         answered_again(&limiter, &rule, "key").await;
         proxy.swallow_those_there();
         let decision = wait_for_value(async || {
@@ -40,7 +40,7 @@ async fn a_dead_connection_is_replaced_although_no_caller_waits_for_it() {
 async fn a_killed_connection_under_many_callers_fails_those_on_the_wire_alone() {
     let server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let rule = rule("gcra 1000000/1d", OnError::Closed);
     let over = Arc::new(AtomicBool::new(false));
     let mut callers = JoinSet::new();
@@ -71,7 +71,7 @@ async fn a_killed_connection_under_many_callers_fails_those_on_the_wire_alone() 
     let (answered, errors): (Vec<_>, Vec<_>) = callers.join_all().await.into_iter().unzip();
     let errors: Vec<_> = errors.into_iter().flatten().collect();
     for error in &errors {
-        assert_eq!((error.class(), error.charged()), ("disconnected", Charged::Unknown), "{error}");
+        assert_eq!((error.kind().name(), error.charged()), ("disconnected", Charged::Unknown), "{error}");
     }
     assert!(answered.iter().all(|answered| *answered > 0));
     // A caller is on the wire once at a time.
@@ -124,7 +124,7 @@ async fn callers_with_short_deadlines_cost_those_with_long_ones_nothing() {
 async fn calls_still_queued_when_redis_falls_silent_are_reported_as_never_sent() {
     let server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let rule = rule("gcra 1000/30d", OnError::Closed);
     let before = answered_again(&limiter, &rule, "key").await.remaining;
     server.signal("-STOP");
@@ -144,7 +144,7 @@ async fn calls_still_queued_when_redis_falls_silent_are_reported_as_never_sent()
         match answer {
             Ok(decision) => taken += u64::from(decision.allowed),
             Err(error) => {
-                assert_eq!((error.class(), error.charged()), ("unreachable", Charged::No), "{error}");
+                assert_eq!((error.kind().name(), error.charged()), ("unreachable", Charged::No), "{error}");
                 assert!(error.retry_in().is_some());
                 unsent += 1;
             }
@@ -158,7 +158,7 @@ async fn calls_still_queued_when_redis_falls_silent_are_reported_as_never_sent()
 async fn an_empty_or_dropped_call_leaves_the_breakers_probe_to_others() {
     let mut server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let two = rule("gcra 1000/1d, fixed-window 1000/1h", OnError::Closed);
     let rule = rule("gcra 1000/1d", OnError::Closed);
     opened(&mut server, &redis, &limiter, &rule).await;
@@ -182,7 +182,7 @@ async fn an_empty_or_dropped_call_leaves_the_breakers_probe_to_others() {
 #[tokio::test]
 async fn a_call_whose_deadline_has_passed_is_not_sent() {
     let server = Server::start();
-    let limiter = Limiter::new(redis(&server.tcp_url())).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis(&server.tcp_url())).deadline(PATIENCE).build();
     let rule = rule("gcra 1000/1d", OnError::Closed);
     decided(&limiter, &rule, "other").await;
     for _ in 0..20 {

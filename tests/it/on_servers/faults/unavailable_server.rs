@@ -6,7 +6,7 @@ use super::*;
 async fn calls_to_a_frozen_server_get_the_policys_answer_until_it_answers_again() {
     let server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let limiter = Limiter::builder(redis.clone()).deadline(DEADLINE).build();
     let closed = rule("gcra 1000/1d", OnError::Closed);
     decided(&limiter, &closed, "key").await;
     server.signal("-STOP");
@@ -15,7 +15,7 @@ async fn calls_to_a_frozen_server_get_the_policys_answer_until_it_answers_again(
     while unsent < 5 {
         let error = acquire(&limiter, &closed, "key").await.expect_err("frozen");
         match error.charged() {
-            Charged::Unknown => assert!(error.is_deadline() && unsent == 0, "{error}"),
+            Charged::Unknown => assert!(error.kind() == ErrorKind::Deadline && unsent == 0, "{error}"),
             _ => assert!(error.is_unreachable(), "{error}"),
         }
         unknown += u64::from(error.charged() == Charged::Unknown);
@@ -24,7 +24,7 @@ async fn calls_to_a_frozen_server_get_the_policys_answer_until_it_answers_again(
     assert!(unknown > 0);
     assert_ne!(redis.breaker(), BreakerState::Closed);
     server.signal("-CONT");
-    let decision = answered_again(&limiter.clone().deadline(PATIENCE), &closed, "key").await;
+    let decision = answered_again(&limiter.to_builder().deadline(PATIENCE).build(), &closed, "key").await;
     // The one before, at most those whose outcome wasn't known, and this.
     assert!((998 - unknown..=998).contains(&decision.remaining), "{decision:?} after {unknown}");
     assert_eq!(redis.breaker(), BreakerState::Closed);
@@ -35,7 +35,7 @@ async fn calls_to_a_frozen_server_get_the_policys_answer_until_it_answers_again(
 async fn late_replies_are_never_paired_with_other_calls() {
     let server = Server::start();
     let limiter = limiter(&server.tcp_url());
-    let patient = limiter.clone().deadline(PATIENCE);
+    let patient = limiter.to_builder().deadline(PATIENCE).build();
     let named = |burst| rule(&format!("gcra 1/1d burst {burst}"), OnError::Closed).named(&format!("burst-{burst}"));
     let rules: Vec<_> = (1..=50).map(|burst| named(burst).expect("a name")).collect();
     for round in 0..5 {
@@ -46,7 +46,7 @@ async fn late_replies_are_never_paired_with_other_calls() {
         server.signal("-CONT");
         for (at, rule) in rules.iter().enumerate() {
             let decision = answered_again(&patient, rule, &format!("key {round}")).await;
-            assert_eq!((decision.limit, decision.remaining), (at as u64 + 1, at as u64));
+            assert_eq!((decision.capacity, decision.remaining), (at as u64 + 1, at as u64));
         }
     }
 }
@@ -66,7 +66,7 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
     let mut held = Vec::new();
     for _ in 0..2 {
         let taken = in_time(limiter.hold(&rule, "jobs")).await.expect("local");
-        assert_eq!((taken.decision.by, taken.decision.allowed, taken.decision.limit), (DecidedBy::Local, true, 2));
+        assert_eq!((taken.decision.by, taken.decision.allowed, taken.decision.capacity), (DecidedBy::Local, true, 2));
         held.extend(taken.permit);
     }
     assert!(!in_time(limiter.hold(&rule, "jobs")).await.expect("local").decision.allowed);
@@ -127,7 +127,7 @@ async fn a_cost_that_the_rule_can_never_admit_is_denied_locally_as_never() {
 #[tokio::test]
 async fn acquire_many_is_one_call_to_the_breaker() {
     let redis = redis(&nobody());
-    let limiter = Limiter::new(redis.clone()).deadline(PATIENCE);
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
     let open = rule("gcra 5/1d", OnError::Open);
     let keys: Vec<_> = (0..20).map(|key| key.to_string()).collect();
     for call in 1..=5 {
@@ -176,7 +176,7 @@ async fn gives_back(
 #[tokio::test]
 async fn giving_back_while_redis_is_unreachable_is_no_error_where_the_rule_is_open_or_local() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     server.stop();
     for on_error in [OnError::Closed, OnError::Open, LOCAL] {
         let rule = rule("gcra 10/1d", on_error);
@@ -202,7 +202,7 @@ async fn giving_back_while_redis_is_unreachable_is_no_error_where_the_rule_is_op
 #[tokio::test]
 async fn units_admitted_by_a_policy_are_not_given_back_to_redis() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let open = rule("gcra 10/1d", OnError::Open);
     for _ in 0..5 {
         assert_eq!(decided(&limiter, &open, "key").await.by, DecidedBy::Redis);
@@ -232,7 +232,7 @@ async fn units_admitted_by_a_policy_are_not_given_back_to_redis() {
 #[tokio::test]
 async fn units_taken_locally_are_given_back_locally() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     server.stop();
     let local = rule("gcra 10/1d", OnError::Local { processes: NonZeroU32::MIN });
     let left = async || in_time(limiter.peek(&local, "key")).await.expect("decided here").remaining;
@@ -256,7 +256,7 @@ async fn units_taken_locally_are_given_back_locally() {
 #[tokio::test]
 async fn units_charged_by_redis_although_a_policy_answered_are_settled_by_their_id() {
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let open = rule("gcra 10/1d", OnError::Open);
     // Loads the script.
     in_time(limiter.acquire(&open, Request::new("key").id("first"))).await.expect("a decision");
@@ -278,13 +278,13 @@ async fn units_charged_by_redis_although_a_policy_answered_are_settled_by_their_
 #[tokio::test]
 async fn a_limiters_policy_answers_for_rules_without_one() {
     let mut server = Server::start();
-    let open = limiter(&server.tcp_url()).deadline(PATIENCE).on_error(OnError::Open).expect("a policy");
+    let open = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).on_error(OnError::Open).build();
     server.stop();
     let unsaid = tollgate_testing::rules::rule("gcra 10/1d");
     assert_eq!(acquire(&open, &unsaid, "key").await.expect("open").by, DecidedBy::Policy);
     let closed = rule("gcra 10/1d", OnError::Closed);
     acquire(&open, &closed, "key").await.expect_err("the rule's own goes first");
-    let local = open.clone().on_error(LOCAL).expect("a policy");
+    let local = open.to_builder().on_error(LOCAL).build();
     assert_eq!(acquire(&local, &unsaid, "key").await.expect("here").by, DecidedBy::Local);
     acquire(&local, &tollgate_testing::rules::rule("gcra 1/1d"), "key").await.expect_err("half a unit each");
 }
@@ -293,7 +293,7 @@ async fn a_limiters_policy_answers_for_rules_without_one() {
 async fn errors_and_policy_answers_have_the_same_text_each_time() {
     let mut server = Server::start();
     let redis = redis(&server.tcp_url());
-    let limiter = Limiter::new(redis.clone()).deadline(DEADLINE);
+    let limiter = Limiter::builder(redis.clone()).deadline(DEADLINE).build();
     let closed = rule("gcra 10/1d", OnError::Closed);
     decided(&limiter, &closed, "key").await;
     server.signal("-STOP");
@@ -325,7 +325,7 @@ async fn errors_and_policy_answers_have_the_same_text_each_time() {
 #[tokio::test]
 async fn a_refund_gives_back_at_most_what_was_granted_and_nothing_that_redis_did_not_take() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let local = rule("gcra 10/1d", OnError::Local { processes: NonZeroU32::MIN });
     let left = async || {
         answered_again(&limiter, &local, "spare").await.by == DecidedBy::Redis
@@ -356,7 +356,7 @@ async fn a_refund_gives_back_at_most_what_was_granted_and_nothing_that_redis_did
 #[tokio::test]
 async fn misuse_of_an_id_is_an_error_under_every_policy() {
     let server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let open = rule("gcra 2/1d", OnError::Open);
     in_time(limiter.penalty(&open, Request::new("key").id("pay").cost(2))).await.expect("taken");
     let error =
@@ -367,7 +367,7 @@ async fn misuse_of_an_id_is_an_error_under_every_policy() {
 #[tokio::test]
 async fn a_permit_is_renewed_where_the_decision_says_that_it_was_taken() {
     let mut server = Server::start();
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE);
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).build();
     let permits = rule("concurrency 1 ttl 1h", OnError::Local { processes: NonZeroU32::MIN });
     let worker = Request::new("key").id("worker-1");
     server.stop();
@@ -387,8 +387,8 @@ async fn a_permit_is_renewed_where_the_decision_says_that_it_was_taken() {
 #[tokio::test]
 async fn a_reset_after_a_local_decision_is_known_to_the_cache_of_denials() {
     let mut server = Server::start();
-    let cache = tollgate::DenialCache::of_keys(100).longest(Duration::from_secs(60));
-    let limiter = limiter(&server.tcp_url()).deadline(PATIENCE).denial_cache(cache);
+    let cache = tollgate::DenialCache::new(100).longest(Duration::from_secs(60));
+    let limiter = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).denial_cache(cache).build();
     let local = rule("gcra 2/1d", OnError::Local { processes: NonZeroU32::MIN });
     server.stop();
     let here = in_time(limiter.acquire(&local, Request::new("other").deadline(DEADLINE))).await.expect("decided here");

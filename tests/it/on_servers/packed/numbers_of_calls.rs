@@ -73,7 +73,7 @@ fn a_number_of_calls_is_refused_of_permits() {
     let shape = [&[6, 5, 0], ttl, &[128, 0], &1_u64.to_le_bytes()[..7]].concat();
     for (number, is_refused) in [(1, false), (3, true)] {
         let mut call = cmd("EVAL");
-        call.arg(tollgate::Script::of([permits]).text()).arg(1).arg("permits").arg(&shape).arg(-1);
+        call.arg(tollgate::Script::for_algorithms([permits]).text()).arg(1).arg("permits").arg(&shape).arg(-1);
         let answer = call.arg(several(&[("permits", 1, number)])).arg("holder").exec(&mut redis);
         assert_eq!(answer.is_err(), is_refused, "{number}: {answer:?}");
     }

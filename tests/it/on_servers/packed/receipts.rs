@@ -29,7 +29,7 @@ impl Shape {
             let packed = form.pack(&form.own(numbers, now_us), 1);
             packed[..packed.len() - 9].to_vec()
         };
-        let script = tollgate::Script::of(forms.iter().map(|form| form.algorithm));
+        let script = tollgate::Script::for_algorithms(forms.iter().map(|form| form.algorithm));
         Self { script, numbers: forms.iter().flat_map(packed).collect(), limits: forms.len() }
     }
 
@@ -206,7 +206,7 @@ fn a_receipt_that_is_none_gives_nothing_back_and_none_is_answered_where_permits_
     let ttl = &1_000_000_u64.to_le_bytes()[..7];
     let shape = [&[6, 5, 0], ttl, &[ACQUIRE, 32 + 128, 1], &[0; 13]].concat();
     let mut eval = cmd("EVAL");
-    eval.arg(tollgate::Script::of([permits]).text()).arg(1).arg("permits").arg(&shape).arg(-1);
+    eval.arg(tollgate::Script::for_algorithms([permits]).text()).arg(1).arg("permits").arg(&shape).arg(-1);
     let error = eval.arg(several(&[("permits", 1, 1)])).arg("holder").exec(&mut redis).expect_err("permits");
     assert_eq!(error.code(), Some("BADARG"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! Callers who ask for what can't be done, give up, or ask for much at once: nothing of it stays in Redis.
 
-use tollgate::DenialCache;
+use tollgate::{DenialCache, ErrorKind};
 
 use super::*;
 
@@ -150,9 +150,9 @@ async fn a_crowd_that_is_denied_leaves_nothing_charged() {
 #[tokio::test]
 async fn a_denial_is_not_remembered_beyond_what_is_given_back_in_the_background() {
     let servers = ClusterServers::of_primaries();
-    let cache = DenialCache::of_keys(1000);
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
-    let limiter = limiter.denial_cache(cache);
+    let cache = DenialCache::new(1000);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
+    let limiter = limiter.to_builder().denial_cache(cache).build();
     let (users, org) = (servers.keys_of(0, 20), servers.keys_of(1, 20));
     let rule = both("gcra 1/30d", "gcra 1/30d");
     let mut denied = 0;
@@ -179,7 +179,7 @@ async fn a_denial_is_not_remembered_beyond_what_is_given_back_in_the_background(
 #[tokio::test]
 async fn a_missing_right_is_an_error_where_another_node_is_away() {
     let servers = ClusterServers::of_primaries();
-    let limiter = Limiter::new(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE);
+    let limiter = Limiter::builder(Cluster::open(&servers.url()).expect("an address")).deadline(PATIENCE).build();
     let rule = both("gcra 40/30d", "gcra 40/30d").on_error(OnError::Open).expect("open");
     for (user, org) in [on_nodes(&servers, 0, 1), on_nodes(&servers, 1, 0)] {
         let parts = [("org", org.as_bytes())];
@@ -193,7 +193,10 @@ async fn a_missing_right_is_an_error_where_another_node_is_away() {
         servers.node(1).signal("-STOP");
         for operation in [Operation::Acquire, Operation::AtMost, Operation::Peek] {
             let asked = async || limiter.call(operation, &rule, request.deadline(Duration::from_millis(500))).await;
-            wait_until("a missing right", async || asked().await.is_err_and(|error| error.is_permission())).await;
+            wait_until("a missing right", async || {
+                asked().await.is_err_and(|error| error.kind() == ErrorKind::Permission)
+            })
+            .await;
         }
         servers.node(1).signal("-CONT");
         set("+@scripting");

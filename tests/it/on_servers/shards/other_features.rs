@@ -15,7 +15,7 @@ use super::{EACH, NOW, request, rule, single};
 #[test]
 fn a_shards_denial_is_not_remembered_for_the_others() {
     let engine = Engine::cluster();
-    let limiter = engine.limiter.clone().denial_cache(DenialCache::of_keys(100));
+    let limiter = engine.limiter.to_builder().denial_cache(DenialCache::new(100)).build();
     let rule = rule("fixed-window 40/30d shards 4");
     let decisions: Vec<_> = (0..400).map(|_| engine.call(limiter.acquire(&rule, "key"))).collect();
     assert!(decisions.iter().all(|decision| decision.by == DecidedBy::Redis));
@@ -35,7 +35,7 @@ async fn a_share_of_one_process_is_of_the_whole() {
         for remaining in (0..20).rev() {
             let decision = limiter.acquire(&local, "key").await.expect("decided here");
             assert_eq!(
-                (decision.allowed, decision.by, decision.limit, decision.remaining),
+                (decision.allowed, decision.by, decision.capacity, decision.remaining),
                 (true, DecidedBy::Local, 20, remaining)
             );
         }
@@ -148,7 +148,7 @@ fn header_fields_tell_what_remains_of_all_shards_as_far_as_one_tells() {
     for (cost, left) in [(1, 992), (125, 0)] {
         let key = engine.fresh_key();
         let decision = engine.call(engine.limiter.acquire(&rule, request(&key, NOW).cost(cost)));
-        assert_eq!((decision.limit, decision.remaining), (125, 125 - cost));
+        assert_eq!((decision.capacity, decision.remaining), (125, 125 - cost));
         let draft = decision.headers(HeaderStyle::Draft);
         assert_eq!(draft[0], ("ratelimit-policy", "\"test\";q=1000;w=3600".to_owned()));
         assert!(draft[1].1.starts_with(&format!("\"test\";r={left};t=")), "{draft:?}");

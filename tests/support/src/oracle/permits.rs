@@ -210,7 +210,7 @@ mod tests {
             (Acquire, 3, 103, None, AfterUs(8), 0, 8), (Acquire, 3, 111, Some(3), Now, 0, 10),
         ]);
         let mut o = Oracle::new(permits(1, 10));
-        o.count_denials();
+        o.count_overage();
         let calls = [o.hold("a", 1, 100), o.hold("b", 1, 101), o.hold("b", 2, 102), o.hold("a", 1, 103)];
         assert_eq!(calls.map(|a| a.overage), [0, 1, 2, 2]);
     }

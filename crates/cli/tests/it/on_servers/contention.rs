@@ -72,5 +72,5 @@ async fn admitted(limiter: &Limiter, rule: &Rule, times: usize) -> usize {
 }
 
 fn limiter(server: &Server) -> Limiter {
-    Limiter::new(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE)
+    Limiter::builder(Redis::open(&server.url()).expect("a good address")).deadline(PATIENCE).build()
 }

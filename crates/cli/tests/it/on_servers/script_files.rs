@@ -21,7 +21,7 @@ fn the_tool_prints_a_script_its_digest_and_writes_all_of_them() {
         assert_eq!(stdout(&tollgate(&["script", name])), Algorithm::SlidingWindow.script().text(), "{name}");
     }
     // In the order of the algorithms, each once.
-    let both = Script::of([Algorithm::TokenBucket, Algorithm::FixedWindow]);
+    let both = Script::for_algorithms([Algorithm::TokenBucket, Algorithm::FixedWindow]);
     assert_eq!(stdout(&tollgate(&["script", "fixed-window", "gcra", "token_bucket"])), both.text());
     let wrong = tollgate(&["script", "token_bucket", "gcr"]);
     assert!(

@@ -248,8 +248,8 @@ async fn a_services_keys_are_reached_by_its_own_rules() {
     let path = file(&directory, "rules.toml", &hashed);
     let rules = RuleSet::read(&path).expect("a set");
     let redis = Redis::open(&url).expect("a good address");
-    let limiter = Limiter::new(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE);
-    let limiter = limiter.key_secret(&KeySecret::new(SECRET).expect("a secret"));
+    let limiter = Limiter::builder(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE).build();
+    let limiter = limiter.to_builder().key_secret(&KeySecret::new(SECRET).expect("a secret")).build();
     for (rule, key, attributes, cost) in [
         ("uploads", "user:a|b", &["--attr", "org=acme", "--attr", "megabytes=5"][..], 5),
         ("sessions", "user:u%1", &["--attr", "ip=2001:db8::7"], 1),

@@ -18,7 +18,7 @@ fn keys(server: &Server) -> Vec<String> {
 /// A service whose keys have a prefix and a name of their own, and which has decided on one of them.
 async fn service(server: &Server) -> (Limiter, Rule) {
     let redis = Redis::open(&server.url()).expect("a good address");
-    let limiter = Limiter::new(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE);
+    let limiter = Limiter::builder(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE).build();
     let rule = "token-bucket 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name").tagged("org");
     let orgs = "fixed-window 1000/1d".parse::<Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
     let rule = rule.and_by("org", orgs).expect("a rule");
@@ -66,9 +66,10 @@ async fn a_services_hashed_keys_are_reached_by_its_secret() {
     let redis = Redis::open(&url).expect("a good address");
     let secret = KeySecret::new(SECRET).expect("a secret");
     let rule = "token-bucket 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name");
-    Limiter::new(redis)
+    Limiter::builder(redis)
         .deadline(PATIENCE)
         .key_secret(&secret)
+        .build()
         .acquire(&rule, "alice@example.com")
         .await
         .expect("a decision");

@@ -9,5 +9,5 @@ fn as_redis_cell(decision: &Decision) -> [i64; 5] {
         RetryAfter::Now | RetryAfter::Never => -1,
     };
     let limited = i64::from(!decision.allowed);
-    [limited, number(decision.limit), number(decision.remaining), retry_after, seconds(decision.reset_after)]
+    [limited, number(decision.capacity), number(decision.remaining), retry_after, seconds(decision.reset_after)]
 }

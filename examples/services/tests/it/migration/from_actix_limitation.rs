@@ -45,7 +45,7 @@ impl<'a> Both<'a> {
         let ours = self.ours.decide(1, now);
         let (allowed, limit, remaining, resets) = self.theirs(now);
         let rule = &self.ours.rule;
-        assert_eq!((allowed, limit, remaining), (ours.allowed, ours.limit, ours.remaining), "at {now} by {rule}");
+        assert_eq!((allowed, limit, remaining), (ours.allowed, ours.capacity, ours.remaining), "at {now} by {rule}");
         // It adds what is left to the clock of this process, and by whole seconds.
         let (least, resets) = (asked_at + ours.reset_after - A_SECOND, UNIX_EPOCH + Duration::from_secs(resets));
         assert!(least <= resets && resets <= SystemTime::now() + ours.reset_after + A_SECOND, "{resets:?} by {rule}");

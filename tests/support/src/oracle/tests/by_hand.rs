@@ -268,7 +268,7 @@ fn overage_by_hand() {
     let mut o = Oracle::new(bucket(1, 10, 1, 1));
     calls(&mut o, &[(Acquire, 1, 100, Some(1), Now, 0, 10), (Acquire, 1, 100, None, AfterUs(10), 0, 10)]);
     assert_eq!(o.peek(0, 100).overage, 0, "off");
-    o.count_denials();
+    o.count_overage();
     for (call, cost, now, allowed, overage) in [
         (Acquire, 1, 101, false, 1), (Reserve, 1, 101, false, 2), (AtMost, 1, 102, false, 3), (Acquire, 2, 103, false, 4),
         (Refund, 0, 104, true, 4), (Acquire, 1, 110, true, 4), (Refund, 0, 111, true, 0),
@@ -288,11 +288,11 @@ fn overage_by_hand() {
     assert_eq!((o.reset().overage, o.peek(0, 113).overage), (0, 0));
     // Nothing lasts, so a denial counts itself only.
     let mut o = Oracle::new(bucket(1, 10, 0, 1));
-    o.count_denials();
+    o.count_overage();
     assert_eq!([o.acquire(1, 5).overage, o.acquire(1, 5).overage, o.peek(1, 5).overage], [1, 1, 0]);
     // A key that was never used is none for having been denied.
     let mut o = Oracle::new(bucket(1, 10, 1, 1));
-    o.count_denials();
+    o.count_overage();
     assert_eq!((o.acquire(2, 100).overage, o.find(0).at), (1, 0));
     table(&mut o, &[(1, 50, Now, 0, 10)]);
 }

@@ -52,7 +52,7 @@ impl Random {
 
 /// Without a count of denials.
 fn quiet(o: &Oracle) -> Oracle {
-    Oracle { counts_denials: false, denied: Vec::new(), ..o.clone() }
+    Oracle { counts_overage: false, denied: Vec::new(), ..o.clone() }
 }
 
 /// Every answer means what it says, on any history: clocks that step back, rules that change
@@ -68,8 +68,8 @@ fn answers_keep_their_word() {
         let mut deep = false;
         // The longest reset of all versions, and what their clocks round it up by.
         let mut longest = Rule::of(o.spec).longest() + Rule::of(o.spec).tick;
-        let counts_denials = random.below(2) == 0;
-        if counts_denials { o.count_denials() }
+        let counts_overage = random.below(2) == 0;
+        if counts_overage { o.count_overage() }
         let mut denied = Vec::new();
         for _ in 0..25 {
             match random.below(18) {
@@ -112,7 +112,7 @@ fn answers_keep_their_word() {
             let remembered = denied.first().is_some_and(|&first| live(first));
             // What is too old goes with the next write.
             if !remembered && o.denied.is_empty() { denied.clear() }
-            if counts_denials && !a.allowed {
+            if counts_overage && !a.allowed {
                 if !remembered { denied.clear() }
                 denied.push(now);
             }
@@ -139,7 +139,7 @@ fn answers_keep_their_word() {
                 assert_eq!((a.remaining, a.reset_after_us), (p.remaining, p.reset_after_us), "{context}");
                 // Counts may be too old to weigh anything, and still be given back.
                 // A denial is counted in a state, written as of now.
-                let counted = before.counts_denials && !a.allowed;
+                let counted = before.counts_overage && !a.allowed;
                 let raw = call == Refund && matches!(found.state, State::Counter { .. });
                 assert!(found.altered || raw || counted || o.written == before.written, "{context}");
             }

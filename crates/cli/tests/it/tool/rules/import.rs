@@ -67,7 +67,7 @@ struct Service {
 
 impl Service {
     fn new(rules: &str) -> Self {
-        let clock = Clock::set_to(UNIX_EPOCH + Duration::from_millis(START_MS));
+        let clock = Clock::new(UNIX_EPOCH + Duration::from_millis(START_MS));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let rules: RuleSet = rules.parse().unwrap_or_else(|error| panic!("{error}\n{rules}"));
