@@ -1,5 +1,6 @@
 //! The answer to one call.
 
+mod balance;
 #[cfg(feature = "serde")]
 mod serialized;
 mod several;
@@ -20,6 +21,8 @@ use crate::quota::Quota;
 use crate::random::jittered;
 use crate::wall_clock;
 
+pub use balance::{Balance, LimitBalance};
+
 /// The answer: allow or deny, and the state after it.
 ///
 /// For a rule of several limits, `capacity` and `remaining` are those of the limit with the least remaining, and the
@@ -27,7 +30,7 @@ use crate::wall_clock;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
-    /// Whether the request may proceed. Always true for calls that don't ask, such as a refund, a penalty or a block.
+    /// Whether the request may proceed. Always true of a penalty.
     pub allowed: bool,
     /// The most units that can be taken at one instant.
     pub capacity: u64,
@@ -49,10 +52,8 @@ pub struct Decision {
     pub denied_by: Option<Arc<str>>,
     /// Each limit's own decision, in the rule's order. Empty if the policy answered, which doesn't know the state.
     pub limits: LimitDecisions,
-    /// What answered.
+    /// What answered; if that wasn't Redis because Redis failed, with its error.
     pub by: DecidedBy,
-    /// What went wrong, if the rule's [policy](crate::OnError) or the engine in this process answered for Redis.
-    pub error: Option<Arc<Error>>,
     /// The caller's `now`, otherwise this machine's time when the answer arrived.
     decided_at: SystemTime,
     /// The id of the try that took the units, if it wasn't the first.
@@ -99,8 +100,10 @@ pub enum RetryAfter {
     Never,
 }
 
-/// What answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What answered: an engine, this process for it, or something in place of a Redis that failed, with the error. So `?`
+/// on a call ends it where the policy is [`Closed`](crate::OnError::Closed), and goes on where the policy answers; who
+/// must know which of both it was asks [`error`](Self::error).
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DecidedBy {
     /// Redis.
@@ -111,11 +114,13 @@ pub enum DecidedBy {
     DenialCache,
     /// A [`Lease`](crate::Lease), from the units that it holds.
     Lease,
-    /// The engine in this process, while Redis is unreachable: [`OnError::Local`](crate::OnError::Local).
-    Local,
-    /// The rule's policy, since Redis is unreachable: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
-    /// unless [`Decision::error`] says otherwise; see [`Request::after`](crate::Request::after).
-    Policy,
+    /// The engine in this process, since Redis failed with this: `OnError::Local`. None for a call that gives back what
+    /// was taken here, for which Redis wasn't asked.
+    Local(Option<Arc<Error>>),
+    /// The rule's policy, since Redis failed with this: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
+    /// unless the error [says](Error::charged) otherwise; see [`Request::after`](crate::Request::after). None for a call
+    /// that gives back what such a call had let through, for which Redis wasn't asked.
+    Policy(Option<Arc<Error>>),
 }
 
 /// A denial as an error, for callers that use `?`. The message names what denied and contains no time, so that logs can
@@ -142,7 +147,6 @@ impl Decision {
             denied_by,
             limits,
             by,
-            error: None,
             decided_at,
             taken_by: None,
         })
@@ -162,7 +166,6 @@ impl Decision {
             denied_by: (!limit.allowed).then(|| Arc::clone(limit.quota.title())),
             limits: LimitDecisions(smallvec![limit]),
             by,
-            error: None,
             decided_at,
             taken_by: None,
         }
@@ -242,8 +245,7 @@ impl Decision {
             overage: None,
             denied_by: None,
             limits: LimitDecisions::default(),
-            by: DecidedBy::Policy,
-            error: None,
+            by: DecidedBy::Policy(None),
             decided_at: wall_clock::now(),
             taken_by: None,
         }
@@ -254,9 +256,9 @@ impl Decision {
         Self { allowed: false, granted: 0, retry_after: RetryAfter::Never, ..self }
     }
 
-    /// With the error from asking Redis.
+    /// With the error from asking Redis, in whose place this was decided.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
-        self.error = Some(Arc::new(error));
+        self.by = self.by.because_of(Some(Arc::new(error)));
         self
     }
 
@@ -504,14 +506,34 @@ impl RetryAfter {
 }
 
 impl DecidedBy {
-    pub(crate) fn name(self) -> &'static str {
+    /// The word in metrics, logs and JSON: `redis`, `embedded`, `denial-cache`, `lease`, `local` or `policy`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Redis => "redis",
             Self::Embedded => "embedded",
             Self::DenialCache => "denial-cache",
             Self::Lease => "lease",
-            Self::Local => "local",
-            Self::Policy => "policy",
+            Self::Local(_) => "local",
+            Self::Policy(_) => "policy",
+        }
+    }
+
+    /// What Redis failed with, if something else answered in its place.
+    #[must_use]
+    pub fn error(&self) -> Option<&Error> {
+        match self {
+            Self::Local(error) | Self::Policy(error) => error.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The same with this error of Redis, if it answered in the place of Redis.
+    pub(crate) fn because_of(self, error: Option<Arc<Error>>) -> Self {
+        match self {
+            Self::Local(_) => Self::Local(error),
+            Self::Policy(_) => Self::Policy(error),
+            by => by,
         }
     }
 }

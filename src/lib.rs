@@ -145,7 +145,7 @@ pub use deadpool_redis;
 pub use redis;
 
 pub use algorithm::Algorithm;
-pub use decision::{DecidedBy, Decision, Denied, LimitDecision, LimitDecisions, RetryAfter};
+pub use decision::{Balance, DecidedBy, Decision, Denied, LimitBalance, LimitDecision, LimitDecisions, RetryAfter};
 pub use denial_cache::DenialCache;
 pub use engine::Engine;
 pub use engine::builder::RedisBuilder;

@@ -16,6 +16,7 @@ pub(crate) mod lease;
 mod local;
 mod maintenance;
 mod many;
+mod operations;
 mod prepare;
 mod releases;
 mod reservations;
@@ -34,13 +35,12 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::algorithm::numbers::LONGEST_RESET_US;
-use crate::decision::Decision;
+use crate::decision::{Balance, Decision};
 use crate::denial_cache::DenialCache;
 use crate::engine::Engine;
 #[cfg(feature = "embedded")]
 use crate::engine::embedded::Embedded;
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::key::KeySecret;
 use crate::operation::Operation;
 use crate::request::Request;
@@ -50,7 +50,6 @@ use background::Background;
 #[cfg(feature = "http")]
 pub(crate) use background::persist_until;
 pub use builder::LimiterBuilder;
-use call::Call;
 pub(crate) use counted::counted;
 pub use deciding::Deciding;
 pub use maintenance::{KeyState, ResetProgress};
@@ -95,7 +94,8 @@ impl Limiter {
         self.deadline
     }
 
-    /// Makes a call of this operation. The methods below describe the operations, and are shorter to write.
+    /// Makes a call of this operation. The methods below describe the operations, and are shorter to write. For one that
+    /// only gives back, extends, blocks or forgets, `allowed` is true; its method returns a [`Balance`] instead.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -125,25 +125,7 @@ impl Limiter {
         rule: &Rule,
         request: impl Into<Request<'a>>,
     ) -> Result<Decision, Error> {
-        let request = request.into();
-        match operation {
-            Operation::Acquire => self.acquire(rule, request).await,
-            Operation::Peek => self.peek(rule, request).await,
-            Operation::Reserve => self.reserve(rule, request).await,
-            Operation::AtMost => self.at_most(rule, request).await,
-            Operation::Refund => self.refund(rule, request).await,
-            Operation::Penalty => self.penalty(rule, request).await,
-            Operation::Block => {
-                let missing =
-                    || Error::new(Kind::Input, "block: the time that it lasts is missing (Request::block_for)");
-                self.block(rule, request, request.block_time().ok_or_else(missing)?).await
-            }
-            Operation::Renew => self.renew(rule, request).await,
-            Operation::Release => self.release(rule, request).await,
-            Operation::Settle => self.settle(rule, request).await,
-            Operation::Cancel => self.cancel(rule, request).await,
-            Operation::Reset => self.reset(rule, request).await,
-        }
+        self.make(operation, rule, request.into()).await
     }
 
     /// Takes the cost now, or denies and takes nothing.
@@ -195,7 +177,7 @@ impl Limiter {
     ///
     /// No decision could be made; see [`Error`].
     pub async fn peek<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, request.into(), Operation::Peek).await
+        self.make(Operation::Peek, rule, request.into()).await
     }
 
     /// Takes the cost now, for later: the call is allowed with a wait, after which the work may run. Up to the rule's
@@ -210,13 +192,7 @@ impl Limiter {
     ///
     /// No decision could be made; see [`Error`]. Only a token bucket or a fixed window of a period can reserve.
     pub async fn reserve<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        if let Some(limit) = rule.limits().find(|limit| !limit.algorithm().reserves()) {
-            let why = "expected a token bucket or fixed window of a period, which can owe units";
-            let error = Error::new(Kind::Input, format!("reserve: {why}, got {limit}"));
-            counted(rule, Err(&error));
-            return Err(error);
-        }
-        self.decide(rule, request.into(), Operation::Reserve).await
+        self.make(Operation::Reserve, rule, request.into()).await
     }
 
     /// Takes what is available, up to the cost: [`Decision::granted`] says how much. Denied if nothing is.
@@ -225,14 +201,7 @@ impl Limiter {
     ///
     /// Limits with different costs; no decision could be made, see [`Error`].
     pub async fn at_most<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        let request = request.into();
-        if request.units(rule).of_all().is_none() {
-            let why = "expected one cost for all limits, since it takes from each what the scarcest has";
-            let error = Error::new(Kind::Input, format!("at_most: {why}, got different costs for {rule}"));
-            counted(rule, Err(&error));
-            return Err(error);
-        }
-        self.decide(rule, request, Operation::AtMost).await
+        self.make(Operation::AtMost, rule, request.into()).await
     }
 
     /// Gives the cost back, never above full. In windows and logs the newest units go first, and expired units give
@@ -243,13 +212,8 @@ impl Limiter {
     ///
     /// A rule with permits beside other limits; permits without the [id](Request::id) that holds them; no answer, see
     /// [`Error`].
-    pub async fn refund<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        let permits = rule.limits().filter(|limit| limit.algorithm().holds()).count();
-        if permits > 0 && permits < rule.limits().len() {
-            let why = "expected a rule without permits beside other limits (settle or cancel the call instead)";
-            return Err(Error::new(Kind::Input, format!("refund: {why}, got {rule}")));
-        }
-        self.follow_up(Call { rule, request: &request.into(), operation: Operation::Refund }).await
+    pub async fn refund<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Balance, Error> {
+        self.make(Operation::Refund, rule, request.into()).await.map(Balance::of)
     }
 
     /// Takes the cost whether or not it is available, as far as the rule's arithmetic stays exact; `granted` is never
@@ -259,7 +223,7 @@ impl Limiter {
     ///
     /// No answer; see [`Error`].
     pub async fn penalty<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.decide(rule, request.into(), Operation::Penalty).await
+        self.make(Operation::Penalty, rule, request.into()).await
     }
 
     /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count.
@@ -274,10 +238,8 @@ impl Limiter {
         rule: &Rule,
         request: impl Into<Request<'a>>,
         time: Duration,
-    ) -> Result<Decision, Error> {
-        let length = u64::try_from(time.as_nanos().div_ceil(1000)).ok().filter(|us| *us <= LONGEST_RESET_US);
-        let bad = || Error::new(Kind::Input, format!("block: expected at most 71 years, got {time:?}"));
-        self.decide(rule, request.into().cost_of_all(length.ok_or_else(bad)?), Operation::Block).await
+    ) -> Result<Balance, Error> {
+        self.make(Operation::Block, rule, request.into().block_for(time)).await.map(Balance::of)
     }
 
     /// Lifts a [block](Self::block).
@@ -285,7 +247,7 @@ impl Limiter {
     /// # Errors
     ///
     /// The same as [`block`](Self::block).
-    pub async fn unblock<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
+    pub async fn unblock<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Balance, Error> {
         self.block(rule, request, Duration::ZERO).await
     }
 
@@ -295,8 +257,8 @@ impl Limiter {
     ///
     /// A request without an id; [`Error::is_unknown_id`] if it holds none, since they were released or have expired; no
     /// answer, see [`Error`].
-    pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_permits(rule, request.into(), Operation::Renew).await
+    pub async fn renew<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Balance, Error> {
+        self.make(Operation::Renew, rule, request.into()).await.map(Balance::of)
     }
 
     /// Gives back the permits held by this [id](Request::id), if any are left, and forgets the id.
@@ -304,26 +266,8 @@ impl Limiter {
     /// # Errors
     ///
     /// A request without an id; no answer, see [`Error`].
-    pub async fn release<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_permits(rule, request.into(), Operation::Release).await
-    }
-
-    async fn change_permits(&self, rule: &Rule, request: Request<'_>, operation: Operation) -> Result<Decision, Error> {
-        if !request.has_id() {
-            return Err(Error::new(
-                Kind::Input,
-                format!("{operation}: the id that holds the permits is missing (Request::id)"),
-            ));
-        }
-        let call = Call { rule, request: &request, operation };
-        // Unless the request says where they were taken, look in this process first.
-        #[cfg(feature = "embedded")]
-        if request.earlier().is_none()
-            && let Some(decision) = Box::pin(self.change_local_permits(call)).await
-        {
-            return Ok(decision);
-        }
-        self.follow_up(call).await
+    pub async fn release<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Balance, Error> {
+        self.make(Operation::Release, rule, request.into()).await.map(Balance::of)
     }
 
     /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
@@ -333,8 +277,8 @@ impl Limiter {
     ///
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id;
     /// no answer, see [`Error`].
-    pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_charge(rule, request.into(), Operation::Settle).await
+    pub async fn settle<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Balance, Error> {
+        self.make(Operation::Settle, rule, request.into()).await.map(Balance::of)
     }
 
     /// Gives back what the call of this [id](Request::id) took, as far as it is still owed, and forgets the id. If
@@ -345,20 +289,8 @@ impl Limiter {
     ///
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id;
     /// no answer, see [`Error`].
-    pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.change_charge(rule, request.into(), Operation::Cancel).await
-    }
-
-    async fn change_charge(&self, rule: &Rule, request: Request<'_>, operation: Operation) -> Result<Decision, Error> {
-        if !request.has_id() {
-            let message = format!("{operation}: the id of the call to {operation} is missing (Request::id)");
-            return Err(Error::new(Kind::Input, message));
-        }
-        if rule.limits().all(|limit| limit.algorithm().holds()) {
-            let why = format!("expected a limit other than concurrency (its permits are released instead), got {rule}");
-            return Err(Error::new(Kind::Input, format!("{operation}: {why}")));
-        }
-        self.follow_up(Call { rule, request: &request, operation }).await
+    pub async fn cancel<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Balance, Error> {
+        self.make(Operation::Cancel, rule, request.into()).await.map(Balance::of)
     }
 
     /// Forgets what each limit of the rule counts for this request, and the request's id if it has one. A limit that
@@ -368,12 +300,7 @@ impl Limiter {
     /// # Errors
     ///
     /// No answer; see [`Error`].
-    pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
-        self.follow_up(Call { rule, request: &request.into(), operation: Operation::Reset }).await
-    }
-
-    /// The policy while Redis is unreachable.
-    fn policy(&self, rule: &Rule) -> OnError {
-        rule.policy_or(self.on_error)
+    pub async fn reset<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Balance, Error> {
+        self.make(Operation::Reset, rule, request.into()).await.map(Balance::of)
     }
 }

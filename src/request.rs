@@ -57,7 +57,7 @@ impl Rare {
 /// The facts about an earlier call that matter to a call that gives back what it took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Earlier {
-    pub(crate) by: DecidedBy,
+    pub(crate) at: TakenAt,
     /// Units that it took.
     pub(crate) granted: u64,
     /// Whether Redis took the units as well, if a policy answered in its place.
@@ -66,11 +66,27 @@ pub(crate) struct Earlier {
     taken_us: u64,
 }
 
+/// Where a call has taken its units, as far as its answer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TakenAt {
+    /// At the limiter's engine.
+    Engine,
+    /// In this process, in place of Redis.
+    Here,
+    /// Nowhere: a policy let the call through.
+    Nowhere,
+}
+
 impl Earlier {
     fn of(decision: &Decision) -> Self {
-        let charged = decision.error.as_ref().map_or(Charged::No, |error| error.charged());
+        let charged = decision.by.error().map_or(Charged::No, Error::charged);
+        let at = match decision.by {
+            DecidedBy::Policy(_) => TakenAt::Nowhere,
+            DecidedBy::Local(_) => TakenAt::Here,
+            _ => TakenAt::Engine,
+        };
         let taken_us = microseconds(decision.decided_at()).unwrap_or_default();
-        Self { by: decision.by, granted: decision.granted, charged, taken_us }
+        Self { at, granted: decision.granted, charged, taken_us }
     }
 }
 

@@ -10,7 +10,7 @@ impl serde::Serialize for Decision {
         use serde::ser::SerializeStruct;
         let mut fields = serializer.serialize_struct(
             "Decision",
-            6 + [self.blocked, self.overage.is_some(), self.error.is_some()]
+            6 + [self.blocked, self.overage.is_some(), self.by.error().is_some()]
                 .into_iter()
                 .map(usize::from)
                 .sum::<usize>(),
@@ -20,7 +20,7 @@ impl serde::Serialize for Decision {
         fields.serialize_field("remaining", &self.remaining)?;
         fields.serialize_field("retry_after_us", &self.retry_after)?;
         fields.serialize_field("reset_after_us", &micros(self.reset_after))?;
-        fields.serialize_field("by", &self.by.to_string())?;
+        fields.serialize_field("by", &self.by.name())?;
         // As in that output: a block only if there is one, denials only if they are counted, an error's class only if
         // something else answered for Redis.
         if self.blocked {
@@ -29,7 +29,7 @@ impl serde::Serialize for Decision {
         if let Some(overage) = self.overage {
             fields.serialize_field("overage", &overage)?;
         }
-        if let Some(error) = &self.error {
+        if let Some(error) = self.by.error() {
             fields.serialize_field("error", error.kind().name())?;
         }
         fields.end()

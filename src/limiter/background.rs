@@ -355,8 +355,10 @@ pub(super) async fn persist_while<F: Future<Output = Result<Decision, Error>>>(
             return Ok(false);
         }
         let failure = match attempt().await {
-            Ok(Decision { error: None, .. }) => return Ok(true),
-            Ok(Decision { error: Some(error), .. }) => Error::clone(&error),
+            Ok(decision) => match decision.by.error() {
+                None => return Ok(true),
+                Some(error) => error.clone(),
+            },
             Err(error) => error,
         };
         if !may_retry(&failure) || began.get_or_insert_with(Instant::now).elapsed() > PATIENCE {

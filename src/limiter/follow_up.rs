@@ -3,17 +3,17 @@
 
 use super::Limiter;
 use super::call::Call;
-use crate::decision::{DecidedBy, Decision};
+use crate::decision::Decision;
 use crate::error::{Charged, Error};
 use crate::operation::Operation;
-use crate::request::Earlier;
+use crate::request::{Earlier, TakenAt};
 
 impl Limiter {
     /// Gives back, keeps or forgets what an earlier call took, wherever it was taken.
     pub(super) async fn follow_up(&self, call: Call<'_>) -> Result<Decision, Error> {
         let Call { rule, request, operation } = call;
         match request.earlier() {
-            Some(Earlier { by: DecidedBy::Policy, charged, .. }) => {
+            Some(Earlier { at: TakenAt::Nowhere, charged, .. }) => {
                 if must_ask_redis(operation, charged) {
                     match self.decide(rule, *request, operation).await {
                         Err(error) if error.goes_to_policy() || error.is_unknown_id() => {}
@@ -25,9 +25,7 @@ impl Limiter {
                 Ok(Decision::by_policy(rule.capacity(), 0))
             }
             #[cfg(feature = "embedded")]
-            Some(Earlier { by: DecidedBy::Local, charged, .. }) => {
-                Box::pin(self.follow_up_locally(call, charged)).await
-            }
+            Some(Earlier { at: TakenAt::Here, charged, .. }) => Box::pin(self.follow_up_locally(call, charged)).await,
             _ => self.decide(rule, *request, operation).await,
         }
     }

@@ -16,7 +16,7 @@ use super::call::Call;
 use super::tries::Tries;
 use super::wait::JITTER;
 use super::{Limiter, counted};
-use crate::decision::{DecidedBy, Decision, Denied, RetryAfter};
+use crate::decision::{Balance, DecidedBy, Decision, Denied, RetryAfter};
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
 use crate::random::{jittered, unique_id};
@@ -151,10 +151,11 @@ impl Limiter {
         };
         let decision = decided.inspect_err(|error| permit.held = !in_parts && error.charged() != Charged::No)?;
         // Redis may have charged for the call, even if a policy answered.
-        permit.held = match &decision.error {
+        permit.held = match decision.by.error() {
             None => decision.allowed,
             Some(error) => {
-                !in_parts && error.charged() != Charged::No || (decision.allowed && decision.by == DecidedBy::Local)
+                !in_parts && error.charged() != Charged::No
+                    || (decision.allowed && matches!(decision.by, DecidedBy::Local(_)))
             }
         };
         permit.request.follow(&decision);
@@ -285,17 +286,17 @@ impl Permit {
     /// # Errors
     ///
     /// No answer; see [`Error`]. The permit then expires with the limit's ttl.
-    pub async fn release(mut self) -> Result<Decision, Error> {
+    pub async fn release(mut self) -> Result<Balance, Error> {
         self.given_back |= !self.stop_renewing();
         if self.given_back {
             // Another holder may have it.
-            return self.limiter.peek(&self.rule, &self.request).await;
+            return self.limiter.peek(&self.rule, &self.request).await.map(Balance::of);
         }
         // By an id that others know it isn't repeated: if this future is dropped, it may have been made.
         self.held = self.own_id;
         let answer = self.limiter.release(&self.rule, &self.request).await;
         // Unless Redis answered, the drop tries once more.
-        let failed = answer.as_ref().map_or_else(Some, |decision| decision.error.as_deref());
+        let failed = answer.as_ref().map_or_else(Some, |balance| balance.by.error());
         self.held = failed.is_some_and(|error| may_retry(self.own_id, error));
         answer
     }
@@ -323,7 +324,7 @@ impl Renewing {
         let renewals = async {
             while runtime::sleep(wait).await.is_ok() {
                 wait = match limiter.renew(&rule, request).await {
-                    Ok(Decision { error: None, .. }) => every,
+                    Ok(renewed) if renewed.by.error().is_none() => every,
                     Err(error) if error.is_unknown_id() => return telemetry::permit_lost(rule.name()),
                     _ => jittered(again, 50),
                 };
@@ -337,8 +338,13 @@ impl Renewing {
         };
         // By an id that others know, only while the permit certainly lasts.
         let due = || (!self.own_id).then(|| Instant::now() + ttl / 3);
-        let release =
-            || persist_while(|error| may_retry(self.own_id, error), due(), || limiter.release(&rule, request));
+        let release = || {
+            persist_while(
+                |error| may_retry(self.own_id, error),
+                due(),
+                || limiter.make(Operation::Release, &rule, request),
+            )
+        };
         if self.overdue.load(Ordering::Acquire) {
             // Its runtime ended while it gave the permit back, which it may have done.
             if self.own_id {

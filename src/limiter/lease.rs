@@ -330,7 +330,7 @@ impl Shared {
     async fn ask(&self, cost: u64, deadline: Duration) -> Result<Decision, Error> {
         let request = self.request().cost_of_all(cost).deadline(deadline).jitter(self.jitter);
         let decision = self.limiter.acquire(&self.rule, request).await?;
-        if decision.error.is_none() {
+        if decision.by.error().is_none() {
             self.stock.lock().answered(&decision, Instant::now());
         }
         Ok(decision)

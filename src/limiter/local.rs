@@ -27,7 +27,7 @@ impl Limiter {
         // wait.
         let here = Self { engine, server_clock: ServerClock::default(), denials: None, ..self.clone() };
         let mut decision = here.decide_in_full(&share, request.jitter(0), operation).await?;
-        decision.by = DecidedBy::Local;
+        decision.by = DecidedBy::Local(None);
         Ok(decision)
     }
 
@@ -64,13 +64,14 @@ impl Limiter {
             Err(unknown) if unknown.is_unknown_id() => return there,
             here => here?,
         };
-        decision.error = match there {
-            Ok(there) => there.error,
+        let error = match there {
+            Ok(there) => there.by.error().cloned().map(Arc::new),
             // Redis never took them.
             Err(unknown) if unknown.is_unknown_id() => None,
             // It may still have them.
             Err(error) => Some(Arc::new(error)),
         };
+        decision.by = decision.by.because_of(error);
         Ok(decision)
     }
 }

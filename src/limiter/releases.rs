@@ -13,6 +13,7 @@ use super::Limiter;
 use crate::decision::Decision;
 use crate::error::{Charged, Error};
 use crate::lock::Lock;
+use crate::operation::Operation;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::runtime;
@@ -80,7 +81,7 @@ impl Limiter {
             let changed = release.changed.notified();
             match all.make(&permit, &release, self, left).await {
                 Some(answer) => {
-                    let failed = answer.map_or_else(Some, |decision| decision.error.as_deref().cloned());
+                    let failed = answer.map_or_else(Some, |decision| decision.by.error().cloned());
                     // It may yet run, after the hold; or can't be made on this runtime, however often it is tried.
                     if let Some(error) = failed.filter(|error| error.is_input() || error.charged() != Charged::No) {
                         return Err(error);
@@ -139,7 +140,8 @@ impl Releases {
             return None;
         }
         let making = Making { all: self, permit, release };
-        let answer = limiter.release(&release.rule, Request::from(&release.request).deadline(deadline)).await;
+        let request = Request::from(&release.request).deadline(deadline);
+        let answer = limiter.make(Operation::Release, &release.rule, request).await;
         // One that this runtime can't make may be made on another.
         if answer.as_ref().is_err_and(Error::is_input) {
             std::mem::forget(making);

@@ -113,7 +113,7 @@ impl Limiter {
         let (turn, turns) = (wait(reserved.retry_after), reserved.limits.iter().map(|limit| wait(limit.retry_after)));
         let turns: Turns = turns.collect();
         // What was reserved in this process, for want of Redis, isn't owed there.
-        let may_look = reserved.error.is_none() && turns.len() == rule.limits().len();
+        let may_look = reserved.by.error().is_none() && turns.len() == rule.limits().len();
         let Some(name) = self.queue_name(rule, request).filter(|_| may_look) else {
             return runtime::sleep_until(turn).await;
         };
@@ -235,7 +235,7 @@ impl Queue {
             // An answer in Redis's place says nothing about its state, nor does a block.
             if let Ok(now) = limiter.decide(&self.rule, owed, Operation::Peek).uncounted().await
                 && now.allowed
-                && now.error.is_none()
+                && now.by.error().is_none()
             {
                 self.waiting.lock().pay(&self.rule, asked_at, Instant::now(), &now.limits);
                 self.moved_up.notify_waiters();

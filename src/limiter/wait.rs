@@ -131,7 +131,7 @@ impl Limiter {
         let wait = decision.retry_after.duration().filter(|_| decision.allowed);
         let Some(wait) = wait else {
             // Redis may have reserved what the fallback then denied.
-            reservation.kept = decision.error.as_ref().is_none_or(|error| error.charged() == Charged::No);
+            reservation.kept = decision.by.error().is_none_or(|error| error.charged() == Charged::No);
             return Ok(decision);
         };
         if !wait.is_zero() {
@@ -143,13 +143,13 @@ impl Limiter {
                 && let Some(blocked) = self.after_blocks(rule, asked, until).await
             {
                 decision.wait_as(&blocked);
-                let after = match self.cancel(rule, reservation.request).await {
+                let after = match self.make(Operation::Cancel, rule, reservation.request).await {
                     // During a block the id may have expired; by then its units have refilled by themselves.
                     Err(error) if error.is_unknown_id() => decision.clone(),
                     after => after.map_err(Error::after_charging)?,
                 };
-                if let Some(error) = after.error {
-                    return Err(Error::clone(&error).after_charging());
+                if let Some(error) = after.by.error() {
+                    return Err(error.clone().after_charging());
                 }
                 reservation.kept = true;
                 return Ok(after.denied_instead(&decision));
@@ -181,7 +181,7 @@ impl Limiter {
             let decision = self.acquire(rule, request.jitter(0).tried_by(&id)).uncounted().await?;
             let left = max_wait.saturating_sub(started.elapsed());
             // What Redis took, or may have taken, isn't requested again.
-            let charged = decision.error.as_ref().is_some_and(|error| error.charged() != Charged::No);
+            let charged = decision.by.error().is_some_and(|error| error.charged() != Charged::No);
             match decision.retry_after {
                 RetryAfter::After(wait) if !decision.allowed && !charged && wait <= left => {
                     runtime::sleep(jittered(wait, JITTER).min(left)).await?;

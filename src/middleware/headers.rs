@@ -103,7 +103,7 @@ impl Decision {
     fn fields(&self, style: HeaderStyle, wait: Option<Duration>) -> Vec<Field> {
         let mut fields = Vec::with_capacity(3);
         fields.extend(wait.map(retry_after));
-        if matches!(self.by, DecidedBy::Policy | DecidedBy::Local) {
+        if matches!(self.by, DecidedBy::Policy(_) | DecidedBy::Local(_)) {
             return fields;
         }
         let mut standings = self.standings();

@@ -10,6 +10,7 @@ use crate::algorithm::numbers::EXACT;
 use crate::limiter::hold::Permit;
 use crate::limiter::{Limiter, persist_until};
 use crate::lock::Lock;
+use crate::operation::Operation;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::Rule;
 use crate::rules::{CountedBy, GivenBack};
@@ -136,7 +137,7 @@ impl Drop for Settlement {
             async move {
                 // If this fails, what was charged before stays charged.
                 let request = Request::from(&request).id_ttl(REMEMBERED_ONCE_SETTLED);
-                let settle = || at_once.call(limiter.settle(&rule, limiter.unhurried(request)));
+                let settle = || at_once.call(limiter.make(Operation::Settle, &rule, limiter.unhurried(request)));
                 let settled = persist_until(None, settle).await;
                 drop(permits);
                 if let Err(error) = &settled {

@@ -315,7 +315,7 @@ impl Outcome {
         };
         match answer {
             Err(error) => failed(error),
-            Ok(Decision { error: Some(error), by: DecidedBy::Policy, .. }) => failed(error),
+            Ok(Decision { by: DecidedBy::Policy(Some(error)), .. }) => failed(error),
             Ok(Decision { allowed: true, capacity, remaining, granted, .. }) => {
                 Self::Allowed { limit: *capacity, remaining: *remaining, granted: *granted }
             }

@@ -54,7 +54,7 @@ fn a_named_limit_of_another_algorithm_starts_unused_and_counts_apart() {
             }
             for id in 0..5 {
                 let decision = acquire(&new, id);
-                assert!(decision.allowed && decision.error.is_none(), "{what}: {decision:?}");
+                assert!(decision.allowed && decision.by.error().is_none(), "{what}: {decision:?}");
                 assert_eq!(decision.remaining, 4 - id as u64, "{what}");
             }
             let denied = acquire(&new, 5);

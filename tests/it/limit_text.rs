@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::json;
-use tollgate::{Algorithm, Limit, Rule};
+use tollgate::{Algorithm, Limit, Operation, Rule};
 use tollgate_testing::limits::{any_limit, sharded};
 
 proptest! {
@@ -291,8 +291,8 @@ async fn rules_without_a_name_share_nothing_since_they_decide_nothing() {
         limiter.acquire(&rule, "key").await,
         limiter.peek(&rule, "key").await,
         limiter.acquire(&rule, request).await,
-        limiter.settle(&rule, request).await,
-        limiter.reset(&rule, "key").await,
+        limiter.call(Operation::Settle, &rule, request).await,
+        limiter.call(Operation::Reset, &rule, "key").await,
         limiter.acquire_wait(&rule, "key", std::time::Duration::ZERO).await,
         limiter.acquire_many(&rule, ["key"]).await.remove(0),
     ] {

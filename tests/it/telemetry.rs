@@ -394,7 +394,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
                 limiter.acquire(&open, SECRET).await.expect("a decision");
             }
             server.restart();
-            let answers = async || limiter.acquire(&open, SECRET).await.expect("a decision").error.is_none();
+            let answers = async || limiter.acquire(&open, SECRET).await.expect("a decision").by.error().is_none();
             wait_until("redis answers again", answers).await;
         });
     });

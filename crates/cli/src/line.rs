@@ -140,7 +140,7 @@ impl<'a> Line<'a> {
             limits: None,
             missing: None,
             overridden: None,
-            error: decision.and_then(|decision| decision.error.as_ref()).map(|error| error.kind().name()),
+            error: decision.and_then(|decision| decision.by.error()).map(|error| error.kind().name()),
             granted: decision.filter(|_| op == Operation::AtMost).map(|decision| decision.granted),
             blocked: decision.is_some_and(|decision| decision.blocked),
             overage: decision.and_then(|decision| decision.overage),

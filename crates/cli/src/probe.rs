@@ -114,7 +114,7 @@ impl Probe {
             }
             let decision = call(&limiter, &subject.rule, self.op, request, self.length).await?;
             denied |= !decision.allowed;
-            if let Some(error) = &decision.error {
+            if let Some(error) = decision.by.error() {
                 messages::warning(format!("{}; answered by {}", messages::in_full(error), decision.by));
             }
             let line = Line::new(&subject, self.op, &key, cost, &decision).named(id).lasting(self.length);

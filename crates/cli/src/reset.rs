@@ -100,7 +100,7 @@ impl Reset {
             let parts = subject.parts();
             let request = Request::new(key).parts(&parts);
             fresh_key::warn(subject, &limiter, &self.options, request).await;
-            let decision = limiter.reset(&subject.rule, request).await?;
+            let decision = limiter.call(Operation::Reset, &subject.rule, request).await?;
             printer.print(&Line::new(subject, Operation::Reset, key, subject.cost, &decision))?;
         }
         Ok(ExitCode::SUCCESS)

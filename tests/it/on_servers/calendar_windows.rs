@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use tollgate::redis::{Connection, cmd};
-use tollgate::{CalendarUnit, Charged, Clock, Embedded, Limit, Limiter, Redis, Request, RetryAfter, Rule};
+use tollgate::{CalendarUnit, Charged, Clock, Embedded, Limit, Limiter, Operation, Redis, Request, RetryAfter, Rule};
 use tollgate_testing::engines::{Micros, answer, time};
 use tollgate_testing::oracle::calendar::{Window, bounds};
 use tollgate_testing::oracle_spec::oracle;
@@ -74,9 +74,9 @@ async fn windows_of_another_time_cost_every_operation_one_more_call_and_no_charg
                 let decision = match what {
                     "peek" => limiter.peek(&rule, request()).await,
                     "at_most" => limiter.at_most(&rule, request()).await,
-                    "refund" => limiter.refund(&rule, request()).await,
+                    "refund" => limiter.call(Operation::Refund, &rule, request()).await,
                     "penalty" => limiter.penalty(&rule, request()).await,
-                    "block" => limiter.block(&rule, request(), Duration::from_secs(1)).await,
+                    "block" => limiter.call(Operation::Block, &rule, request().block_for(Duration::from_secs(1))).await,
                     "inspect" => limiter.inspect(&rule, request()).await.map(|mut states| states.remove(0).decision),
                     "by id" => limiter.acquire(&rule, request().id(&format!("{calls}"))).await,
                     _ => limiter.acquire(&rule, request()).await,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate::redis::cmd;
-use tollgate::{Charged, Cluster, DecidedBy, Engine, ErrorKind, Limiter, OnError, Redis, Request};
+use tollgate::{Charged, Cluster, Engine, ErrorKind, Limiter, OnError, Redis, Request};
 use tollgate_testing::acl::{least, more};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{PATIENCE, block_until, wait_for_value};
@@ -54,7 +54,7 @@ async fn a_cluster_whose_only_known_node_is_slow_to_answer_is_found_by_the_first
     };
     // A busy machine may delay one too long.
     let decision = wait_for_value(first_call).await;
-    assert!(decision.error.is_none() && decision.allowed, "{:?}", decision.error);
+    assert!(decision.by.error().is_none() && decision.allowed, "{decision:?}");
 }
 
 /// One is chosen by chance for each call.
@@ -144,7 +144,7 @@ async fn an_answer_waits_for_replicas_where_it_is_asked_to() {
     let open = rule.clone().on_error(OnError::Open).expect("a rule");
     lacking.reset(&rule, "key").await.expect("forgotten");
     let decision = lacking.acquire(&open, "key").await.expect("by policy");
-    assert_eq!((decision.allowed, decision.by), (true, DecidedBy::Policy));
+    assert_eq!((decision.allowed, decision.by.name()), (true, "policy"));
 }
 
 /// A node that has met no other doesn't know its own address.
@@ -191,7 +191,7 @@ async fn a_waiting_caller_is_not_charged_again_for_an_answer_that_no_replica_con
         .filter_map(|name| server.commands().get(*name).copied())
         .map(|(calls, failed)| calls - failed)
         .sum();
-    assert_eq!((waited.by, waited.allowed, calls), (DecidedBy::Local, false, 1), "{waited:?}");
+    assert_eq!((waited.by.name(), waited.allowed, calls), ("local", false, 1), "{waited:?}");
 }
 
 /// WAIT lasts for as long as the most patient of a batch has time, and replicas that are there need but a moment.

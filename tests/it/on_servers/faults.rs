@@ -22,7 +22,8 @@ use std::time::Duration;
 
 use tollgate::redis::cmd;
 use tollgate::{
-    BreakerState, Charged, Cluster, DecidedBy, Decision, Error, ErrorKind, Limiter, OnError, Redis, Request, Rule,
+    Balance, BreakerState, Charged, Cluster, DecidedBy, Decision, Error, ErrorKind, Limiter, OnError, Redis, Request,
+    Rule,
 };
 use tollgate_testing::callers::{Callers, SLACK};
 use tollgate_testing::cluster::ClusterServers;
@@ -84,16 +85,16 @@ async fn by_policy(url: &str, classes: &[&str]) {
     assert_ne!(error.charged(), Charged::Yes, "{error}");
 
     let open = acquire(&limiter(url), &rule("gcra 6/1d", OnError::Open), "by policy").await.expect("open");
-    assert!(open.allowed && open.by == DecidedBy::Policy && open.granted == 1, "{open:?}");
-    let error = open.error.expect("why");
+    assert!(open.allowed && matches!(open.by, DecidedBy::Policy(_)) && open.granted == 1, "{open:?}");
+    let error = open.by.error().expect("why");
     assert!(classes.contains(&error.kind().name()), "{}: {error}", error.kind().name());
 
     // Half of the six are this process's. From the fifth failure on, the breaker answers.
     let (limiter, rule) = (limiter(url), rule("gcra 6/1d", LOCAL));
     for number in 0..7 {
         let local = acquire(&limiter, &rule, "by policy").await.expect("local");
-        assert_eq!((local.allowed, local.by, local.capacity), (number < 3, DecidedBy::Local, 3), "{number}: {local:?}");
-        assert!(local.error.is_some());
+        assert_eq!((local.allowed, local.by.name(), local.capacity), (number < 3, "local", 3), "{number}: {local:?}");
+        assert!(local.by.error().is_some());
     }
 }
 

@@ -246,7 +246,7 @@ async fn an_id_that_is_cancelled_with_another_part_is_not_known() {
         assert!(error.is_unknown_id(), "{error}");
         let left = |decision: Decision| decision.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>();
         assert_eq!(left(limiter.peek(&rule, request(1, "anna")).await.expect("a decision")), [95, 5]);
-        assert_eq!(left(limiter.cancel(&rule, taken[0]).await.expect("its own")), [100, 10]);
+        assert_eq!(left(limiter.call(Operation::Cancel, &rule, taken[0]).await.expect("its own")), [100, 10]);
     }
 }
 

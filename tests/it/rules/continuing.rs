@@ -1,7 +1,7 @@
 //! Rules after which the next one applies as well: their limits are one decision.
 
 use tollgate::rules::{Account, Attributes, Effect, Reason, RuleSet, Verdict};
-use tollgate::{Charged, Cluster, DecidedBy, Embedded, Limiter, OnError, Redis};
+use tollgate::{Charged, Cluster, Embedded, Limiter, OnError, Redis};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{PATIENCE, in_time};
 use tollgate_testing::redis_server::Server;
@@ -276,7 +276,7 @@ async fn costs_are_those_of_each_rule() {
     // Reserved by an id, then settled at what was used: of all limits that have no cost of their own.
     assert!(limiter.acquire(charge.rule(), charge.request().id("1")).await.expect("a decision").allowed);
     let settled = limiter.settle(charge.rule(), charge.request().id("1").cost(5)).await.expect("settled");
-    assert_eq!(settled.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>(), [985, 988, 896]);
+    assert_eq!(settled.limits().map(|limit| limit.remaining()).collect::<Vec<_>>(), [985, 988, 896]);
     let unknown = limiter.acquire(charge.rule(), charge.request().costs(&[("money", 5)])).await.expect_err("unknown");
     assert!(unknown.to_string().contains("expected limits of rule"), "{unknown}");
 }
@@ -364,18 +364,18 @@ async fn the_strictest_policy_answers() {
     let (open, closed) = ("on_error = \"open\"", "on_error = \"closed\"");
     let local = "on_error = \"local\"\nprocesses = 4";
     for (policies, limiters, expected) in [
-        ([open, open], OnError::Closed, Some(DecidedBy::Policy)),
+        ([open, open], OnError::Closed, Some("policy")),
         ([open, closed], OnError::Open, None),
         ([open, ""], OnError::Closed, None),
-        (["", open], OnError::Open, Some(DecidedBy::Policy)),
-        ([local, open], OnError::Open, Some(DecidedBy::Local)),
-        ([local, ""], OnError::Open, Some(DecidedBy::Local)),
+        (["", open], OnError::Open, Some("policy")),
+        ([local, open], OnError::Open, Some("local")),
+        ([local, ""], OnError::Open, Some("local")),
         ([local, closed], OnError::Open, None),
     ] {
         let limiter = Limiter::builder(away.clone()).on_error(limiters).build();
         let rules = rule_set(&(rule("a", policies[0]) + &rule("b", policies[1])));
         let answer = limiter.acquire_by(&rules, &Attributes::new()).await;
-        let by = answer.ok().map(|verdict| verdict.decision.expect("a decision").by);
+        let by = answer.ok().map(|verdict| verdict.decision.expect("a decision").by.name());
         assert_eq!(by, expected, "{policies:?} {limiters:?}");
     }
 }

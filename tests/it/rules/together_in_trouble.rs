@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime};
 
 use tollgate::rules::{Account, Attributes, Charge, Effect, RuleSet};
-use tollgate::{Cluster, DecidedBy, Embedded, Limiter, OnError, Redis};
+use tollgate::{Cluster, Embedded, Limiter, OnError, Redis};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{PATIENCE, in_time};
 use tollgate_testing::redis_server::Server;
@@ -64,13 +64,13 @@ async fn a_refund_after_a_decision_gives_each_limit_back_what_is_still_owed_of_i
         limiter.acquire(fast.rule(), fast.request().at(at(3000)).cost(7)).await.expect("a decision");
         let refund = both.request().at(at(3001)).after(&first);
         let after = limiter.refund(both.rule(), refund).await.expect("given back");
-        let left: Vec<_> = after.limits.iter().map(|limit| limit.remaining).collect();
+        let left: Vec<_> = after.limits().map(|limit| limit.remaining()).collect();
         assert_eq!(left, [10, 3], "nothing is owed of the fast one any more");
 
         let both = charge(&two_costs, &request);
         let first = limiter.acquire(both.rule(), both.request()).await.expect("a decision");
         let after = limiter.refund(both.rule(), both.request().after(&first)).await.expect("given back");
-        assert_eq!(after.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>(), [100, 100]);
+        assert_eq!(after.limits().map(|limit| limit.remaining()).collect::<Vec<_>>(), [100, 100]);
     }
 }
 
@@ -112,15 +112,15 @@ async fn while_redis_is_away_a_cost_is_denied_by_the_rule_that_could_never_admit
     );
     let away = Redis::open("redis://127.0.0.1:1/").expect("an address");
     let two = OnError::Local { processes: NonZeroU32::new(2).expect("two") };
-    for (policy, by) in [(OnError::Open, DecidedBy::Policy), (two, DecidedBy::Local)] {
+    for (policy, by) in [(OnError::Open, "policy"), (two, "local")] {
         let limiter = Limiter::builder(away.clone()).on_error(policy).build();
         let denied = verdict(&limiter, &rules, &Attributes::new().user("42").set("tokens", "50")).await;
         let status = denied.response.as_ref().map(|response| response.status.get());
         assert_eq!((denied.allowed, denied.rule.as_deref(), status), (false, Some("tokens"), Some(420)), "{policy:?}");
         let decision = denied.decision.expect("a decision");
-        assert_eq!(decision.by, by);
+        assert_eq!(decision.by.name(), by);
         let limits: Vec<_> = decision.limits.iter().map(|limit| (limit.allowed, limit.overage)).collect();
-        if by == DecidedBy::Local {
+        if by == "local" {
             assert_eq!(limits, [(true, Some(0)), (false, None)], "the other has room, and denies nothing");
         }
         let allowed = verdict(&limiter, &rules, &Attributes::new().user("42").set("tokens", "4")).await;

@@ -6,7 +6,7 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
 use tollgate::{
-    Cluster, Decision, Embedded, Error, KeyState, Limit, Limiter, OnChange, Redis, Request, RetryAfter, Rule,
+    Cluster, Decision, Embedded, Error, KeyState, Limit, Limiter, OnChange, Operation, Redis, Request, RetryAfter, Rule,
 };
 
 use crate::cluster::{cluster_of_one, cluster_url};
@@ -107,7 +107,7 @@ impl Subject<'_> {
     }
 
     pub fn refund(&self, cost: u64, now: Micros) -> Answer {
-        let call = self.engine.limiter.refund(&self.rule, self.request(cost, now));
+        let call = self.engine.limiter.call(Operation::Refund, &self.rule, self.request(cost, now));
         answer(&self.engine.runtime.block_on(call).expect("a decision"))
     }
 
@@ -118,7 +118,7 @@ impl Subject<'_> {
 
     pub fn block(&self, length: Micros, now: Micros) -> Answer {
         let length = Duration::from_micros(length);
-        let call = self.engine.limiter.block(&self.rule, self.request(1, now), length);
+        let call = self.engine.limiter.call(Operation::Block, &self.rule, self.request(1, now).block_for(length));
         answer(&self.engine.runtime.block_on(call).expect("an answer"))
     }
 
@@ -129,7 +129,7 @@ impl Subject<'_> {
 
     /// None if nothing is held by this id.
     pub fn renew(&self, id: &str, now: Micros) -> Option<Answer> {
-        let call = self.engine.limiter.renew(&self.rule, self.request(1, now).id(id));
+        let call = self.engine.limiter.call(Operation::Renew, &self.rule, self.request(1, now).id(id));
         match self.engine.runtime.block_on(call) {
             Err(error) if error.is_unknown_id() => None,
             answered => Some(answer(&answered.expect("an answer"))),
@@ -137,12 +137,12 @@ impl Subject<'_> {
     }
 
     pub fn release(&self, id: &str, now: Micros) -> Answer {
-        let call = self.engine.limiter.release(&self.rule, self.request(1, now).id(id));
+        let call = self.engine.limiter.call(Operation::Release, &self.rule, self.request(1, now).id(id));
         answer(&self.engine.runtime.block_on(call).expect("an answer"))
     }
 
     pub fn give_back(&self, id: &str, cost: u64, now: Micros) -> Answer {
-        let call = self.engine.limiter.refund(&self.rule, self.request(cost, now).id(id));
+        let call = self.engine.limiter.call(Operation::Refund, &self.rule, self.request(cost, now).id(id));
         answer(&self.engine.runtime.block_on(call).expect("an answer"))
     }
 
@@ -152,7 +152,7 @@ impl Subject<'_> {
     }
 
     pub fn reset(&self) -> Answer {
-        let call = self.engine.limiter.reset(&self.rule, self.key.as_str());
+        let call = self.engine.limiter.call(Operation::Reset, &self.rule, self.key.as_str());
         answer(&self.engine.runtime.block_on(call).expect("an answer"))
     }
 

@@ -7,8 +7,6 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::{Serialize, Serializer};
 
-use tollgate::DecidedBy;
-
 use super::audit::Audit;
 use super::histogram::Bucket;
 use super::tally::{Errors, Tally, Warmup};
@@ -112,7 +110,7 @@ struct Counts<'a> {
 
 fn counts<S: Serializer>(tally: &Tally, serializer: S) -> Result<S::Ok, S::Error> {
     let Tally { sent, unsent, allowed, denied, errors, warmup, .. } = *tally;
-    let by = |(by, count): &(DecidedBy, u64)| (by.to_string(), *count);
+    let by = |(by, count): &(&str, u64)| (by.to_string(), *count);
     let counts = Counts {
         sent,
         unsent,

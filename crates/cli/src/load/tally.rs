@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tollgate::{Charged, DecidedBy, Decision, Error, ErrorKind};
+use tollgate::{Charged, Decision, Error, ErrorKind};
 
 use super::drawing::Recent;
 use super::ledger::{Call, Ledger, Verdict};
@@ -22,7 +22,7 @@ pub(super) struct Tally {
     pub(super) errors: Errors,
     pub(super) first_error: Option<String>,
     /// How many replies came from each source.
-    pub(super) by: Vec<(DecidedBy, u64)>,
+    pub(super) by: Vec<(&'static str, u64)>,
     /// Permits that were not released.
     pub(super) unreleased: u64,
     pub(super) warmup: Warmup,
@@ -156,7 +156,7 @@ impl Tally {
 
     /// Whether any decision was made in the engine's place.
     pub(super) fn has_stand_ins(&self) -> bool {
-        self.by.iter().any(|(by, _)| matches!(by, DecidedBy::Policy | DecidedBy::Local))
+        self.by.iter().any(|(by, _)| ["policy", "local"].contains(by))
     }
 
     /// Seconds from the first measured call to the last reply.
@@ -178,12 +178,12 @@ impl Tally {
         record(&mut self.lateness, sent.saturating_duration_since(due));
         match answer {
             Ok(decision) => {
-                if let Some(error) = &decision.error {
+                if let Some(error) = decision.by.error() {
                     self.first_error.get_or_insert_with(|| error.to_string());
                 }
-                match self.by.iter_mut().find(|(by, _)| *by == decision.by) {
+                match self.by.iter_mut().find(|(by, _)| *by == decision.by.name()) {
                     Some((_, count)) => *count += 1,
-                    None => self.by.push((decision.by, 1)),
+                    None => self.by.push((decision.by.name(), 1)),
                 }
                 self.allowed += u64::from(decision.allowed);
                 self.denied += u64::from(!decision.allowed);
@@ -230,7 +230,7 @@ impl Tally {
     pub(super) fn note(&mut self, key: u32, sent: u64, answered: u64, answer: &Result<Decision, Error>) {
         self.answers += u64::from(answer.is_ok());
         // If something else decided in the engine's place, the outcome of the engine's own request counts.
-        let verdict = match answer.as_ref().map(|decision| (decision.allowed, decision.error.as_deref())) {
+        let verdict = match answer.as_ref().map(|decision| (decision.allowed, decision.by.error())) {
             Ok((true, None)) => Verdict::Allowed,
             Ok((false, None)) => Verdict::Denied,
             Ok((_, Some(error))) | Err(error) if error.charged() == Charged::No => {

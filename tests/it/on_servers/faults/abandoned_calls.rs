@@ -172,7 +172,7 @@ async fn decided_twice(server: &Server, limiter: &Limiter, local: &Rule) -> (Req
     server.signal("-STOP");
     let call = Request::new("key").id("call").cost(3);
     let here = in_time(limiter.acquire(local, call.deadline(DEADLINE))).await.expect("decided here");
-    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (DecidedBy::Local, Charged::Unknown));
+    assert_eq!((here.by.name(), here.by.error().expect("why").charged()), ("local", Charged::Unknown));
     server.signal("-CONT");
     answered_again(limiter, local, "other").await;
     (call, here)
@@ -190,13 +190,13 @@ async fn a_cancellation_that_is_tried_again_reaches_both_engines() {
     cmd("SAVE").exec(&mut server.connection()).expect("saved");
     server.stop();
     let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled here");
-    assert!(cancelled.error.is_some(), "{cancelled:?}");
+    assert!(cancelled.by.error().is_some(), "{cancelled:?}");
     assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("decided here").remaining, 10);
     server.start_again(&[]);
     server.wait_until_it_answers();
     answered_again(&limiter, &local, "other").await;
     let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled there too");
-    assert_eq!((cancelled.by, cancelled.error), (DecidedBy::Redis, None));
+    assert_eq!(cancelled.by, DecidedBy::Redis);
     assert_eq!(in_time(limiter.peek(&local, "key")).await.expect("a peek").remaining, 9);
     let unknown = in_time(limiter.cancel(&local, call.after(&here))).await.expect_err("cancelled before");
     assert!(unknown.is_unknown_id(), "{unknown}");
@@ -211,5 +211,5 @@ async fn a_cancellation_that_redis_refuses_to_run_is_no_whole_one() {
     let (call, here) = decided_twice(&server, &limiter, &local).await;
     server.user("service", "+@all ~* -evalsha -eval");
     let cancelled = in_time(limiter.cancel(&local, call.after(&here))).await.expect("cancelled here");
-    assert!(cancelled.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Permission), "{cancelled:?}");
+    assert!(cancelled.by.error().is_some_and(|error| error.kind() == ErrorKind::Permission), "{cancelled:?}");
 }

@@ -11,12 +11,14 @@ async fn a_slow_server_opens_the_breaker_which_closes_again() {
     assert_eq!(decided(&limiter, &open, "key").await.by, DecidedBy::Redis);
     run(&server, &["CLIENT", "PAUSE", "6000", "ALL"]);
     let answers = futures_util::future::join_all((0..50).map(|_| acquire(&limiter, &open, "key"))).await;
-    assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == DecidedBy::Policy)));
+    assert!(
+        answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| matches!(decision.by, DecidedBy::Policy(_))))
+    );
     until(|| matches!(redis.breaker(), BreakerState::Open(_))).await;
     // Answered without being sent, but for the one in a while that looks whether Redis answers again.
     let unsent = wait_for_value(async || {
         let answer = acquire(&limiter, &open, "key").await.expect("open");
-        answer.error.filter(|error| error.charged() == Charged::No)
+        answer.by.error().cloned().filter(|error| error.charged() == Charged::No)
     })
     .await;
     assert!(unsent.is_unreachable(), "{unsent}");
@@ -82,7 +84,7 @@ async fn a_loading_server_gets_few_retries_and_answers_when_it_has_loaded() {
     let open = rule("gcra 5/1d", OnError::Open);
     let mut answers = 0;
     let first = in_time(limiter.acquire(&open, "key")).await.expect("open");
-    assert!(first.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::NotNow), "{first:?}");
+    assert!(first.by.error().is_some_and(|error| error.kind() == ErrorKind::NotNow), "{first:?}");
     let loads = std::time::Instant::now();
     let ends = std::thread::spawn({
         let url = server.url();

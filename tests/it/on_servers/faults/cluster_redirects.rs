@@ -196,7 +196,7 @@ async fn a_decision_whose_keys_stay_at_two_nodes_is_answered_by_policy_and_delay
     assert!(explained > 0, "every deadline passed within an attempt, of which there are pauses between");
     let open = two.on_error(OnError::Open).expect("a policy");
     let instead = acquire(&limiter, &open, &keys[0]).await.expect("by policy");
-    assert!(instead.by == DecidedBy::Policy && instead.error.is_some(), "{instead:?}");
+    assert!(matches!(instead.by, DecidedBy::Policy(_)) && instead.by.error().is_some(), "{instead:?}");
 }
 
 /// Callers of one organisation's keys leave in calls of several keys, which neither node decides while the slot moves.

@@ -135,7 +135,7 @@ async fn a_server_with_too_many_clients_is_unreachable_and_gets_few_attempts_to_
     let open = rule("gcra 5/1d", OnError::Open);
     for _ in 0..500 {
         let decision = acquire(&limiter, &open, "key").await.expect("open");
-        assert!(decision.error.is_some_and(|error| error.is_unreachable()));
+        assert!(decision.by.error().is_some_and(|error| error.is_unreachable()));
     }
     // In the server's own words, until the breaker answers, and then with the breaker's.
     for url in [server.tcp_url(), server.url()] {

@@ -66,7 +66,7 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
     let mut held = Vec::new();
     for _ in 0..2 {
         let taken = in_time(limiter.hold(&rule, "jobs")).await.expect("local");
-        assert_eq!((taken.decision.by, taken.decision.allowed, taken.decision.capacity), (DecidedBy::Local, true, 2));
+        assert_eq!((taken.decision.by.name(), taken.decision.allowed, taken.decision.capacity), ("local", true, 2));
         held.extend(taken.permit);
     }
     assert!(!in_time(limiter.hold(&rule, "jobs")).await.expect("local").decision.allowed);
@@ -79,7 +79,7 @@ async fn permits_taken_locally_are_renewed_and_released_locally() {
     answered_again(&limiter, &tollgate_testing::rules::rule("gcra 5/1d"), "another").await;
     wait_until("renewed by redis", async || elsewhere.renew().await.is_ok()).await;
     for permit in held {
-        assert_eq!(in_time(permit.release()).await.expect("released").by, DecidedBy::Local);
+        assert_eq!(in_time(permit.release()).await.expect("released").by.name(), "local");
     }
 }
 
@@ -91,10 +91,10 @@ fn nobody() -> String {
 async fn a_local_wait_beyond_the_bound_is_denied_and_charged_nothing() {
     let limiter = limiter(&nobody());
     let rule = rule("gcra 10/1h burst 2 max-debt 100", LOCAL);
-    assert_eq!(acquire(&limiter, &rule, "key").await.expect("local").by, DecidedBy::Local);
+    assert_eq!(acquire(&limiter, &rule, "key").await.expect("local").by.name(), "local");
     for _ in 0..20 {
         let denied = in_time(limiter.acquire_wait(&rule, "key", Duration::from_secs(1))).await.expect("local");
-        assert_eq!((denied.allowed, denied.by), (false, DecidedBy::Local));
+        assert_eq!((denied.allowed, denied.by.name()), (false, "local"));
         let wait = denied.retry_after.duration().expect("a wait");
         assert!(wait <= Duration::from_secs(720), "what was denied still counts: {wait:?}");
     }
@@ -117,8 +117,8 @@ async fn a_cost_that_the_rule_can_never_admit_is_denied_locally_as_never() {
         for request in [Request::new("key").cost(101), Request::new("key").cost(101).id("call")] {
             let denied = in_time(limiter.acquire(&rule, request)).await.expect("decided here");
             assert_eq!(
-                (denied.allowed, denied.by, denied.retry_after),
-                (false, DecidedBy::Local, tollgate::RetryAfter::Never)
+                (denied.allowed, denied.by.name(), denied.retry_after),
+                (false, "local", tollgate::RetryAfter::Never)
             );
         }
     }
@@ -133,7 +133,11 @@ async fn acquire_many_is_one_call_to_the_breaker() {
     for call in 1..=5 {
         assert_eq!(redis.breaker(), BreakerState::Closed, "{call}");
         let answers = in_time(limiter.acquire_many(&open, keys.iter().map(String::as_str))).await;
-        assert!(answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.by == DecidedBy::Policy)));
+        assert!(
+            answers
+                .iter()
+                .all(|answer| answer.as_ref().is_ok_and(|decision| matches!(decision.by, DecidedBy::Policy(_))))
+        );
     }
     assert!(matches!(redis.breaker(), BreakerState::Open(pause) if pause < Duration::from_millis(200)));
 }
@@ -153,7 +157,7 @@ async fn a_permit_granted_by_policy_is_renewed_and_released_without_redis() {
     let rule = rule("concurrency 1 ttl 1h", OnError::Open);
     let permit = in_time(limiter.hold(&rule, "jobs")).await.expect("open").into_result().expect("a permit");
     in_time(permit.renew()).await.expect("nothing to renew");
-    assert_eq!(in_time(permit.release()).await.expect("nothing to release").by, DecidedBy::Policy);
+    assert_eq!(in_time(permit.release()).await.expect("nothing to release").by.name(), "policy");
 }
 
 /// Every call that gives back what an earlier one took, after this decision.
@@ -161,7 +165,7 @@ async fn gives_back(
     limiter: &Limiter,
     rule: &Rule,
     after: Option<&Decision>,
-) -> Vec<(&'static str, Result<Decision, Error>)> {
+) -> Vec<(&'static str, Result<Balance, Error>)> {
     let request = Request::new("key").id("id");
     let request = after.map_or(request, |decision| request.after(decision));
     let without_id = after.map_or(Request::new("key"), |decision| Request::new("key").after(decision));
@@ -186,8 +190,8 @@ async fn giving_back_while_redis_is_unreachable_is_no_error_where_the_rule_is_op
                 _ => {
                     let decision = answer.expect(what);
                     assert_eq!(
-                        (decision.by, decision.granted, decision.error.is_some()),
-                        (DecidedBy::Policy, 0, true),
+                        (decision.by.name(), decision.granted, decision.by.error().is_some()),
+                        ("policy", 0, true),
                         "{what}"
                     );
                 }
@@ -213,14 +217,14 @@ async fn units_admitted_by_a_policy_are_not_given_back_to_redis() {
     acquire(&limiter, &open, "key").await.expect("open");
     let request = Request::new("key").id("id");
     let by_policy = in_time(limiter.acquire(&open, request)).await.expect("open");
-    assert_eq!((by_policy.by, by_policy.error.as_ref().expect("why").charged()), (DecidedBy::Policy, Charged::No));
+    assert_eq!((by_policy.by.name(), by_policy.by.error().expect("why").charged()), ("policy", Charged::No));
     server.start_again(&[]);
     server.wait_until_it_answers();
     let before = answered_again(&limiter, &open, "key").await.remaining;
     assert_eq!(before, 4, "as it was saved, and one more");
     for (what, answer) in gives_back(&limiter, &open, Some(&by_policy)).await {
         let decision = answer.expect(what);
-        assert_eq!((decision.by, decision.granted, decision.error), (DecidedBy::Policy, 0, None), "{what}");
+        assert_eq!((decision.by.name(), decision.granted, decision.by.error()), ("policy", 0, None), "{what}");
     }
     assert_eq!(in_time(limiter.peek(&open, "key")).await.expect("a peek").remaining, before);
     // Said of a decision by Redis, it is given back there.
@@ -237,9 +241,9 @@ async fn units_taken_locally_are_given_back_locally() {
     let local = rule("gcra 10/1d", OnError::Local { processes: NonZeroU32::MIN });
     let left = async || in_time(limiter.peek(&local, "key")).await.expect("decided here").remaining;
     let taken = acquire(&limiter, &local, "key").await.expect("decided here");
-    assert_eq!((taken.by, left().await), (DecidedBy::Local, 9));
+    assert_eq!((taken.by.name(), left().await), ("local", 9));
     let after = Request::new("key").after(&taken);
-    assert_eq!(in_time(limiter.refund(&local, after)).await.expect("given back here").by, DecidedBy::Local);
+    assert_eq!(in_time(limiter.refund(&local, after)).await.expect("given back here").by.name(), "local");
     assert_eq!(left().await, 10);
     let call = Request::new("key").id("call");
     let reserved = in_time(limiter.acquire(&local, call.cost(3))).await.expect("decided here");
@@ -263,14 +267,14 @@ async fn units_charged_by_redis_although_a_policy_answered_are_settled_by_their_
     server.signal("-STOP");
     let call = Request::new("key").id("call").cost(3);
     let by_policy = in_time(limiter.acquire(&open, call.deadline(DEADLINE))).await.expect("open");
-    let charged = by_policy.error.as_ref().expect("why").charged();
-    assert_eq!((by_policy.by, charged), (DecidedBy::Policy, Charged::Unknown));
+    let charged = by_policy.by.error().expect("why").charged();
+    assert_eq!((by_policy.by.name(), charged), ("policy", Charged::Unknown));
     server.signal("-CONT");
     answered_again(&limiter, &open, "other").await;
     assert_eq!(in_time(limiter.peek(&open, "key")).await.expect("a peek").remaining, 6, "it ran late");
     // Without an id it could be given back twice.
     let refund = in_time(limiter.refund(&open, Request::new("key").after(&by_policy))).await.expect("no error");
-    assert_eq!(refund.by, DecidedBy::Policy);
+    assert_eq!(refund.by.name(), "policy");
     let settled = in_time(limiter.settle(&open, call.cost(1).after(&by_policy))).await.expect("settled");
     assert_eq!((settled.by, settled.remaining), (DecidedBy::Redis, 8));
 }
@@ -281,11 +285,11 @@ async fn a_limiters_policy_answers_for_rules_without_one() {
     let open = limiter(&server.tcp_url()).to_builder().deadline(PATIENCE).on_error(OnError::Open).build();
     server.stop();
     let unsaid = tollgate_testing::rules::rule("gcra 10/1d");
-    assert_eq!(acquire(&open, &unsaid, "key").await.expect("open").by, DecidedBy::Policy);
+    assert_eq!(acquire(&open, &unsaid, "key").await.expect("open").by.name(), "policy");
     let closed = rule("gcra 10/1d", OnError::Closed);
     acquire(&open, &closed, "key").await.expect_err("the rule's own goes first");
     let local = open.to_builder().on_error(LOCAL).build();
-    assert_eq!(acquire(&local, &unsaid, "key").await.expect("here").by, DecidedBy::Local);
+    assert_eq!(acquire(&local, &unsaid, "key").await.expect("here").by.name(), "local");
     acquire(&local, &tollgate_testing::rules::rule("gcra 1/1d"), "key").await.expect_err("half a unit each");
 }
 
@@ -345,7 +349,7 @@ async fn a_refund_gives_back_at_most_what_was_granted_and_nothing_that_redis_did
     server.stop();
     acquire(&limiter, &local, "spare").await.expect("decided here");
     let here = acquire(&limiter, &local, "key").await.expect("decided here");
-    assert_eq!((here.by, here.error.as_ref().expect("why").charged()), (DecidedBy::Local, Charged::No));
+    assert_eq!((here.by.name(), here.by.error().expect("why").charged()), ("local", Charged::No));
     server.start_again(&[]);
     server.wait_until_it_answers();
     assert!(left().await, "as it was saved");
@@ -371,7 +375,7 @@ async fn a_permit_is_renewed_where_the_decision_says_that_it_was_taken() {
     let permits = rule("concurrency 1 ttl 1h", OnError::Local { processes: NonZeroU32::MIN });
     let worker = Request::new("key").id("worker-1");
     server.stop();
-    assert_eq!(in_time(limiter.acquire(&permits, worker)).await.expect("decided here").by, DecidedBy::Local);
+    assert_eq!(in_time(limiter.acquire(&permits, worker)).await.expect("decided here").by.name(), "local");
     server.start_again(&[]);
     server.wait_until_it_answers();
     answered_again(&limiter, &rule("gcra 5/1d", LOCAL), "other").await;
@@ -392,7 +396,7 @@ async fn a_reset_after_a_local_decision_is_known_to_the_cache_of_denials() {
     let local = rule("gcra 2/1d", OnError::Local { processes: NonZeroU32::MIN });
     server.stop();
     let here = in_time(limiter.acquire(&local, Request::new("other").deadline(DEADLINE))).await.expect("decided here");
-    assert_eq!(here.by, DecidedBy::Local);
+    assert_eq!(here.by.name(), "local");
     // Redis may have been charged as well: a reset clears the key there too.
     server.start_again(&[]);
     server.wait_until_it_answers();
@@ -403,7 +407,7 @@ async fn a_reset_after_a_local_decision_is_known_to_the_cache_of_denials() {
     server.signal("-STOP");
     let unknown = in_time(limiter.acquire(&local, Request::new("third").deadline(DEADLINE))).await.expect("here");
     server.signal("-CONT");
-    assert_eq!(unknown.error.as_ref().expect("why").charged(), Charged::Unknown);
+    assert_eq!(unknown.by.error().expect("why").charged(), Charged::Unknown);
     answered_again(&limiter, &local, "fourth").await;
     in_time(limiter.reset(&local, Request::new("key").after(&unknown))).await.expect("forgotten");
     let decision = decided(&limiter, &local, "key").await;

@@ -35,8 +35,8 @@ async fn a_share_of_one_process_is_of_the_whole() {
         for remaining in (0..20).rev() {
             let decision = limiter.acquire(&local, "key").await.expect("decided here");
             assert_eq!(
-                (decision.allowed, decision.by, decision.capacity, decision.remaining),
-                (true, DecidedBy::Local, 20, remaining)
+                (decision.allowed, decision.by.name(), decision.capacity, decision.remaining),
+                (true, "local", 20, remaining)
             );
         }
         assert!(!limiter.acquire(&local, "key").await.expect("decided here").allowed);

@@ -23,7 +23,7 @@ async fn refused_whatever_the_policy(limiter: &Limiter) -> Error {
     let error = wait_for_value(async || match limiter.acquire(&open, "key").await {
         Err(error) => Some(error),
         Ok(decision) => {
-            let late = decision.error.expect("no decision by a server that refuses");
+            let late = decision.by.error().expect("no decision by a server that refuses");
             // By its deadline, or by the breaker after others of them.
             assert!(late.kind() == ErrorKind::Deadline || late.is_unreachable(), "{late}");
             None
