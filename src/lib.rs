@@ -47,8 +47,8 @@
 //! [`Engine::open`] takes any address: `redis://`, `unix://`, `redis-sentinel://host:26379,.../primary`,
 //! `redis-cluster://host:7000,...`. Keys are any bytes.
 //!
-//! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. The layout of the source, and the path of a decision through it, are in the
-//! repository's `ARCHITECTURE.md`.
+//! The system of record on PostgreSQL is the crate `tollgate-record`, the command-line tool `tollgate-cli`. The layout
+//! of the source, and the path of a decision through it, are in the repository's `ARCHITECTURE.md`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -33,6 +33,9 @@ pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 /// A named limit, or several that are charged all or none. The name keeps the rule's keys in Redis apart from those of
 /// other rules, so a rule without a name decides nothing.
 ///
+/// A method that sets something is in the imperative (`block_for`), one that says what is set in the third person
+/// (`blocks_for`).
+///
 /// ```
 /// use tollgate::Rule;
 ///
@@ -261,8 +264,8 @@ impl Rule {
         self.checked()
     }
 
-    /// Whether keys, parts and tags are hashed with the limiter's [secret](crate::LimiterBuilder::key_secret), without which
-    /// such a rule decides nothing. Default: they are if the limiter has one.
+    /// Whether keys, parts and tags are hashed with the limiter's [secret](crate::LimiterBuilder::key_secret), without
+    /// which such a rule decides nothing. Default: they are if the limiter has one.
     #[must_use]
     pub fn hash_keys(mut self, yes: bool) -> Self {
         self.hash_keys = Some(yes);

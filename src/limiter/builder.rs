@@ -18,7 +18,8 @@ use crate::rule::OnError;
 /// use tollgate::{Limiter, OnError, Redis};
 ///
 /// let redis = Redis::open("redis://127.0.0.1/")?;
-/// let limiter = Limiter::builder(redis).prefix("shop")?.deadline(Duration::from_millis(100)).on_error(OnError::Open).build();
+/// let deadline = Duration::from_millis(100);
+/// let limiter = Limiter::builder(redis).prefix("shop")?.deadline(deadline).on_error(OnError::Open).build();
 /// # Ok::<(), tollgate::Error>(())
 /// ```
 #[derive(Clone, Debug)]

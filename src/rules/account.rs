@@ -95,7 +95,8 @@ impl Account {
     /// requests of the user count together, whichever of these rules applies, under the name `user-quota`. The count
     /// starts from zero, so a user who is given limits may take one capacity more, once. A request's cost, and the
     /// policy while Redis is unreachable, are those of the rule that applies; a policy that these limits can't follow
-    /// is `closed`. Keys are hashed if the limiter has a [secret](crate::LimiterBuilder::key_secret), whatever that rule says.
+    /// is `closed`. Keys are hashed if the limiter has a [secret](crate::LimiterBuilder::key_secret), whatever that rule
+    /// says.
     ///
     /// # Errors
     ///

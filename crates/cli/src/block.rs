@@ -18,7 +18,7 @@ use crate::rules_file::NeededCosts;
 #[command(after_help = SEE_RULES)]
 pub(crate) struct Block {
     #[command(flatten)]
-    whom: RulesAndKey,
+    target: RulesAndKey,
     /// How long the block lasts, such as 10m or 1d.
     #[arg(long = "for", value_name = "D", value_parser = options::duration, help_heading = "Block")]
     #[arg(required_unless_present = "lift", conflicts_with = "lift")]
@@ -36,7 +36,7 @@ pub(crate) struct Block {
 
 impl Block {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let (subject, key) = self.about.ruling(&self.whom, NeededCosts::None)?.limits()?;
+        let (subject, key) = self.about.ruling(&self.target, NeededCosts::None)?.limits()?;
         let limiter = self.about.of_service(self.options.limiter_on_redis("block a key in", self.confirmation)?)?;
         subject.say_who_overrides();
         let parts = subject.parts();

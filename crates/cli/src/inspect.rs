@@ -24,7 +24,7 @@ use explained::explained;
 #[command(after_help = SEE_RULES, override_usage = usage_of_rules_and_key!("inspect"))]
 pub(crate) struct Inspect {
     #[command(flatten)]
-    whom: RulesAndKey,
+    target: RulesAndKey,
     /// What happens to the key's state if the rule's numbers have changed.
     ///
     /// Default: keep-used, or what a rule in JSON or from --rules says.
@@ -72,7 +72,7 @@ struct Inspected<'a> {
 
 impl Inspect {
     pub(crate) async fn run(self) -> Result<ExitCode> {
-        let (mut subject, key) = self.about.ruling(&self.whom, NeededCosts::None)?.limits()?;
+        let (mut subject, key) = self.about.ruling(&self.target, NeededCosts::None)?.limits()?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);
         }

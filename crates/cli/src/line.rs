@@ -247,8 +247,8 @@ impl<'a> Line<'a> {
         self.overage.filter(|_| self.reason.is_none())
     }
 
-    /// The last column of a table: whom the decision was about.
-    fn whom(&self) -> String {
+    /// The last column of a table: the rule and the key of the decision.
+    fn rule_and_key(&self) -> String {
         let Some(reason) = self.reason else {
             let id = self.id.as_ref().map(|id| format!("  {QUIET}id {id}{QUIET:#}")).unwrap_or_default();
             return format!("{}{id}", self.key.as_deref().unwrap_or_default());
@@ -363,9 +363,9 @@ impl<W: Write> Printer<W> {
     fn names(&mut self, line: &Line<'_>) -> io::Result<()> {
         let time = line.t_us.map(|_| format!("{:<27} ", "time")).unwrap_or_default();
         let overage = line.counted_denials().map(|_| format!("{:>9} ", "overage")).unwrap_or_default();
-        let whom = line.reason.map_or("key", |_| "rule: key");
+        let last = line.reason.map_or("key", |_| "rule: key");
         let names = format!(
-            "{time}{:<8} {:>15} {:>12} {:>12} {overage} {:<8} {whom}",
+            "{time}{:<8} {:>15} {:>12} {:>12} {overage} {:<8} {last}",
             "decision", "remaining", "retry after", "reset after", "by"
         );
         writeln!(self.out, "{QUIET}{names}{QUIET:#}")
@@ -384,8 +384,8 @@ impl<W: Write> Printer<W> {
         };
         let time = time(line.t_us);
         let overage = line.counted_denials().map(|count| format!("{count:>9} ")).unwrap_or_default();
-        let (by, whom) = (&line.by, line.whom());
-        writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {by:<8} {whom}")?;
+        let (by, last) = (&line.by, line.rule_and_key());
+        writeln!(self.out, "{time}{style}{verdict:<8}{style:#} {numbers} {overage} {by:<8} {last}")?;
         // Each limit's own decision follows, then what shadow rules would have done.
         let (indent, gap) = (" ".repeat(time.len()), " ".repeat(overage.len()));
         for limit in line.limits.iter().flatten().filter(|_| line.limits.as_ref().is_some_and(|all| all.len() > 1)) {

@@ -306,8 +306,8 @@ async fn judge(run: &Run, limiter: &Limiter) -> Result<Audit, String> {
     let total = ledger.as_ref().map_or(0, Ledger::total);
     let (calls, until) = ledger.map(Ledger::into_calls).unwrap_or_default();
     let bar = progress(calls.len() as u64, "{wide_bar} audited {human_pos} of {human_len} calls");
-    let whom = |key| run.subject.drawn(key);
-    let audit = audit::audit(&run.subject.rule, &whom, run.cost, &calls, until, |audited| bar.inc(audited as u64));
+    let identity = |key| run.subject.drawn(key);
+    let audit = audit::audit(&run.subject.rule, &identity, run.cost, &calls, until, |audited| bar.inc(audited as u64));
     let audit = tokio::select! {
         biased;
         _ = interrupted() => Err("interrupted".to_owned()),

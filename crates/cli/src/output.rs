@@ -1,6 +1,7 @@
 //! What all output is made of: JSON lines that other programs read, tables and texts for people.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
@@ -126,6 +127,46 @@ pub(crate) fn counted(count: u64, thing: &str) -> String {
     if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
 }
 
+/// The name of a file without its folders; - is standard input.
+fn file_name(path: &Path) -> String {
+    if path.as_os_str() == "-" {
+        return "standard input".to_owned();
+    }
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// `access.log`, or `access.log and 2 more files`.
+pub(crate) fn file_names(paths: &[PathBuf]) -> String {
+    match paths {
+        [] => String::new(),
+        [one] => file_name(one),
+        [first, rest @ ..] => format!("{} and {}", file_name(first), counted(rest.len() as u64, "more file")),
+    }
+}
+
+/// `1,234,567`
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `12 bytes`, `3.4 kB`, `1.2 MB`, `5.0 GB`.
+pub(crate) fn bytes(count: u64) -> String {
+    match count as f64 {
+        count if count < 1e3 => format!("{count} bytes"),
+        count if count < 1e6 => format!("{:.1} kB", count / 1e3),
+        count if count < 1e9 => format!("{:.1} MB", count / 1e6),
+        count => format!("{:.1} GB", count / 1e9),
+    }
+}
+
 /// `12.30 %`.
 pub(crate) fn percent(share: f64) -> String {
     match share * 100.0 {
@@ -214,5 +255,12 @@ mod tests {
         assert_eq!(bars([9.0, 0.0, 1.0, 2.0].into_iter(), 3), "▁▅█");
         assert_eq!(bars([0.0, 0.0].into_iter(), 9), "▁▁");
         assert_eq!(bars(std::iter::empty(), 9), "");
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        let texts = [0, 12, 123, 1234, 1_234_567].map(grouped);
+        assert_eq!(texts, ["0", "12", "123", "1,234", "1,234,567"]);
+        assert_eq!([999, 1_500, 2_000_000, 3_100_000_000].map(bytes), ["999 bytes", "1.5 kB", "2.0 MB", "3.1 GB"]);
     }
 }

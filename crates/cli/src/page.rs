@@ -33,7 +33,6 @@ pub(crate) use file::ReportFile;
 pub(crate) use plot::{Bars, Columns, Ink, Plot, Series};
 #[allow(unused_imports, reason = "as above")]
 pub(crate) use plot::{Line, Lines, Measure, Point, Points};
-pub(crate) use text::{bytes, file_names, grouped};
 
 /// The content of a page.
 #[derive(Clone, Debug, Default)]

@@ -20,7 +20,7 @@ use crate::{found, fresh_key, messages};
 #[command(after_help = SEE_RULES)]
 pub(crate) struct Probe {
     #[command(flatten)]
-    whom: RulesAndKey,
+    target: RulesAndKey,
     /// Units that each request takes; 0 looks without taking.
     ///
     /// Default: 1, or what a rule in JSON or from --rules says. A limit with a cost of its own takes that instead.
@@ -73,8 +73,8 @@ impl Probe {
             true if self.cost.is_some() => NeededCosts::OfLimits,
             true => NeededCosts::All,
         };
-        let whom = self.about.ruling(&self.whom, needed)?;
-        if let Ruling::Listed(listed) = &whom
+        let ruling = self.about.ruling(&self.target, needed)?;
+        if let Ruling::Listed(listed) = &ruling
             && operation::asks(self.op)
         {
             let mut printer = Printer::new(anstream::stdout(), self.options.shape());
@@ -82,7 +82,7 @@ impl Probe {
             let printed = (0..self.count).try_for_each(|_| printer.print(&line));
             return found(code(!listed.allowed && self.count > 0), printed);
         }
-        let (subject, key) = whom.limits()?;
+        let (subject, key) = ruling.limits()?;
         let mut subject = self.denials.applied(subject)?.follow_policy(self.policy)?;
         if let Some(on_change) = self.on_change {
             subject.rule = subject.rule.on_change(on_change);

@@ -91,8 +91,8 @@ impl Reset {
         let given = pairs("--attr", &self.attributes)?;
         attributes::check(&given).map_err(|why| anyhow!("--attr: {why}"))?;
         let key = self.key.as_deref().map(OsStr::as_encoded_bytes);
-        let whom = |name: &String| service.ruling(name, key, given.clone(), NeededCosts::None)?.limits();
-        let all = names.iter().map(whom).collect::<Result<Vec<_>, _>>()?;
+        let limits_of = |name: &String| service.ruling(name, key, given.clone(), NeededCosts::None)?.limits();
+        let all = names.iter().map(limits_of).collect::<Result<Vec<_>, _>>()?;
         let limiter = self.place.of_service(self.options.limiter_on_redis("forget a key of", self.confirmation)?)?;
         let mut printer = Printer::new(anstream::stdout(), self.options.shape());
         for (subject, key) in &all {

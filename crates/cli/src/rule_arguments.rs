@@ -220,12 +220,12 @@ impl RuleOptions {
     }
 
     /// The rule, and the key that it counts. If `costs` is false, the rule's cost needn't be known.
-    pub(crate) fn ruling(&self, whom: &RulesAndKey, needed: NeededCosts) -> Result<Ruling> {
+    pub(crate) fn ruling(&self, target: &RulesAndKey, needed: NeededCosts) -> Result<Ruling> {
         let Some(service) = self.rules_file()? else {
-            let (rules, key) = whom.split()?;
+            let (rules, key) = target.split()?;
             return Ok(Ruling::Limits(Box::new(self.subject(&rules)?), key.to_vec()));
         };
-        let (name, key) = whom.name_and_key()?;
+        let (name, key) = target.name_and_key()?;
         service.ruling(&name, key, self.attributes()?, needed)
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct Judged<'s> {
     /// None if the middleware refuses the request before any rule.
     pub(crate) applies: Option<Applies<'s>>,
     pub(crate) allowed: bool,
-    /// If its limits were checked: whom they charged, and what they decided.
+    /// If its limits were checked: the call, and what they decided.
     pub(crate) asked: Option<(Call, Decision)>,
 }
 
@@ -166,7 +166,7 @@ impl<'s> Judged<'s> {
     }
 
     /// The counted key or, if there is none, the client.
-    pub(crate) fn whom(&self, attributes: &Pairs) -> Vec<u8> {
+    pub(crate) fn key_or_client(&self, attributes: &Pairs) -> Vec<u8> {
         if let Some(key) = self.key() {
             return key.to_vec();
         }

@@ -6,8 +6,8 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 use tollgate::RetryAfter;
 
-use crate::output::{human, micros, percent};
-use crate::page::{Bins, Columns, Ink, Plot, Section, Series, Table, grouped};
+use crate::output::{grouped, human, micros, percent};
+use crate::page::{Bins, Columns, Ink, Plot, Section, Series, Table};
 
 /// Waits, within 0.1 %, and denials that never end by waiting.
 #[derive(Debug)]

@@ -5,9 +5,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::{Contender, memory};
-use crate::output::{human, percent};
+use crate::output::{grouped, human, percent};
 use crate::over_time::Counted;
-use crate::page::grouped;
 use crate::replay::{Edges, Most, is_zero};
 use crate::waits::Quantiles;
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::outcome::Outcome;
 use super::{Contender, Input};
-use crate::output::human;
+use crate::output::{bytes, file_names, grouped, human};
 use crate::over_time::Counted;
-use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, bytes, file_names, grouped, times};
+use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, times};
 use crate::replay::{Most, bars, busiest};
 
 pub(super) fn page(contenders: &[Contender], outcomes: &[Outcome], files: &[PathBuf], input: Input) -> Page {

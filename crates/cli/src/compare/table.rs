@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::Input;
 use super::outcome::Outcome;
-use crate::output::{QUIET, counted, facts, human, percent, width, wrapped};
-use crate::page::{bytes, grouped};
+use crate::output::{QUIET, bytes, counted, facts, grouped, human, percent, width, wrapped};
 
 pub(super) fn print(out: impl Write, outcomes: &[Outcome], input: Input) -> io::Result<()> {
     print_in(width(), out, outcomes, input)

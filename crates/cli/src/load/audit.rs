@@ -96,7 +96,7 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
 /// before `until` on their keys.
 pub(super) async fn audit(
     rule: &Rule,
-    whom: &(dyn Fn(u32) -> (Vec<u8>, Pairs) + Sync),
+    identity: &(dyn Fn(u32) -> (Vec<u8>, Pairs) + Sync),
     cost: u64,
     calls: &[Call],
     until: u64,
@@ -107,7 +107,7 @@ pub(super) async fn audit(
     // shards.
     let limiter = Limiter::new(Embedded::with_clock(Clock::new(UNIX_EPOCH)));
     for calls in calls.chunk_by(|one, other| one.key == other.key) {
-        let (name, parts) = calls.first().map(|call| whom(call.key)).unwrap_or_default();
+        let (name, parts) = calls.first().map(|call| identity(call.key)).unwrap_or_default();
         let parts: Vec<_> = parts.iter().map(|(name, value)| (name.as_str(), value.as_slice())).collect();
         let exact = Exact { limiter: &limiter, rule, key: &name, parts: &parts, cost };
         let with = |verdict| calls.iter().filter(move |call| call.verdict == verdict).copied().map(Bounds::of);

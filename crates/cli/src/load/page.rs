@@ -6,8 +6,8 @@ use hdrhistogram::Histogram;
 
 use super::audit::Audit;
 use super::report::{Quantiles, Report, answered};
-use crate::output::{counted, human, percent};
-use crate::page::{Bins, Columns, Ink, Page, Plot, Section, Series, Table, grouped, since_start};
+use crate::output::{counted, grouped, human, percent};
+use crate::page::{Bins, Columns, Ink, Page, Plot, Section, Series, Table, since_start};
 
 pub(super) fn page(report: &Report<'_>) -> Page {
     let tally = report.tally;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::Counted;
-use crate::output::{human, percent};
-use crate::page::{Columns, Ink, Plot, Section, Series, Table, grouped};
+use crate::output::{grouped, human, percent};
+use crate::page::{Columns, Ink, Plot, Section, Series, Table};
 
 /// From the beginning, length and number of intervals: the labels of their ends, and the title of the axis.
 type Axis = fn(u64, u64, usize) -> (Vec<String>, String);

@@ -1,9 +1,7 @@
 //! Text for a page, of any origin and length, with any characters.
 
-use std::path::{Path, PathBuf};
-
 use crate::escape::is_visible;
-use crate::output::counted;
+use crate::output::grouped;
 
 /// The most characters of a cell or a fact.
 pub(super) const LONGEST: usize = 120;
@@ -50,46 +48,6 @@ pub(super) fn shortened(text: &str, most: usize) -> String {
     format!("{begins}…{}{length}", ends.iter().rev().collect::<String>())
 }
 
-/// The name of a file without its folders; - is standard input.
-fn file_name(path: &Path) -> String {
-    if path.as_os_str() == "-" {
-        return "standard input".to_owned();
-    }
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
-}
-
-/// `access.log`, or `access.log and 2 more files`.
-pub(crate) fn file_names(paths: &[PathBuf]) -> String {
-    match paths {
-        [] => String::new(),
-        [one] => file_name(one),
-        [first, rest @ ..] => format!("{} and {}", file_name(first), counted(rest.len() as u64, "more file")),
-    }
-}
-
-/// `1,234,567`
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// `12 bytes`, `3.4 kB`, `1.2 MB`, `5.0 GB`.
-pub(crate) fn bytes(count: u64) -> String {
-    match count as f64 {
-        count if count < 1e3 => format!("{count} bytes"),
-        count if count < 1e6 => format!("{:.1} kB", count / 1e3),
-        count if count < 1e9 => format!("{:.1} MB", count / 1e6),
-        count => format!("{:.1} GB", count / 1e9),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,12 +68,5 @@ mod tests {
         assert!(short.chars().count() <= 40, "{short}");
         assert_eq!(shortened(&"é".repeat(30), 30), "é".repeat(30));
         assert!(shortened(&"é".repeat(31), 8).chars().count() < 31);
-    }
-
-    #[test]
-    fn numbers_are_grouped() {
-        let texts = [0, 12, 123, 1234, 1_234_567].map(grouped);
-        assert_eq!(texts, ["0", "12", "123", "1,234", "1,234,567"]);
-        assert_eq!([999, 1_500, 2_000_000, 3_100_000_000].map(bytes), ["999 bytes", "1.5 kB", "2.0 MB", "3.1 GB"]);
     }
 }

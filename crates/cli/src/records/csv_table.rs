@@ -39,9 +39,9 @@ fn header<R: BufRead>(lines: &mut Lines<R>, about: Identity) -> io::Result<Colum
         Some((_, row)) => row.and_then(|row| Columns::of(&row, about)),
     };
     columns.map_err(|what| {
-        let whom = if about == Identity::Attributes { "attr.NAME for each attribute" } else { "key" };
+        let columns = if about == Identity::Attributes { "attr.NAME for each attribute" } else { "key" };
         let message = format!(
-            "header: expected the columns t_us and {whom}, and optionally op, cost, id, for and request_time; {what}"
+            "header: expected the columns t_us and {columns}, and optionally op, cost, id, for and request_time; {what}"
         );
         io::Error::new(io::ErrorKind::InvalidData, message)
     })

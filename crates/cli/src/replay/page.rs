@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::summary::{Counts, Order, Summary};
 use crate::escape::shown;
-use crate::output::percent;
-use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, file_names, grouped, times};
+use crate::output::{file_names, grouped, percent};
+use crate::page::{Bars, Ink, Page, Plot, Section, Series, Table, times};
 
 /// The page for records from these files, under the rule or set named `ruled`.
 pub(super) fn page(summary: &Summary, ruled: &str, files: &[PathBuf], order: Order) -> Page {
@@ -13,20 +13,20 @@ pub(super) fn page(summary: &Summary, ruled: &str, files: &[PathBuf], order: Ord
     let records = allowed + denied;
     let mut page = Page { title: format!("Replay of {} under {ruled}", file_names(files)), ..Page::default() };
     let keys: Vec<_> = summary.keys().filter(|(_, of_key)| of_key.denied > 0).collect();
-    let [some, all, whom, of] = [denied, records, keys.len() as u64, summary.decided_keys() as u64].map(grouped);
+    let [some, all, denied_keys, of] = [denied, records, keys.len() as u64, summary.decided_keys() as u64].map(grouped);
     page.says = match (records, denied) {
         (0, _) => "There were no requests to decide.".to_owned(),
         (_, 0) => format!("All {all} requests were allowed."),
         _ => {
             let share = percent(denied as f64 / records as f64);
-            format!("{some} of {all} requests were denied ({share}), of {whom} of {of} keys.")
+            format!("{some} of {all} requests were denied ({share}), of {denied_keys} of {of} keys.")
         }
     };
     page.fact("Requests", all);
     page.fact("Allowed", grouped(allowed));
     page.fact("Denied", some);
     page.fact("Keys", of);
-    page.fact("Keys that were denied", whom);
+    page.fact("Keys that were denied", denied_keys);
     let [unreadable, out_of_order] = summary.unread();
     page.fact("Lines that could not be read", grouped(unreadable));
     let played = match order {

@@ -358,14 +358,14 @@ impl<'s, W: Write> Player<'s, W> {
                 for judged in shadows.iter().chain([&*judged]) {
                     judged.hold(&mut self.held, &self.limiter, record).await?;
                 }
-                let whom = judged.whom(&record.attributes);
-                self.summary.touched(&whom);
+                let key = judged.key_or_client(&record.attributes);
+                self.summary.touched(&key);
                 // A denial by no limit never ends by waiting.
                 let decision = judged.asked.as_ref().map(|(_, decision)| decision);
                 let asked = judged.asked.as_ref().map(|(call, decision)| wait_of(&call.rule, decision));
                 let wait = asked.unwrap_or(Some(RetryAfter::Never));
                 played.took += decision.map_or(0, |decision| decision.granted);
-                self.summary.decided(&whom, record.t_us, judged.allowed, wait);
+                self.summary.decided(&key, record.t_us, judged.allowed, wait);
                 match judged.is_refused() {
                     true => self.summary.refused(),
                     false => judged.each().iter().for_each(|(rule, allowed)| self.summary.decided_by(*rule, *allowed)),

@@ -174,11 +174,11 @@ impl Diff {
                 };
                 let Some(change) = totals.count(&before, &after) else { continue };
                 let denier = if before.allowed { &after } else { &before };
-                let whom = denier.whom(&record.attributes);
+                let key = denier.key_or_client(&record.attributes);
                 let by = if denier.is_refused() { REFUSED } else { denier.rule().unwrap_or_default() };
-                counts.note(by, &whom, before.allowed);
+                counts.note(by, &key, before.allowed);
                 if lines && printed.is_ok() {
-                    let (t_us, attrs, key) = (record.t_us, Shown(&record.attributes), shown(&whom));
+                    let (t_us, attrs, key) = (record.t_us, Shown(&record.attributes), shown(&key));
                     let (before, after) = (Side::of(&before), Side::of(&after));
                     printed = json(&mut out, &Line { line: record.line, t_us, attrs, key, change, before, after });
                 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tollgate_record::history::Stats as Counted;
 
 use super::{Each, Unit, label, rounded};
-use crate::output::{micros, percent};
-use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section, Series, Table, grouped};
+use crate::output::{grouped, micros, percent};
+use crate::page::{Bars, Columns, Ink, Line, Lines, Measure, Page, Plot, Section, Series, Table};
 
 /// More columns than this can't be told apart.
 const MOST: usize = 300;

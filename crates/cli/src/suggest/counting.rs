@@ -84,13 +84,13 @@ impl Counting {
                     let address = if name == "ip" { Attributes::new().set(name, value).address() } else { None };
                     Some(address.map_or(Cow::Borrowed(value), |address| Cow::Owned(counted(address))))
                 };
-                let Some(whom) = value(key) else { return Ok(Err(format!("no {key}"))) };
+                let Some(counted) = value(key) else { return Ok(Err(format!("no {key}"))) };
                 let place = match each.as_deref().map(|each| value(each).ok_or(each)) {
                     None => Place::Anywhere,
                     Some(Ok(value)) => Place::Value(value.into_owned()),
                     Some(Err(each)) => return Ok(Err(format!("no {each}"))),
                 };
-                count(&place, None, &whom, cost).map(Ok)
+                count(&place, None, &counted, cost).map(Ok)
             }
             Self::Rules(rules) => by_rules(rules, record, count),
         }

@@ -9,8 +9,8 @@ use super::share::Of;
 use super::suggestion::{Kind, Suggestion};
 use super::traffic::Group;
 use crate::escape::shown;
-use crate::output::{human, timestamp};
-use crate::page::{Bars, Ink, Measure, Page, Plot, Point, Points, Section, Series, Table, file_names, grouped};
+use crate::output::{file_names, grouped, human, timestamp};
+use crate::page::{Bars, Ink, Measure, Page, Plot, Point, Points, Section, Series, Table};
 
 /// The page for records from these files.
 pub(super) fn page(report: &Report<'_>, files: &[PathBuf]) -> Page {

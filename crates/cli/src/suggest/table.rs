@@ -132,8 +132,8 @@ fn hits(report: &Report<'_>, suggestion: &Suggestion, out: &mut impl Write) -> i
     let indent = width().saturating_sub(TIMES).clamp(1, NUMBERS);
     for hit in suggestion.hits.iter().take(NAMED) {
         let key = &report.traffic.keys[hit.key as usize];
-        let whom = fitted(&shown(key.bytes()), width().saturating_sub(NUMBERS));
-        writeln!(out, "{:>7} {:>8} {whom}", hit.denied, key.requests)?;
+        let name = fitted(&shown(key.bytes()), width().saturating_sub(NUMBERS));
+        writeln!(out, "{:>7} {:>8} {name}", hit.denied, key.requests)?;
         let when = match hit.last_us - hit.first_us {
             0 => format!("at {}", moment(hit.first_us)),
             time => format!("{}, for {}", moment(hit.first_us), human(Duration::from_micros(time))),
@@ -184,8 +184,8 @@ fn checked(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
     }
     let requests: u64 = checked().map(|checked| checked.requests).sum();
     let keys = checked().map(|of| of.keys).min().unwrap_or_default();
-    let whom = "with the keys that it hits most and those that need the most";
-    text(out, &format!("{each}, {whom}: {requests} requests, of {keys} keys at least."))
+    let beside = "with the keys that it hits most and those that need the most";
+    text(out, &format!("{each}, {beside}: {requests} requests, of {keys} keys at least."))
 }
 
 fn text(out: &mut impl Write, text: &str) -> io::Result<()> {

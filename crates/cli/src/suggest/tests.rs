@@ -119,9 +119,9 @@ proptest! {
         check(&mut traffic.spool, &traffic.keys, &traffic.groups, &mut suggestions).expect("confirmed");
         let [suggestion] = &suggestions;
         prop_assert_eq!(suggestion.checked.left, 0);
-        let whom = |key: u32| std::str::from_utf8(traffic.keys[key as usize].bytes()).expect("UTF-8");
+        let name = |key: u32| std::str::from_utf8(traffic.keys[key as usize].bytes()).expect("UTF-8");
         let told: BTreeMap<_, _> =
-            suggestion.hits.iter().map(|hit| (whom(hit.key), (hit.denied, hit.first_us, hit.last_us))).collect();
+            suggestion.hits.iter().map(|hit| (name(hit.key), (hit.denied, hit.first_us, hit.last_us))).collect();
         prop_assert_eq!(&told, &denied(&suggestion.limit, &trace));
         prop_assert_eq!(suggestion.denied, told.values().map(|(count, ..)| count).sum::<u64>());
     }

@@ -25,7 +25,7 @@ fn name(key: u32) -> Vec<u8> {
     format!("key-{key}").into_bytes()
 }
 
-fn whom(key: u32) -> (Vec<u8>, Pairs) {
+fn identity(key: u32) -> (Vec<u8>, Pairs) {
     (name(key), Pairs::new())
 }
 
@@ -48,7 +48,7 @@ fn denied(sent_ms: u64, answered_ms: u64) -> Call {
 
 async fn audited(limits: &str, cost: u64, mut calls: Vec<Call>) -> Audit {
     calls.sort_by_key(|call| (call.key, call.sent));
-    audit(&rule(limits), &whom, cost, &calls, u64::MAX, |_| ()).await.unwrap()
+    audit(&rule(limits), &identity, cost, &calls, u64::MAX, |_| ()).await.unwrap()
 }
 
 /// Over-admissions and false denials.
@@ -177,7 +177,7 @@ async fn a_cost_that_never_fits_must_be_denied() {
 #[tokio::test]
 async fn a_denial_after_the_last_call_that_was_kept_is_not_judged() {
     let calls = [denied(10, 11), denied(900, 910)];
-    let audit = audit(&rule("gcra 5/1s"), &whom, 1, &calls, START + 100_000, |_| ()).await.unwrap();
+    let audit = audit(&rule("gcra 5/1s"), &identity, 1, &calls, START + 100_000, |_| ()).await.unwrap();
     assert_eq!(audit.false_denials, 1);
 }
 

@@ -21,10 +21,10 @@ pub(super) fn height(bars: &Bars, ground: Ground) -> i32 {
 pub(super) fn draw(bars: &Bars, ground: Ground, area: &Area<'_>) -> Drawn {
     let most = stacked(&bars.series, bars.names.len()).max(bars.full.unwrap_or(1)).max(1);
     let width = ground.width() - 2;
-    for (top, (at, whom)) in (0..).step_by(row(ground).unsigned_abs() as usize).zip(bars.names.iter().enumerate()) {
+    for (top, (at, label)) in (0..).step_by(row(ground).unsigned_abs() as usize).zip(bars.names.iter().enumerate()) {
         let note = name(bars.notes.get(at).map_or("", String::as_str), ground.characters(width * 2 / 3));
-        let whom = name(whom, ground.characters(width - ground.pixels(&note) - ground.font()));
-        area.draw(&Text::new(whom, (0, top + 4), ground.text(INK, HPos::Left, VPos::Top)))?;
+        let label = name(label, ground.characters(width - ground.pixels(&note) - ground.font()));
+        area.draw(&Text::new(label, (0, top + 4), ground.text(INK, HPos::Left, VPos::Top)))?;
         area.draw(&Text::new(note, (width, top + 4), ground.text(QUIET, HPos::Right, VPos::Top)))?;
         let (mut before, mut left, top) = (0, 0, top + ground.font() + 9);
         for series in &bars.series {
