@@ -1,27 +1,27 @@
 //! The answer to one call.
 
 mod balance;
+mod decided_by;
+mod denied;
+mod limits;
+mod retry_after;
 #[cfg(feature = "serde")]
 mod serialized;
 mod several;
 
-use std::fmt;
-use std::ops::Deref;
-use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::algorithm::Algorithm;
-use crate::call::LimitReply;
 use crate::error::Error;
-use crate::limit::CalendarUnit;
 use crate::quota::Quota;
 use crate::random::jittered;
 use crate::wall_clock;
 
 pub use balance::{Balance, LimitBalance};
+pub use decided_by::DecidedBy;
+pub use denied::Denied;
+pub use limits::{LimitDecision, LimitDecisions};
+pub use retry_after::RetryAfter;
 
 /// The answer: allow or deny, and the state after it.
 ///
@@ -60,76 +60,6 @@ pub struct Decision {
     taken_by: Option<Arc<[u8]>>,
 }
 
-/// One limit's part in a decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LimitDecision {
-    /// The limit: its name and its numbers.
-    pub(crate) quota: Arc<Quota>,
-    /// Whether this limit allowed. If another denied, nothing was taken here either.
-    pub allowed: bool,
-    /// The most units that can be taken from it at one instant.
-    pub capacity: u64,
-    /// Whole units that can be taken from it right now.
-    pub remaining: u64,
-    /// When it would allow the same request.
-    pub retry_after: RetryAfter,
-    /// How long until its key is as if never used.
-    pub reset_after: Duration,
-    /// Units that this call took from it.
-    pub granted: u64,
-    /// Whether its key is blocked.
-    pub blocked: bool,
-    /// Denied calls on it, if the rule counts them.
-    pub overage: Option<u64>,
-}
-
-/// The decisions of a rule's limits: a slice of [`LimitDecision`]. A single one, as most rules have, needs no
-/// allocation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LimitDecisions(SmallVec<[LimitDecision; 1]>);
-
-/// When a request would be allowed, counted from the decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RetryAfter {
-    /// It is allowed.
-    Now,
-    /// Not before this time has passed, and exactly then if no other call takes units.
-    After(Duration),
-    /// The cost is above what the rule could ever admit.
-    Never,
-}
-
-/// What answered: an engine, this process for it, or something in place of a Redis that failed, with the error. So `?`
-/// on a call ends it where the policy is [`Closed`](crate::OnError::Closed), and goes on where the policy answers; who
-/// must know which of both it was asks [`error`](Self::error).
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DecidedBy {
-    /// Redis.
-    Redis,
-    /// The engine in this process.
-    Embedded,
-    /// A [`DenialCache`](crate::DenialCache), which remembers what the engine said.
-    DenialCache,
-    /// A [`Lease`](crate::Lease), from the units that it holds.
-    Lease,
-    /// The engine in this process, since Redis failed with this: `OnError::Local`. None for a call that gives back what
-    /// was taken here, for which Redis wasn't asked.
-    Local(Option<Arc<Error>>),
-    /// The rule's policy, since Redis failed with this: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
-    /// unless the error [says](Error::charged) otherwise; see [`Request::after`](crate::Request::after). None for a call
-    /// that gives back what such a call had let through, for which Redis wasn't asked.
-    Policy(Option<Arc<Error>>),
-}
-
-/// A denial as an error, for callers that use `?`. The message names what denied and contains no time, so that logs can
-/// be grouped by it; [`decision`](Self::decision) has the wait.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denied {
-    decision: Box<Decision>,
-}
-
 impl Decision {
     /// The decision of these limits; none if there are no limits.
     pub(crate) fn of(limits: LimitDecisions, by: DecidedBy, decided_at: SystemTime) -> Option<Self> {
@@ -164,7 +94,7 @@ impl Decision {
             blocked: limit.blocked,
             overage: limit.overage,
             denied_by: (!limit.allowed).then(|| Arc::clone(limit.quota.title())),
-            limits: LimitDecisions(smallvec![limit]),
+            limits: LimitDecisions::of_one(limit),
             by,
             decided_at,
             taken_by: None,
@@ -341,205 +271,7 @@ impl Decision {
     }
 }
 
-impl LimitDecision {
-    /// From the reply for a limit with this capacity, which granted this many units. None if no script can give that
-    /// reply.
-    pub(crate) fn new(
-        quota: &Arc<Quota>,
-        capacity: u64,
-        reply: &LimitReply,
-        granted: u64,
-        counts_overage: bool,
-    ) -> Option<Self> {
-        let LimitReply { allowed, remaining, retry_after_us, reset_after_us, blocked, granted: _, overage } = *reply;
-        let remaining = count(remaining)?;
-        if remaining > capacity || retry_after_us < if allowed { 0 } else { -1 } || !allowed && retry_after_us == 0 {
-            return None;
-        }
-        Some(Self {
-            quota: Arc::clone(quota),
-            allowed,
-            capacity,
-            remaining,
-            retry_after: RetryAfter::from_reply(retry_after_us)?,
-            reset_after: Duration::from_micros(count(reset_after_us)?),
-            granted,
-            blocked,
-            overage: Some(count(overage)?).filter(|_| counts_overage),
-        })
-    }
-
-    /// The name of the limit or, if unnamed, its text. To keep it costs no copy.
-    #[must_use]
-    pub fn name(&self) -> &Arc<str> {
-        self.quota.title()
-    }
-
-    /// The name of the rule that has the limit.
-    #[must_use]
-    pub fn rule(&self) -> Option<&str> {
-        self.quota.rule()
-    }
-
-    /// The limit's algorithm.
-    #[must_use]
-    pub fn algorithm(&self) -> Algorithm {
-        self.quota.algorithm()
-    }
-
-    /// Units per [period](Self::period); for permits, how many at once.
-    #[must_use]
-    pub fn rate(&self) -> u64 {
-        self.quota.rate()
-    }
-
-    /// The limit's period, as in [`Limit::period`](crate::Limit::period).
-    #[must_use]
-    pub fn period(&self) -> Duration {
-        self.quota.period()
-    }
-
-    /// The unit of the limit's calendar windows, if it has any: day, week, month or year.
-    #[must_use]
-    pub fn window(&self) -> Option<CalendarUnit> {
-        self.quota.window()
-    }
-}
-
-impl LimitDecisions {
-    /// The name of the first limit that denied.
-    fn first_denial(&self) -> Option<Arc<str>> {
-        self.iter().find(|limit| !limit.allowed).map(|limit| Arc::clone(limit.quota.title()))
-    }
-}
-
-impl FromIterator<LimitDecision> for LimitDecisions {
-    fn from_iter<I: IntoIterator<Item = LimitDecision>>(limits: I) -> Self {
-        Self(limits.into_iter().collect())
-    }
-}
-
-impl Deref for LimitDecisions {
-    type Target = [LimitDecision];
-
-    fn deref(&self) -> &[LimitDecision] {
-        &self.0
-    }
-}
-
-impl<'a> IntoIterator for &'a LimitDecisions {
-    type Item = &'a LimitDecision;
-    type IntoIter = slice::Iter<'a, LimitDecision>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
 /// Scripts return no negative counts, and none beyond what their numbers can hold.
 pub(crate) fn count(value: i64) -> Option<u64> {
     u64::try_from(value).ok().filter(|count| *count <= 1 << 53)
-}
-
-impl Denied {
-    pub(crate) fn of(decision: Decision) -> Self {
-        Self { decision: Box::new(decision) }
-    }
-
-    /// The decision that denied.
-    #[must_use]
-    pub fn decision(&self) -> &Decision {
-        &self.decision
-    }
-
-    /// The decision itself.
-    #[must_use]
-    pub fn into_decision(self) -> Decision {
-        *self.decision
-    }
-}
-
-impl fmt::Display for Denied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Decision { blocked, retry_after, capacity, denied_by, .. } = &*self.decision;
-        f.write_str("denied")?;
-        if let Some(name) = denied_by {
-            write!(f, " by {name}")?;
-        }
-        match retry_after {
-            RetryAfter::Never => write!(f, ": the cost is above the limit of {capacity}"),
-            _ if *blocked => f.write_str(": blocked"),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for Denied {}
-
-impl RetryAfter {
-    fn from_reply(us: i64) -> Option<Self> {
-        Some(match us {
-            0 => Self::Now,
-            -1 => Self::Never,
-            _ => Self::After(Duration::from_micros(count(us)?)),
-        })
-    }
-
-    /// What is left after this time.
-    fn less(self, passed: Duration) -> Self {
-        match self {
-            Self::After(wait) if wait > passed => Self::After(wait - passed),
-            Self::After(_) => Self::Now,
-            other => other,
-        }
-    }
-
-    /// The wait: zero for `Now`, none for `Never`.
-    #[must_use]
-    pub fn duration(self) -> Option<Duration> {
-        match self {
-            Self::Now => Some(Duration::ZERO),
-            Self::After(wait) => Some(wait),
-            Self::Never => None,
-        }
-    }
-}
-
-impl DecidedBy {
-    /// The word in metrics, logs and JSON: `redis`, `embedded`, `denial-cache`, `lease`, `local` or `policy`.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Redis => "redis",
-            Self::Embedded => "embedded",
-            Self::DenialCache => "denial-cache",
-            Self::Lease => "lease",
-            Self::Local(_) => "local",
-            Self::Policy(_) => "policy",
-        }
-    }
-
-    /// What Redis failed with, if something else answered in its place.
-    #[must_use]
-    pub fn error(&self) -> Option<&Error> {
-        match self {
-            Self::Local(error) | Self::Policy(error) => error.as_deref(),
-            _ => None,
-        }
-    }
-
-    /// The same with this error of Redis, if it answered in the place of Redis.
-    pub(crate) fn because_of(self, error: Option<Arc<Error>>) -> Self {
-        match self {
-            Self::Local(_) => Self::Local(error),
-            Self::Policy(_) => Self::Policy(error),
-            by => by,
-        }
-    }
-}
-
-impl fmt::Display for DecidedBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }

@@ -64,7 +64,7 @@ use server_clock::ServerClock;
 pub struct Limiter {
     engine: Engine,
     prefix: Arc<str>,
-    pub(crate) deadline: Duration,
+    deadline: Duration,
     on_error: OnError,
     denials: Option<DenialCache>,
     key_secret: Option<KeySecret>,

@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_millis(100);
 pub(super) async fn back_off(limiter: &Limiter, rule: &Rule, request: &OwnedRequest, most: Duration, response: &Parts) {
     let Some(time) = asked_for(response).map(|time| time.min(most)).filter(|time| !time.is_zero()) else { return };
     let time = time.min(Duration::from_micros(LONGEST_RESET_US));
-    let request = Request::from(request).deadline(DEADLINE.min(limiter.deadline));
+    let request = Request::from(request).deadline(DEADLINE.min(limiter.deadline()));
     // Without a cost, nothing but a block makes it wait. If Redis is unreachable, skip: the next response will repeat
     // it.
     let Ok(now) = limiter.peek(rule, request.cost_of_all(0)).await else { return };

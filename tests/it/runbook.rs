@@ -89,8 +89,8 @@ fn only_the_modules_of_telemetry_log() {
 
 #[test]
 fn every_class_of_errors_is_in_the_runbook_with_what_its_messages_begin_with() {
-    let code = read("src/error.rs");
-    let (_, class) = code.split_once("pub fn class(&self)").expect("the classes");
+    let code = read("src/error/kind.rs");
+    let (_, class) = code.split_once("pub fn name(self)").expect("the classes");
     let (class, _) = class.split_once("\n    }\n").expect("their end");
     let classes: BTreeSet<_> = class.split('"').skip(1).step_by(2).collect();
     assert!(classes.len() > 10, "{classes:?}");

@@ -67,14 +67,12 @@ fn quoted(code: &str, are_labels: bool) -> Vec<&str> {
 }
 
 fn values(code: &str, function: &str, metric: &str, label: &str) -> Option<Values> {
-    let classes = || literals(&read("src/error.rs"), "pub fn class(");
+    let classes = || literals(&read("src/error/kind.rs"), "pub fn name(");
     let known = match label {
         "rule" | "algorithm" => return None,
         "class" => classes(),
         "source" => {
-            let decision = read("src/decision.rs");
-            let (_, by) = decision.split_once("impl DecidedBy {").expect("who answers");
-            literals(by, "fn name(").into_iter().chain(["none".to_owned()]).collect()
+            literals(&read("src/decision/decided_by.rs"), "fn name(").into_iter().chain(["none".to_owned()]).collect()
         }
         "reason" => literals(&read("src/rules/verdict.rs"), "pub fn name(").into_iter().chain(classes()).collect(),
         "outcome" if metric == "tollgate_api_keys_total" => {

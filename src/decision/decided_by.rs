@@ -1,0 +1,68 @@
+//! What answered a call, and why that wasn't Redis.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Error;
+
+/// What answered: an engine, this process for it, or something in place of a Redis that failed, with the error. So `?`
+/// on a call ends it where the policy is [`Closed`](crate::OnError::Closed), and goes on where the policy answers; who
+/// must know which of both it was asks [`error`](Self::error).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DecidedBy {
+    /// Redis.
+    Redis,
+    /// The engine in this process.
+    Embedded,
+    /// A [`DenialCache`](crate::DenialCache), which remembers what the engine said.
+    DenialCache,
+    /// A [`Lease`](crate::Lease), from the units that it holds.
+    Lease,
+    /// The engine in this process, since Redis failed with this: `OnError::Local`. None for a call that gives back what
+    /// was taken here, for which Redis wasn't asked.
+    Local(Option<Arc<Error>>),
+    /// The rule's policy, since Redis failed with this: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
+    /// unless the error [says](Error::charged) otherwise; see [`Request::after`](crate::Request::after). None for a call
+    /// that gives back what such a call had let through, for which Redis wasn't asked.
+    Policy(Option<Arc<Error>>),
+}
+
+impl DecidedBy {
+    /// The word in metrics, logs and JSON: `redis`, `embedded`, `denial-cache`, `lease`, `local` or `policy`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::Embedded => "embedded",
+            Self::DenialCache => "denial-cache",
+            Self::Lease => "lease",
+            Self::Local(_) => "local",
+            Self::Policy(_) => "policy",
+        }
+    }
+
+    /// What Redis failed with, if something else answered in its place.
+    #[must_use]
+    pub fn error(&self) -> Option<&Error> {
+        match self {
+            Self::Local(error) | Self::Policy(error) => error.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The same with this error of Redis, if it answered in the place of Redis.
+    pub(crate) fn because_of(self, error: Option<Arc<Error>>) -> Self {
+        match self {
+            Self::Local(_) => Self::Local(error),
+            Self::Policy(_) => Self::Policy(error),
+            by => by,
+        }
+    }
+}
+
+impl fmt::Display for DecidedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
