@@ -12,6 +12,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
+#[cfg(feature = "redis-rs")]
 use ::redis::{FromRedisValue, Pipeline};
 use futures_util::future::BoxFuture;
 

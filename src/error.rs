@@ -7,7 +7,8 @@
 //!   not charged        input, connecting, version, authentication, permission, unreadable state, an unknown id, a
 //!                      server that refused, a server that runs no script now, windows of another time
 //!   charged            units were taken and could not be given back, or too few replicas have them
-//!   unknown            no answer in time, the connection broke while waiting for it, or the answer isn't a script's
+//!   unknown            no answer in time, the connection broke while waiting for it, the answer isn't a script's, or a
+//!                      right is missing on one of several nodes
 //! ```
 
 mod kind;

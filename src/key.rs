@@ -108,8 +108,17 @@ impl<'a> Name<'a> {
     }
 
     pub(crate) fn spell(&self, into: &mut Key) {
+        self.spell_by(&IN_KEY, into);
+    }
+
+    /// The same, without a character that could end it among others.
+    pub(crate) fn spell_apart(&self, into: &mut Key) {
+        self.spell_by(&IN_ID, into);
+    }
+
+    fn spell_by(&self, plain: &Plain, into: &mut Key) {
         match self {
-            Self::Plain(bytes) => encode(bytes, &IN_KEY, into),
+            Self::Plain(bytes) => encode(bytes, plain, into),
             Self::Hashed(hash) => {
                 into.extend_from_slice(b"%h");
                 into.extend(hash.iter().flat_map(|byte| [hex(byte >> 4), hex(byte & 15)]));

@@ -166,8 +166,14 @@ impl Limiter {
         rule: &Rule,
         request: impl Into<Request<'a>>,
     ) -> BoxFuture<'static, Result<Decision, Error>> {
-        let (limiter, rule, request) = (self.clone(), rule.clone(), request.into().into_owned());
-        Box::pin(async move { limiter.acquire(&rule, &request).await })
+        let request = request.into();
+        // Costs that a caller names are refused as by `acquire`, before they look like those of a set of rules.
+        let checked = request.plain().check_costs(rule);
+        let (limiter, rule, request) = (self.clone(), rule.clone(), request.into_owned());
+        Box::pin(async move {
+            checked.inspect_err(|error| counted(&rule, Err(error)))?;
+            limiter.acquire(&rule, &request).await
+        })
     }
 
     /// What [`acquire`](Self::acquire) would answer, without taking anything. `remaining` and `reset_after` describe

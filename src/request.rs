@@ -133,7 +133,8 @@ impl<'a> Request<'a> {
     /// A name for this call, of any bytes. While it is remembered, the same id for the same key and rule gets the same
     /// answer and is charged once, so a call that got no answer can be sent again; and its cost can be
     /// [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
-    /// this id, and the call is remembered only while they are held.
+    /// this id, and the call is remembered only while they are held. Calls about it, such as a release or a settlement,
+    /// name the same key and [parts](Self::parts).
     ///
     /// On a cluster, a rule whose limits count by different keys needs a [tag](crate::Rule::tagged) for calls with an
     /// id; without one, they are errors of class `input`.

@@ -22,7 +22,8 @@ pub struct Balance {
     pub granted: u64,
     /// Whether the key is blocked, whatever it has left.
     pub blocked: bool,
-    /// What answered; if that wasn't Redis because Redis failed, with its error: then nothing was given back there.
+    /// What answered; if that wasn't Redis because Redis failed, with its error, whose [charge](crate::Error::charged) says
+    /// whether something may have been given back there all the same.
     pub by: DecidedBy,
     limits: LimitDecisions,
 }
@@ -37,7 +38,7 @@ impl Balance {
         Self { capacity, remaining, reset_after, granted, blocked, by, limits }
     }
 
-    /// Each limit's own balance, in the rule's order. None if the policy answered, which doesn't know the state.
+    /// Each limit's own balance, in the rule's order. Empty if the policy answered, which doesn't know the state.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = LimitBalance<'_>> {
         self.limits.iter().map(LimitBalance)
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::error::Error;
 
-/// What answered: an engine, this process for it, or something in place of a Redis that failed, with the error. So `?`
-/// on a call ends it where the policy is [`Closed`](crate::OnError::Closed), and goes on where the policy answers; who
-/// must know which of both it was asks [`error`](Self::error).
+/// What answered: an engine, this process for it, or something in place of a Redis that failed, with the error. A
+/// [closed](crate::OnError::Closed) policy returns that error from the call; the others answer, and
+/// [`error`](Self::error) says why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DecidedBy {
@@ -19,12 +19,12 @@ pub enum DecidedBy {
     DenialCache,
     /// A [`Lease`](crate::Lease), from the units that it holds.
     Lease,
-    /// The engine in this process, since Redis failed with this: `OnError::Local`. None for a call that gives back what
-    /// was taken here, for which Redis wasn't asked.
+    /// The engine in this process, since Redis failed with this: `OnError::Local`. None if Redis wasn't asked, or the
+    /// call doesn't fail for its answer, as one that gives back what was taken here.
     Local(Option<Arc<Error>>),
     /// The rule's policy, since Redis failed with this: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
-    /// unless the error [says](Error::charged) otherwise; see [`Request::after`](crate::Request::after). None for a call
-    /// that gives back what such a call had let through, for which Redis wasn't asked.
+    /// unless the error [says](Error::charged) otherwise; see [`Request::after`](crate::Request::after). None if Redis
+    /// wasn't asked, or the call doesn't fail for its answer, as one that gives back what such a call had let through.
     Policy(Option<Arc<Error>>),
 }
 

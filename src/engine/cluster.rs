@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, StreamExt};
+#[cfg(feature = "redis-rs")]
 use redis::{FromRedisValue, Pipeline};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -218,6 +219,7 @@ impl Cluster {
     }
 
     /// The answers of the node that has this key's slot. If it no longer has it, the next try asks another.
+    #[cfg(feature = "redis-rs")]
     pub(crate) async fn ask_commands<T: FromRedisValue>(
         &self,
         key: &[u8],

@@ -35,13 +35,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+#[cfg(feature = "redis-rs")]
 use deadpool_redis::Pool;
 use redis::Client;
+#[cfg(feature = "redis-rs")]
 use tokio::task::JoinSet;
 
+#[cfg(feature = "redis-rs")]
 use super::deadline::Deadline;
 use crate::error::{Error, Kind};
 use crate::lock::Lock;
+#[cfg(feature = "redis-rs")]
 use crate::runtime;
 use address::{Endpoint, Sentinels, address};
 pub(crate) use breaker::Admission;
@@ -78,6 +82,7 @@ struct Shared {
 enum Connector {
     Address(Box<Endpoint>),
     /// Through the caller's pool.
+    #[cfg(feature = "redis-rs")]
     Pool(Pool),
     Sentinels(Arc<Sentinels>),
 }
@@ -162,7 +167,9 @@ impl Redis {
         self.shared.confirm.map(|confirm| confirm.before(left))
     }
 
-    /// A redis-rs client for the same Redis (with Sentinels, for the current primary), for work other than decisions.
+    /// A redis-rs client for the same Redis (with Sentinels, for the current primary), for work other than decisions, by
+    /// the address's user and password alone: neither [credentials](RedisBuilder::credentials) nor a
+    /// [connector](RedisBuilder::connector) of the builder's are used.
     ///
     /// # Errors
     ///
@@ -207,6 +214,7 @@ impl Redis {
     pub(super) fn remote_address(&self) -> Option<String> {
         match &self.shared.connector {
             Connector::Address(endpoint) => endpoint.remote(),
+            #[cfg(feature = "redis-rs")]
             Connector::Pool(_) => Some(self.shared.address.clone()),
             Connector::Sentinels(sentinels) => sentinels.remote_address(),
         }

@@ -41,6 +41,7 @@ impl Limit {
     /// # Errors
     ///
     /// A share without a unit.
+    #[allow(dead_code, reason = "asked where there is an engine in this process, which is a feature")]
     pub(crate) fn share(&self, of: NonZeroU32) -> Result<Self, RuleError> {
         let of = u64::from(of.get());
         let (spread, kept_back) = self.but_for_estimates(of);

@@ -371,7 +371,7 @@ impl Renewing {
 /// Whether a release that failed like this may be repeated. By an id that others know it may not if Redis may have run
 /// it: another holder may have the permit by now.
 fn may_retry(own_id: bool, error: &Error) -> bool {
-    error.goes_to_policy() && (own_id || error.charged() == Charged::No)
+    (error.goes_to_policy() || error.is_refusal()) && (own_id || error.charged() == Charged::No)
 }
 
 /// Hides the key.

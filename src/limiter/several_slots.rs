@@ -52,7 +52,7 @@ pub(super) struct Part<'r> {
 /// What the parts of a call answered, in their order.
 type Answers = Vec<Result<Decision, Error>>;
 
-/// What each part has after it was given back; `None` for one that took nothing, or has no answer in time.
+/// What each part has after it was given back; `None` for one that took nothing, or didn't answer in time.
 type GivenBack = Vec<Option<Result<Decision, Error>>>;
 
 /// What a part took.

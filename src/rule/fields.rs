@@ -201,12 +201,11 @@ impl Refusal {
 
 impl OnErrorName {
     fn parts(policy: Option<OnError>) -> (Option<Self>, Option<NonZeroU32>) {
-        match policy {
-            None => (None, None),
-            Some(OnError::Closed) => (Some(Self::Closed), None),
-            Some(OnError::Open) => (Some(Self::Open), None),
-            #[cfg(feature = "embedded")]
-            Some(OnError::Local { processes }) => (Some(Self::Local), Some(processes)),
+        let Some(policy) = policy else { return (None, None) };
+        match policy.processes() {
+            Some(processes) => (Some(Self::Local), Some(processes)),
+            None if policy == OnError::Open => (Some(Self::Open), None),
+            None => (Some(Self::Closed), None),
         }
     }
 
@@ -215,13 +214,10 @@ impl OnErrorName {
             (None, None) => return Ok(None),
             (Some(Self::Closed), None) => return Ok(Some(OnError::Closed)),
             (Some(Self::Open), None) => return Ok(Some(OnError::Open)),
-            #[cfg(feature = "embedded")]
-            (Some(Self::Local), Some(processes)) => return Ok(Some(OnError::Local { processes })),
-            #[cfg(not(feature = "embedded"))]
-            (Some(Self::Local), Some(_)) => {
-                let why = "on-error: expected closed or open, got local, which needs the feature embedded";
-                ("on_error", why.to_owned())
-            }
+            (Some(Self::Local), Some(processes)) => match OnError::local(processes) {
+                Ok(local) => return Ok(Some(local)),
+                Err(why) => ("on_error", why.to_owned()),
+            },
             (Some(Self::Local), None) => {
                 let why = "processes is missing: on_error = \"local\" shares the rule among that many processes";
                 ("on_error", why.to_owned())

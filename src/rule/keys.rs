@@ -24,7 +24,7 @@ impl Rule {
                 limits.push(b',');
             }
             if let Some(part) = &scoped.by {
-                counted(scoped, part)?.spell(&mut limits);
+                counted(scoped, part)?.spell_apart(&mut limits);
                 limits.push(b':');
             }
             limits.extend_from_slice(scoped.suffix.as_bytes());

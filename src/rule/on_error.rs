@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+#[cfg(feature = "embedded")]
 use std::sync::Arc;
 
-use super::{Rule, ScopedLimit};
+use super::Rule;
+#[cfg(feature = "embedded")]
+use super::ScopedLimit;
 use crate::error::RuleError;
 
 /// A rule's answer when Redis gives none: it is unreachable, loading, busy, out of memory or otherwise refuses for now,
@@ -55,6 +58,28 @@ impl OnError {
             Self::Open => "open",
             #[cfg(feature = "embedded")]
             Self::Local { .. } => "local",
+        }
+    }
+
+    /// `Local`, for so many processes; why not, in a build without that engine.
+    #[allow(dead_code, reason = "asked by rules as serde types, which are a feature")]
+    #[cfg_attr(feature = "embedded", allow(clippy::unnecessary_wraps, reason = "refused without the engine"))]
+    pub(super) fn local(processes: NonZeroU32) -> Result<Self, &'static str> {
+        #[cfg(feature = "embedded")]
+        return Ok(Self::Local { processes });
+        #[cfg(not(feature = "embedded"))]
+        let _ = processes;
+        #[cfg(not(feature = "embedded"))]
+        Err("on-error: expected closed or open, got local, which needs the feature embedded")
+    }
+
+    /// How many processes share the rule under `Local`.
+    #[allow(dead_code, reason = "asked by rules as serde types, which are a feature")]
+    pub(super) fn processes(self) -> Option<NonZeroU32> {
+        match self {
+            #[cfg(feature = "embedded")]
+            Self::Local { processes } => Some(processes),
+            _ => None,
         }
     }
 

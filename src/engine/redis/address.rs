@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use super::connect::{Connect, Tcp};
 use super::credentials::Asked;
@@ -12,7 +12,7 @@ use super::settings::Settings;
 use super::shown_address::without_password;
 use super::spelling::{ENCODE, flaw, has_a_raw_password};
 #[cfg(feature = "tls")]
-use super::tls::{self, Tls};
+use super::tls::Tls;
 use crate::error::{Error, Kind};
 
 /// One server: where it is, and how to connect and log in to it.
@@ -60,12 +60,14 @@ impl Endpoint {
     }
 
     /// A redis-rs client for it.
-    pub(super) fn client(&self) -> Result<Client, RedisError> {
+    #[cfg(feature = "redis-rs")]
+    pub(super) fn client(&self) -> redis::RedisResult<redis::Client> {
         #[cfg(feature = "tls")]
         if self.is_by_tls() {
-            tls::have_a_provider();
+            super::tls::have_a_provider();
         }
-        Client::open(self.info.clone())
+        let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+        redis::Client::open(self.info.clone().set_tcp_settings(tcp))
     }
 
     /// Another server, to which all else applies as well.
@@ -109,7 +111,7 @@ impl Endpoint {
         (!is_here).then_some(shown)
     }
 
-    #[cfg(feature = "tls")]
+    #[cfg(all(feature = "tls", feature = "redis-rs"))]
     fn is_by_tls(&self) -> bool {
         matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
     }

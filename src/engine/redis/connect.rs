@@ -1,7 +1,10 @@
 //! Opens byte streams to servers: over TCP, or however the caller does.
 
+use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::task::Poll;
 
 use futures_util::future::select_ok;
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
@@ -23,7 +26,8 @@ pub type StreamFuture<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Strea
 /// Opens a stream of bytes to a server: through a proxy, a tunnel, or a network of a test's own. By default it is TCP.
 ///
 /// It is called on the runtime that drives the connection, for each attempt to connect, of which there may be several
-/// at once. TLS, the protocol and the user's login come on top of it. `unix://` addresses don't use it.
+/// at once. TLS, the protocol and the user's login come on top of it. `unix://` addresses don't use it. Its errors are
+/// shown in messages, and a panic is an error too.
 ///
 /// ```no_run
 /// use tollgate::{Connect, Redis, StreamFuture};
@@ -50,6 +54,16 @@ pub type StreamFuture<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Strea
 pub trait Connect: Send + Sync {
     /// A stream to this host, a name or an address, and port.
     fn connect<'a>(&'a self, host: &'a str, port: u16) -> StreamFuture<'a>;
+}
+
+/// Code of the caller's that connects. Its panic is an error of this attempt, as any other is.
+pub(super) async fn guarded<T>(what: &str, connecting: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let mut connecting = pin!(connecting);
+    poll_fn(|context| {
+        catch_unwind(AssertUnwindSafe(|| connecting.as_mut().poll(context)))
+            .unwrap_or_else(|_| Poll::Ready(Err(io::Error::other(format!("{what} panicked")))))
+    })
+    .await
 }
 
 /// TCP, with TCP_NODELAY and keepalive.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+#[cfg(feature = "redis-rs")]
 use deadpool_redis::{Connection as PoolConnection, PoolError};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
@@ -12,12 +13,15 @@ use tokio::task::JoinError;
 use tokio::time::{Instant, timeout};
 
 use super::connection::Connection;
+use super::credentials::Login;
 use super::errors::from_connecting;
 use super::per_runtime::PerRuntime;
 use super::transport::{self, Opened, Wire};
 use super::{Connector, Redis};
 use crate::error::{Error, Kind};
-use crate::runtime::{self, LONGEST_WAIT};
+use crate::runtime;
+#[cfg(feature = "redis-rs")]
+use crate::runtime::LONGEST_WAIT;
 
 /// How long one attempt to connect may take, whatever its waiters' deadlines.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
@@ -25,8 +29,8 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 const SLOW_CONNECT: Duration = Duration::from_secs(1);
 /// How long after an attempt another one starts beside it.
 const AGAIN: Duration = Duration::from_millis(500);
-/// After this long, a connection that couldn't be replaced before its credentials expire is tried to be again.
-const RENEW_AGAIN: Duration = Duration::from_secs(1);
+/// How long after a failed replacement the next one is tried, and how long a connection lives at least before that.
+pub(super) const RENEW_AGAIN: Duration = Duration::from_secs(1);
 
 impl Redis {
     pub(super) async fn connection(&self, per_runtime: &Arc<PerRuntime>) -> Result<Connection, Error> {
@@ -78,15 +82,14 @@ impl Redis {
     /// Replaces a connection whose credentials expire soon, while calls go on over it. If that fails, the next call
     /// after a while tries again; once the server has closed it, callers connect as they do at first.
     fn succeed(&self, per_runtime: &Arc<PerRuntime>, held: &Connection) {
-        // Nothing to do beside an attempt that is being made.
-        let Some(attempt) = per_runtime.connecting.begin(None) else { return };
-        held.due_again_after(RENEW_AGAIN);
+        // One at a time, and beside the attempts of callers who have no connection, if this one breaks meanwhile.
+        held.due_again_after(LONGEST_CONNECT);
         let (this, per_runtime, held) = (self.clone(), Arc::clone(per_runtime), held.clone());
         per_runtime.runtime.clone().spawn(async move {
-            if let Ok(Ok(connection)) = timeout(LONGEST_CONNECT, this.make()).await {
-                per_runtime.replace(&held, connection);
+            match timeout(LONGEST_CONNECT, this.make()).await {
+                Ok(Ok(connection)) => per_runtime.replace(&held, connection),
+                _ => held.due_again_after(RENEW_AGAIN),
             }
-            drop(attempt);
         });
     }
 
@@ -127,23 +130,24 @@ impl Redis {
     /// Another connection, not yet used by any caller.
     pub(super) async fn make(&self) -> Result<Connection, Error> {
         let began = Instant::now();
-        let (mut connection, wire, due) = self.connect().await.map_err(Error::at_connecting)?;
-        let took = began.elapsed();
+        let (mut connection, wire, login) = self.connect().await.map_err(Error::at_connecting)?;
+        let took = began.elapsed().saturating_sub(login.asked_for);
         self.notice_restart(&mut connection).await;
         let number = self.shared.made.fetch_add(1, Ordering::Relaxed);
         let owner = Arc::downgrade(&self.shared);
-        Ok(Connection::new(owner, number, (connection, wire), took, due))
+        Ok(Connection::new(owner, number, (connection, wire), took, login))
     }
 
-    /// A connection, what is known of its bytes, and when another is to take its place.
-    async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>, Option<Instant>), Error> {
+    /// A connection, what is known of its bytes, and by what it was authenticated.
+    async fn connect(&self) -> Result<(MultiplexedConnection, Option<Arc<Wire>>, Login), Error> {
         let address = &self.shared.address;
-        let (mut connection, wire, due) = match &self.shared.connector {
+        let (mut connection, wire, login) = match &self.shared.connector {
             Connector::Address(endpoint) => {
-                let Opened { connection, wire, due } =
+                let Opened { connection, wire, login } =
                     transport::open(endpoint).await.map_err(|error| from_connecting(&error, address))?;
-                (connection, Some(wire), due)
+                (connection, Some(wire), login)
             }
+            #[cfg(feature = "redis-rs")]
             Connector::Pool(pool) => {
                 let mut connection = PoolConnection::take(pool.get().await.map_err(|error| match error {
                     PoolError::Backend(error) => from_connecting(&error, address),
@@ -151,15 +155,15 @@ impl Redis {
                 })?);
                 // redis-rs's default is 500 ms.
                 connection.set_response_timeout(LONGEST_WAIT);
-                (connection, None, None)
+                (connection, None, Login::default())
             }
             Connector::Sentinels(sentinels) => {
-                let (_, Opened { connection, wire, due }) = sentinels.primary().await?;
-                (connection, Some(wire), due)
+                let (_, Opened { connection, wire, login }) = sentinels.primary().await?;
+                (connection, Some(wire), login)
             }
         };
         check_version(&mut connection, address, wire.as_deref()).await?;
-        Ok((connection, wire, due))
+        Ok((connection, wire, login))
     }
 
     async fn notice_restart(&self, connection: &mut MultiplexedConnection) {

@@ -17,6 +17,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::connecting::RENEW_AGAIN;
+use super::credentials::Login;
 use super::texts::Texts;
 use super::transport::Wire;
 
@@ -50,6 +52,8 @@ struct Health {
     runtime: Handle,
     /// How long it may be silent.
     silence: Duration,
+    /// Whether a source gave its credentials, which may take its time for another connection.
+    has_source: bool,
     /// Milliseconds added to that because it waits for replicas.
     waits: AtomicU64,
     began: Instant,
@@ -103,14 +107,16 @@ impl Connection {
         number: u64,
         (multiplexed, wire): (MultiplexedConnection, Option<Arc<Wire>>),
         took: Duration,
-        due: Option<Instant>,
+        login: Login,
     ) -> Self {
         let began = Instant::now();
-        let due = due.map_or(u64::MAX, |due| millis(due.saturating_duration_since(began)));
+        // A source may hand out what is about to expire.
+        let due = login.due.map_or(u64::MAX, |due| millis(due.saturating_duration_since(began).max(RENEW_AGAIN)));
         let health = Health {
             owner,
             runtime: Handle::current(),
             silence: SILENCE.max(took * 4).min(LONGEST_SILENCE),
+            has_source: login.has_source,
             waits: AtomicU64::new(0),
             began,
             due: AtomicU64::new(due),
@@ -218,6 +224,11 @@ impl Connection {
     /// How long it may be silent.
     pub(super) fn patience(&self) -> Duration {
         self.health.patience()
+    }
+
+    /// How long another connection may take, so that this one's silence shows whether Redis is away.
+    pub(super) fn patience_for_another(&self) -> Duration {
+        self.patience() + if self.health.has_source { LONGEST_SILENCE } else { Duration::ZERO }
     }
 
     /// The latest of its requests that was answered.

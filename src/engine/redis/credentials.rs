@@ -8,6 +8,8 @@ use std::time::Duration;
 use redis::{RedisConnectionInfo, RedisError};
 use tokio::time::Instant;
 
+use super::connect::guarded;
+
 /// The user and password of a connection, and how long the server accepts them.
 #[derive(Clone)]
 pub struct Credentials {
@@ -28,7 +30,7 @@ impl Credentials {
     }
 
     /// The server accepts them for this long from now on. A connection is replaced by one with new credentials at the
-    /// first call after four fifths of that time. Default: for good.
+    /// first call after four fifths of that time, though not within its first second. Default: for good.
     #[must_use]
     pub fn expiring_in(mut self, time: Duration) -> Self {
         self.lifetime = Some(time);
@@ -54,8 +56,9 @@ pub type CredentialFuture<'a> = Pin<Box<dyn Future<Output = Result<Credentials, 
 /// ElastiCache and Memorystore, of Entra ID for Azure. A closure that returns a future is one.
 ///
 /// It is asked on the runtime that the connection is for, at each attempt to connect; attempts begin half a second apart
-/// while none has succeeded. An error, or no answer within five seconds, is an unreachable Redis: the rule's
-/// [`OnError`](crate::OnError) answers. Whoever gets tokens over the network keeps them until shortly before they expire.
+/// while none has succeeded. An error or a panic is an unreachable Redis, and so is no answer within a second for calls
+/// that begin later, within five for those that wait for it: the rule's [`OnError`](crate::OnError) answers. Messages
+/// show the error. A source that gets tokens over the network keeps them until shortly before they expire.
 ///
 /// ```no_run
 /// # async fn token() -> std::io::Result<String> { Ok(String::new()) }
@@ -83,6 +86,17 @@ where
     }
 }
 
+/// By what a connection was authenticated.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Login {
+    /// When another connection is to take its place, since its credentials expire.
+    pub(super) due: Option<Instant>,
+    /// Whether a source gave the credentials.
+    pub(super) has_source: bool,
+    /// How long that took.
+    pub(super) asked_for: Duration,
+}
+
 /// What is asked at each connection, if anything is.
 #[derive(Clone, Default)]
 pub(crate) struct Asked(Option<Arc<dyn CredentialSource>>);
@@ -92,25 +106,20 @@ impl Asked {
         Self(Some(Arc::new(source)))
     }
 
-    /// These settings with the user and password of a new connection, and when it is to be replaced.
+    /// These settings with the user and password of a new connection.
     pub(super) async fn applied_to(
         &self,
         settings: &RedisConnectionInfo,
-    ) -> Result<(RedisConnectionInfo, Option<Instant>), RedisError> {
-        let Some(source) = &self.0 else { return Ok((settings.clone(), None)) };
+    ) -> Result<(RedisConnectionInfo, Login), RedisError> {
+        let Some(source) = &self.0 else { return Ok((settings.clone(), Login::default())) };
         let asked = Instant::now();
-        let given = source
-            .credentials()
-            .await
-            .map_err(|error| std::io::Error::other(format!("no credentials were given: {error}")))?;
+        let none = |error| std::io::Error::other(format!("no credentials were given: {error}"));
+        let given = guarded("the source of credentials", async { source.credentials().await.map_err(none) }).await?;
         let Credentials { user, password, lifetime } = given;
-        let settings = settings.clone().set_password(password);
-        let settings = match user {
-            Some(user) => settings.set_username(user),
-            None => settings,
-        };
+        let user = user.unwrap_or_else(|| "default".to_owned());
+        let settings = settings.clone().set_username(user).set_password(password);
         // A lifetime that no clock reaches is for good.
         let due = lifetime.and_then(|lifetime| asked.checked_add(lifetime.mul_f64(0.8)));
-        Ok((settings, due))
+        Ok((settings, Login { due, has_source: true, asked_for: asked.elapsed() }))
     }
 }

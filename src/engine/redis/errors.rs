@@ -14,6 +14,8 @@ pub(super) fn from_connecting(error: &RedisError, address: &str) -> Error {
         (ErrorKind::AuthenticationFailed, _) | (_, Some("NOAUTH" | "WRONGPASS")) => Kind::Authentication,
         (ErrorKind::RESP3NotSupported, _) => Kind::Unsupported,
         (ErrorKind::Server(ServerErrorKind::NoPerm), _) => Kind::Permission,
+        // Of the system, or of the caller's connector or source of credentials, whatever they say.
+        (ErrorKind::Io, _) => Kind::Unreachable,
         // For SELECT, redis-rs returns the text only.
         _ if error.to_string().contains("Authentication required") => Kind::Authentication,
         _ if error.to_string().contains("no permissions to run") => Kind::Permission,

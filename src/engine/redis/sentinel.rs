@@ -83,6 +83,7 @@ impl Sentinels {
         self.nodes.iter().find_map(Endpoint::remote)
     }
 
+    #[cfg(feature = "redis-rs")]
     pub(super) fn themselves(&self) -> (&str, Vec<Client>) {
         let clients = self.nodes.iter().filter_map(|sentinel| sentinel.client().ok());
         (&self.name, clients.collect())

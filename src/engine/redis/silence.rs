@@ -36,9 +36,10 @@ impl Owner for Shared {
 impl Redis {
     async fn diagnose_silence(&self, per_runtime: &PerRuntime, connection: &Connection, answered: u64) -> Diagnosis {
         let (patience, began): (Duration, _) = (connection.patience(), Instant::now());
+        let for_another = connection.patience_for_another();
         let other = match per_runtime.current_connection().filter(|other| other.number != connection.number) {
             Some(other) => Ok(other),
-            None => timeout(patience, self.make()).await.unwrap_or_else(|_| {
+            None => timeout(for_another, self.make()).await.unwrap_or_else(|_| {
                 let why = "redis answers nothing, on this connection or a new one";
                 Err(Error::new(Kind::Unreachable, why))
             }),
@@ -56,7 +57,7 @@ impl Redis {
             sleep(patience).await;
         }
         // If this runtime stalled, the silence proves nothing.
-        if connection.last_answered() != answered || began.elapsed() > 4 * patience {
+        if connection.last_answered() != answered || began.elapsed() > 3 * patience + for_another {
             return Diagnosis::Unresolved;
         }
         match other {

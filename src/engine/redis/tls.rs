@@ -155,6 +155,7 @@ fn provider() -> Arc<CryptoProvider> {
 
 /// redis-rs takes the process's provider, and rustls panics if none is set and the program was built with several.
 /// Called as late as possible, so that a program that sets its own comes first.
+#[cfg(feature = "redis-rs")]
 pub(super) fn have_a_provider() {
     if CryptoProvider::get_default().is_none() {
         // Another thread came first.

@@ -12,10 +12,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionAddr, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
 
 use super::address::Endpoint;
-use super::connect::Stream;
+use super::connect::{Connect, Stream, guarded};
+use super::credentials::Login;
 use crate::lock::Lock;
 
 /// How much of a first line is kept.
@@ -25,8 +25,7 @@ const LONGEST_LINE: usize = 128;
 pub(super) struct Opened {
     pub(super) connection: MultiplexedConnection,
     pub(super) wire: Arc<Wire>,
-    /// When another is to take its place, since its credentials expire.
-    pub(super) due: Option<Instant>,
+    pub(super) login: Login,
 }
 
 /// What is known about a connection's bytes. Dropping it closes the connection.
@@ -61,11 +60,11 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened, RedisError> {
     let stream = connect(endpoint, &traffic).await?;
     // Each decision's deadline bounds how long a connection may take.
     let patient = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let (settings, due) = endpoint.credentials.applied_to(endpoint.info().redis_settings()).await?;
+    let (settings, login) = endpoint.credentials.applied_to(endpoint.info().redis_settings()).await?;
     let opened = MultiplexedConnection::new_with_config(&settings, stream, patient).await;
     let (connection, driver) = opened.map_err(|error| refusal(&traffic).unwrap_or(error))?;
     let driver = tokio::spawn(driver).abort_handle();
-    Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }), due })
+    Ok(Opened { connection, wire: Arc::new(Wire { traffic, driver }), login })
 }
 
 /// What a server says before it is asked anything: it has too many clients, and closes the connection. redis-rs reports
@@ -81,18 +80,22 @@ async fn connect(endpoint: &Endpoint, traffic: &Arc<Lock<Traffic>>) -> io::Resul
     let counted =
         |stream: Box<dyn Stream>| Counted { stream, heard: false, failed: None, traffic: Arc::clone(traffic) };
     match endpoint.info().addr() {
-        ConnectionAddr::Tcp(host, port) => Ok(Box::new(counted(endpoint.connector.connect(host, *port).await?))),
+        ConnectionAddr::Tcp(host, port) => Ok(Box::new(counted(opened(&*endpoint.connector, host, *port).await?))),
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { host, port, .. } => {
             let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
             let connector = tokio_rustls::TlsConnector::from(endpoint.tls().client_config()?);
-            let stream = counted(endpoint.connector.connect(host, *port).await?);
+            let stream = counted(opened(&*endpoint.connector, host, *port).await?);
             Ok(Box::new(connector.connect(name, stream).await?))
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => Ok(Box::new(counted(Box::new(tokio::net::UnixStream::connect(path).await?)))),
         other => Err(io::Error::new(io::ErrorKind::Unsupported, format!("this program can't connect to {other}"))),
     }
+}
+
+async fn opened(connector: &dyn Connect, host: &str, port: u16) -> io::Result<Box<dyn Stream>> {
+    guarded("the connector", async { connector.connect(host, port).await }).await
 }
 
 impl Wire {

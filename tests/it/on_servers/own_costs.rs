@@ -1,13 +1,13 @@
 //! Limits of one rule that take different costs of a request: still all or nothing. Against one oracle for each limit.
 
 use proptest::prelude::*;
-use tollgate::{Limit, Limiter, Request, Rule};
+use tollgate::{Embedded, Limit, Limiter, Request, Rule};
 use tollgate_testing::engines::{Engine, on_both_engines, time};
 use tollgate_testing::histories::{beginning, steps};
 use tollgate_testing::limits::any_limit;
 use tollgate_testing::oracle::{Answer, Oracle};
 use tollgate_testing::oracle_spec::oracle;
-use tollgate_testing::rules::by_own_id;
+use tollgate_testing::rules::{by_own_id, rule};
 
 use super::combined_limits::rule_of;
 
@@ -129,4 +129,19 @@ fn a_cost_that_no_limit_has_is_misuse() {
     assert_eq!(unknown, "rule model: cost: expected one of its limits (requests; tokens), got \"money\"");
     let too_much = model().cost_of("tokens", 1001).expect_err("it never fits").to_string();
     assert!(too_much.contains("expected at most 1000"), "{too_much}");
+}
+
+#[tokio::test]
+async fn an_owned_acquire_refuses_the_costs_that_an_acquire_refuses() {
+    let limiter = Limiter::new(Embedded::new());
+    let rule = rule("token-bucket 5/1d, fixed-window 9/1d");
+    for name in ["typo", "typo\nx", "test\n*"] {
+        let costs = [(name, 5)];
+        let request = Request::new("key").costs(&costs);
+        let refused = limiter.acquire(&rule, request).await.expect_err("no such limit");
+        let owned = limiter.acquire_owned(&rule, request).await.expect_err("no such limit");
+        assert_eq!((owned.kind(), owned.to_string()), (refused.kind(), refused.to_string()), "{name:?}");
+    }
+    let spawned = tokio::spawn(limiter.acquire_owned(&rule, Request::new("key").cost(2)));
+    assert_eq!(spawned.await.expect("no panic").expect("a decision").remaining, 3);
 }
