@@ -321,7 +321,8 @@ impl Error {
         self.kind == Kind::EmptyKey
     }
 
-    /// Redis could not be asked: no connection could be made, or the deadline passed before the call was sent.
+    /// Redis could not be asked: no connection could be made, or the deadline passed before the call was sent. The kind
+    /// of the latter is [`Deadline`](ErrorKind::Deadline).
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self.kind, Kind::Unreachable | Kind::Deadline { sent: false })

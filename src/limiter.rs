@@ -214,6 +214,8 @@ impl Limiter {
     /// nothing back. Redis doesn't know whose units they were: a unit that has already refilled is given back a second
     /// time, so refund soon, and say [after which decision](Request::after).
     ///
+    /// Under a policy that is open or local, an unreachable Redis is no error: [`Balance::by`] says that it failed.
+    ///
     /// # Errors
     ///
     /// A rule with permits beside other limits; permits without the [id](Request::id) that holds them; no answer, see
@@ -232,7 +234,8 @@ impl Limiter {
         self.make(Operation::Penalty, rule, request.into()).await
     }
 
-    /// Denies every call on the key for this long, whatever it has left; refunds, penalties and releases still count.
+    /// Denies every call on the key for this long from now, in place of a block that is in force, also a longer one;
+    /// refunds, penalties and releases still count.
     /// In a rule of several limits, those that count the request's key are blocked. A call that is remembered by its id
     /// still gets its answer. [`unblock`](Self::unblock) and [`reset`](Self::reset) lift the block.
     ///
@@ -269,6 +272,8 @@ impl Limiter {
 
     /// Gives back the permits held by this [id](Request::id), if any are left, and forgets the id.
     ///
+    /// Under a policy that is open or local, an unreachable Redis is no error: [`Balance::by`] says that it failed.
+    ///
     /// # Errors
     ///
     /// A request without an id; no answer, see [`Error`].
@@ -277,7 +282,10 @@ impl Limiter {
     }
 
     /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
-    /// not (as far as the arithmetic stays exact); less is given back.
+    /// not (as far as the arithmetic stays exact); less is given back. A repeated settlement changes nothing and answers
+    /// as the first did, so one without an answer can be sent again; nothing sends it again by itself.
+    ///
+    /// Under a policy that is open or local, an unreachable Redis is no error: [`Balance::by`] says that it failed.
     ///
     /// # Errors
     ///
@@ -291,6 +299,8 @@ impl Limiter {
     /// others have reserved behind it, two may then go at the same time: [the
     /// guide](crate::guide::blocks#what-comes-back) says what to do.
     ///
+    /// Under a policy that is open or local, an unreachable Redis is no error: [`Balance::by`] says that it failed.
+    ///
     /// # Errors
     ///
     /// A request without an id; a rule of permits alone; [`Error::is_unknown_id`] if nothing is remembered of the id;
@@ -302,6 +312,8 @@ impl Limiter {
     /// Forgets what each limit of the rule counts for this request, and the request's id if it has one. A limit that
     /// counts a [part](Request::parts), such as an organisation, is forgotten for everyone who shares that part; a
     /// limit that must outlast a reset needs a rule of its own. Repairs state that can't be read.
+    ///
+    /// Under a policy that is open or local, an unreachable Redis is no error: [`Balance::by`] says that it failed.
     ///
     /// # Errors
     ///

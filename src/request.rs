@@ -110,7 +110,7 @@ impl<'a> Request<'a> {
     }
 
     /// How long the key is denied, for [`Operation::Block`](crate::Operation::Block): at most 71 years; 0 lifts a
-    /// block. Other operations don't use it.
+    /// block. Other operations don't use it. ([`Rule::block_for`](crate::Rule::block_for) blocks keys that are denied.)
     #[must_use]
     pub fn block_for(mut self, time: Duration) -> Self {
         self.rare.block = Some(time);
@@ -130,7 +130,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// A name for this call, of any bytes. While it is remembered, the same id for the same key and rule gets the same
+    /// A name for this call, of any bytes, such as a UUID. While it is remembered, the same id for the same key and rule gets the same
     /// answer and is charged once, so a call that got no answer can be sent again; and its cost can be
     /// [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
     /// this id, and the call is remembered only while they are held. Calls about it, such as a release or a settlement,

@@ -1,8 +1,10 @@
 //! The answer to a call that takes nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{DecidedBy, Decision, LimitDecision, LimitDecisions};
+use super::{DecidedBy, Decision, LimitDecision};
+use crate::quota::Quota;
 
 /// What a key has after a call that asks for nothing: one that gives back, settles, extends, blocks or forgets.
 ///
@@ -25,59 +27,44 @@ pub struct Balance {
     /// What answered; if that wasn't Redis because Redis failed, with its error, whose [charge](crate::Error::charged) says
     /// whether something may have been given back there all the same.
     pub by: DecidedBy,
-    limits: LimitDecisions,
+    /// Each limit's own balance, in the rule's order. Empty if the policy answered, which doesn't know the state.
+    pub limits: Vec<LimitBalance>,
 }
 
 /// One limit's part in a balance.
-#[derive(Clone, Copy, Debug)]
-pub struct LimitBalance<'a>(&'a LimitDecision);
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LimitBalance {
+    quota: Arc<Quota>,
+    /// The most units that can be taken from it at one instant.
+    pub capacity: u64,
+    /// Whole units that can be taken from it right now.
+    pub remaining: u64,
+    /// How long until its key is as if never used.
+    pub reset_after: Duration,
+    /// Units that this call leaves taken from it.
+    pub granted: u64,
+    /// Whether its key is blocked.
+    pub blocked: bool,
+}
 
 impl Balance {
     pub(crate) fn of(decision: Decision) -> Self {
-        let Decision { capacity, remaining, reset_after, granted, blocked, by, limits, .. } = decision;
+        let limits = decision.limits.iter().map(LimitBalance::of).collect();
+        let Decision { capacity, remaining, reset_after, granted, blocked, by, .. } = decision;
         Self { capacity, remaining, reset_after, granted, blocked, by, limits }
-    }
-
-    /// Each limit's own balance, in the rule's order. Empty if the policy answered, which doesn't know the state.
-    pub fn limits(&self) -> impl ExactSizeIterator<Item = LimitBalance<'_>> {
-        self.limits.iter().map(LimitBalance)
     }
 }
 
-impl<'a> LimitBalance<'a> {
-    /// The name of the limit or, if unnamed, its text.
-    #[must_use]
-    pub fn name(&self) -> &'a str {
-        self.0.name()
+impl LimitBalance {
+    fn of(decision: &LimitDecision) -> Self {
+        let LimitDecision { capacity, remaining, reset_after, granted, blocked, .. } = *decision;
+        Self { quota: Arc::clone(&decision.quota), capacity, remaining, reset_after, granted, blocked }
     }
 
-    /// The most units that can be taken from it at one instant.
+    /// The name of the limit or, if unnamed, its text. To keep it costs no copy.
     #[must_use]
-    pub fn capacity(&self) -> u64 {
-        self.0.capacity
-    }
-
-    /// Whole units that can be taken from it right now.
-    #[must_use]
-    pub fn remaining(&self) -> u64 {
-        self.0.remaining
-    }
-
-    /// How long until its key is as if never used.
-    #[must_use]
-    pub fn reset_after(&self) -> Duration {
-        self.0.reset_after
-    }
-
-    /// Units that this call leaves taken from it.
-    #[must_use]
-    pub fn granted(&self) -> u64 {
-        self.0.granted
-    }
-
-    /// Whether its key is blocked.
-    #[must_use]
-    pub fn blocked(&self) -> bool {
-        self.0.blocked
+    pub fn name(&self) -> &Arc<str> {
+        self.quota.title()
     }
 }

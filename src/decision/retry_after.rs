@@ -9,7 +9,8 @@ use super::count;
 pub enum RetryAfter {
     /// It is allowed.
     Now,
-    /// Not before this time has passed, and exactly then if no other call takes units.
+    /// Not before this time has passed, and exactly then if no other call takes units. Of permits, when the next one
+    /// expires; one that is given back may come sooner.
     After(Duration),
     /// The cost is above what the rule could ever admit.
     Never,

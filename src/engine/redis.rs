@@ -168,8 +168,8 @@ impl Redis {
     }
 
     /// A redis-rs client for the same Redis (with Sentinels, for the current primary), for work other than decisions, by
-    /// the address's user and password alone: neither [credentials](RedisBuilder::credentials) nor a
-    /// [connector](RedisBuilder::connector) of the builder's are used.
+    /// the address's user and password alone: neither [credentials](crate::RedisBuilder::credentials) nor a
+    /// [connector](crate::RedisBuilder::connector) of the builder's are used.
     ///
     /// # Errors
     ///

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// What went wrong, in one word. [`Display`](fmt::Display) and [`name`](Self::name) give the word that metrics, logs and
+/// What went wrong, in one word; the [runbook](crate::operations::runbook#error-classes) says of each what to do, and
+/// [`charged`](crate::Error::charged) whether the call may be repeated. [`Display`](fmt::Display) and [`name`](Self::name) give the word that metrics, logs and
 /// JSON have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -92,7 +92,10 @@ impl Limiter {
     /// runtime that has begun the release is blocked, the hold ends by its deadline with an error. A release by such an
     /// id is sent once: if its future is dropped, or its answer lost, the permits may stay until they expire.
     ///
-    /// A call that reaches Redis after its caller gave up may hold a permit until it expires.
+    /// A call that reaches Redis after its caller gave up may hold a permit until it expires. While Redis is unreachable,
+    /// a policy that is [open](crate::OnError::Open) gives a permit that limits nobody.
+    ///
+    /// A future of it that is polled by reference, as in a `select!` in a loop, is pinned first (`tokio::pin!`).
     ///
     /// # Errors
     ///
@@ -164,7 +167,8 @@ impl Limiter {
 
     /// The same as [`hold`](Self::hold), but waits for a permit for at most this long. The first caller to ask is
     /// served. Each try is a call, and a denial that counts if the rule counts denials. What another limit of the rule
-    /// denies, or a block, is waited for until its `retry_after`, and denied at once if that is too long.
+    /// denies, or a block, is waited for until its `retry_after`, and denied at once if that is too long. It doesn't wait for Redis: while that is
+    /// unreachable, the error or the policy answers.
     ///
     /// # Errors
     ///

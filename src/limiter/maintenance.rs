@@ -27,7 +27,7 @@ pub struct KeyState {
     pub exists: bool,
     /// How long until Redis forgets it; none if it never expires, or if there is no state.
     pub expires_after: Option<Duration>,
-    /// The script's own numbers, named as in its header.
+    /// The script's own numbers, by the names that the header of its file in `lua/` gives them, with their units.
     pub fields: Vec<(&'static str, i64)>,
 }
 

@@ -22,7 +22,8 @@ pub(super) const JITTER: u8 = 10;
 
 impl Limiter {
     /// Takes the cost as soon as it is available, sleeping until then for at most `max_wait`. If that isn't enough, the
-    /// call is denied at once, with the wait in `retry_after`.
+    /// call is denied at once, with the wait in `retry_after`. It doesn't wait for Redis: while that is unreachable, the
+    /// error or the policy answers.
     ///
     /// If every limit of the rule supports reservations (a token bucket or fixed window with a `max-debt`), callers are
     /// served in order of arrival, except those that arrived while the key was blocked. That takes one round trip, and

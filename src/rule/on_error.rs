@@ -15,7 +15,7 @@ use crate::error::RuleError;
 ///
 /// It applies to acquires, peeks, reservations and at-mosts. `Open` and `Local` also answer calls that give something
 /// back or forget it (refund, settle, cancel, release, reset): nothing is given back, and that is no error, so that
-/// finished work doesn't fail for it. Penalties, blocks and renewals are errors. So are calls that Redis refuses
+/// finished work doesn't fail for it. Penalties, blocks and renewals of permits that Redis gave are errors. So are calls that Redis refuses
 /// because of the user, the password or the version: those stay closed until an operator fixes the cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

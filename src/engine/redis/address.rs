@@ -169,6 +169,9 @@ pub(crate) fn address(url: &str) -> Result<Endpoint, Error> {
     if let Some(flaw) = flaw(url) {
         return Err(malformed(&flaw));
     }
+    if is_of_cluster(url) {
+        return Err(malformed(", a cluster's (Cluster::open, RedisBuilder::open_cluster or Engine::open)"));
+    }
     let why = lacking(url, cfg!(feature = "tls"));
     let info = url.into_connection_info().map_err(|error| match error.detail() {
         None => malformed(why).caused_by(error),

@@ -55,8 +55,9 @@ pub type CredentialFuture<'a> = Pin<Box<dyn Future<Output = Result<Credentials, 
 /// Gives the credentials for each new connection, such as tokens that expire after some minutes: those of IAM for
 /// ElastiCache and Memorystore, of Entra ID for Azure. A closure that returns a future is one.
 ///
-/// It is asked on the runtime that the connection is for, at each attempt to connect; attempts begin half a second apart
-/// while none has succeeded. An error or a panic is an unreachable Redis, and so is no answer within a second for calls
+/// It is asked on the runtime that the connection is for, at each attempt to connect: by the next call after one that
+/// failed, until the [breaker](crate::Redis::breaker) makes pauses of up to half a second, and half a second after one
+/// that has no answer. An error or a panic is an unreachable Redis, and so is no answer within a second for calls
 /// that begin later, within five for those that wait for it: the rule's [`OnError`](crate::OnError) answers. Messages
 /// show the error. A source that gets tokens over the network keeps them until shortly before they expire.
 ///

@@ -305,7 +305,7 @@ fn a_limit_that_the_decision_does_not_know_gets_nothing_back() {
         let refund = request.cost(3).after(&decision).into_owned();
         drop(decision);
         let after = engine.call(engine.limiter.refund(&two, &refund));
-        assert_eq!(after.limits().map(|limit| limit.remaining()).collect::<Vec<_>>(), [3, 3]);
+        assert_eq!(after.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>(), [3, 3]);
     }
 }
 

@@ -83,7 +83,7 @@ fn what_a_request_took_of_each_limit_is_settled_cancelled_and_given_back() {
             let used = Request::new("user").costs(&[("tokens", 150)]).at(time(1 << 50));
             for _ in 0..2 {
                 let settled = limiter.settle(&rule, used.id("a")).await.expect("an answer");
-                assert_eq!(settled.limits().map(|limit| limit.granted()).collect::<Vec<_>>(), [1, 150]);
+                assert_eq!(settled.limits.iter().map(|limit| limit.granted).collect::<Vec<_>>(), [1, 150]);
                 assert_eq!(left(limiter, &rule).await, [1, 450], "a request stays one");
             }
             limiter.cancel(&rule, request.id("b")).await.expect("an answer");

@@ -371,6 +371,10 @@ fn bad_arguments_are_refused_and_nothing_is_written() {
     for form in Form::all() {
         cmd("FLUSHALL").exec(&mut redis).expect("flushed");
         form.text(&SAMPLE, "a", 2, "acquire", NOW).exec(&mut redis).expect("decided");
+        if form.algorithm == Algorithm::SlidingLog {
+            let most = Numbers { capacity: 1 << 39, ..SAMPLE };
+            form.text(&most, "a", 1, "peek", NOW).exec(&mut redis).expect("the largest limit");
+        }
         let (own, now) = (form.own(&SAMPLE, NOW), NOW.to_string().into_bytes());
         let good = form.pack(&own, 1);
         let before = dumps(&mut redis, &KEYS);

@@ -276,7 +276,7 @@ async fn costs_are_those_of_each_rule() {
     // Reserved by an id, then settled at what was used: of all limits that have no cost of their own.
     assert!(limiter.acquire(charge.rule(), charge.request().id("1")).await.expect("a decision").allowed);
     let settled = limiter.settle(charge.rule(), charge.request().id("1").cost(5)).await.expect("settled");
-    assert_eq!(settled.limits().map(|limit| limit.remaining()).collect::<Vec<_>>(), [985, 988, 896]);
+    assert_eq!(settled.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>(), [985, 988, 896]);
     let unknown = limiter.acquire(charge.rule(), charge.request().costs(&[("money", 5)])).await.expect_err("unknown");
     assert!(unknown.to_string().contains("expected limits of rule"), "{unknown}");
 }

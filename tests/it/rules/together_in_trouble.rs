@@ -64,13 +64,13 @@ async fn a_refund_after_a_decision_gives_each_limit_back_what_is_still_owed_of_i
         limiter.acquire(fast.rule(), fast.request().at(at(3000)).cost(7)).await.expect("a decision");
         let refund = both.request().at(at(3001)).after(&first);
         let after = limiter.refund(both.rule(), refund).await.expect("given back");
-        let left: Vec<_> = after.limits().map(|limit| limit.remaining()).collect();
+        let left: Vec<_> = after.limits.iter().map(|limit| limit.remaining).collect();
         assert_eq!(left, [10, 3], "nothing is owed of the fast one any more");
 
         let both = charge(&two_costs, &request);
         let first = limiter.acquire(both.rule(), both.request()).await.expect("a decision");
         let after = limiter.refund(both.rule(), both.request().after(&first)).await.expect("given back");
-        assert_eq!(after.limits().map(|limit| limit.remaining()).collect::<Vec<_>>(), [100, 100]);
+        assert_eq!(after.limits.iter().map(|limit| limit.remaining).collect::<Vec<_>>(), [100, 100]);
     }
 }
 
