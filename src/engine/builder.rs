@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::cluster::Cluster;
-use super::redis::connect::Connect;
+use super::redis::connect::{self, Connect};
 use super::redis::credentials::{Asked, CredentialSource};
 use super::redis::settings::Settings;
 #[cfg(feature = "tls")]
@@ -63,7 +63,7 @@ impl RedisBuilder {
     /// Opens the streams to all servers. Default: TCP.
     #[must_use]
     pub fn connector(mut self, connector: impl Connect + 'static) -> Self {
-        self.settings.connector = Arc::new(connector);
+        self.settings.connector = Arc::new(connect::Own(connector));
         self
     }
 

@@ -66,6 +66,15 @@ pub(super) async fn guarded<T>(what: &str, connecting: impl Future<Output = io::
     .await
 }
 
+/// A connector of the caller's.
+pub(in crate::engine) struct Own<C>(pub(in crate::engine) C);
+
+impl<C: Connect> Connect for Own<C> {
+    fn connect<'a>(&'a self, host: &'a str, port: u16) -> StreamFuture<'a> {
+        Box::pin(guarded("the connector", async move { self.0.connect(host, port).await }))
+    }
+}
+
 /// TCP, with TCP_NODELAY and keepalive.
 pub(super) struct Tcp;
 

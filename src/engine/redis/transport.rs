@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::AbortHandle;
 
 use super::address::Endpoint;
-use super::connect::{Connect, Stream, guarded};
+use super::connect::Stream;
 use super::credentials::Login;
 use crate::lock::Lock;
 
@@ -80,22 +80,18 @@ async fn connect(endpoint: &Endpoint, traffic: &Arc<Lock<Traffic>>) -> io::Resul
     let counted =
         |stream: Box<dyn Stream>| Counted { stream, heard: false, failed: None, traffic: Arc::clone(traffic) };
     match endpoint.info().addr() {
-        ConnectionAddr::Tcp(host, port) => Ok(Box::new(counted(opened(&*endpoint.connector, host, *port).await?))),
+        ConnectionAddr::Tcp(host, port) => Ok(Box::new(counted(endpoint.connector.connect(host, *port).await?))),
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { host, port, .. } => {
             let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
             let connector = tokio_rustls::TlsConnector::from(endpoint.tls().client_config()?);
-            let stream = counted(opened(&*endpoint.connector, host, *port).await?);
+            let stream = counted(endpoint.connector.connect(host, *port).await?);
             Ok(Box::new(connector.connect(name, stream).await?))
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => Ok(Box::new(counted(Box::new(tokio::net::UnixStream::connect(path).await?)))),
         other => Err(io::Error::new(io::ErrorKind::Unsupported, format!("this program can't connect to {other}"))),
     }
-}
-
-async fn opened(connector: &dyn Connect, host: &str, port: u16) -> io::Result<Box<dyn Stream>> {
-    guarded("the connector", async { connector.connect(host, port).await }).await
 }
 
 impl Wire {

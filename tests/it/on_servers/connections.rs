@@ -64,6 +64,14 @@ impl CredentialSource for Without {
     }
 }
 
+struct Panicking;
+
+impl Connect for Panicking {
+    fn connect<'a>(&'a self, host: &'a str, _: u16) -> StreamFuture<'a> {
+        panic!("a mistake on the way to {host}")
+    }
+}
+
 /// TCP that counts.
 #[derive(Clone, Default)]
 struct Counting(Arc<AtomicU64>);
@@ -194,6 +202,12 @@ async fn without_credentials_redis_is_unreachable_and_the_policy_answers() {
         let error = decision.by.error().expect("why").to_string();
         assert!(error.contains(expected) && !error.contains('\n'), "{error}");
     }
+
+    // So is a connector that panics.
+    let redis = Redis::builder().connector(Panicking).open(&server.tcp_url()).expect("an address");
+    let open = Limiter::builder(redis).deadline(PATIENCE).on_error(OnError::Open).build();
+    let decision = open.acquire(&rule("token-bucket 5/1d"), "key").await.expect("open");
+    assert!(decision.by.error().expect("why").to_string().contains("the connector panicked"), "{decision:?}");
 
     // One that never answers is as a server that never does.
     let source = || std::future::pending();
