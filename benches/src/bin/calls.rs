@@ -102,8 +102,9 @@ impl Variant {
             OneLimit | Denied | ThreeNodes | SeveralNodesDenied | InTurn | InTurnDenied => None,
             SeveralNodes => Some((0.2, 0.3)),
             Permit => Some((0.28, 0.35)),
-            ThreeRules => Some((0.3, 0.35)),
-            GivenBack => Some((0.18, 0.25)),
+            ThreeRules => Some((0.25, 0.35)),
+            GivenBack => Some((0.16, 0.25)),
+            WithId => Some((0.35, 0.5)),
             _ => Some((0.45, 0.5)),
         }
     }
