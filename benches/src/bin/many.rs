@@ -138,10 +138,8 @@ impl Bench {
     }
 
     fn at_several_nodes(&mut self, options: &Options) {
-        println!(
-            "The same for two limits, each by a key of its own, on one Redis and on three primaries, where nearly"
-        );
-        println!("three calls have their keys on two of them: microseconds for each call, in total and of the");
+        println!("The same for two limits, each by a key of its own, on one Redis and on three primaries, where two");
+        println!("calls of three have their keys on two nodes: microseconds for each call, in total and of the");
         println!("client's processor time.\n");
         println!("{}", header(&["calls", "one Redis", "three primaries", "ratio"]));
         let (one, three) = (server::Server::start(), server::Cluster::start(3));
