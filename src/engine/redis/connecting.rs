@@ -12,7 +12,7 @@ use redis::{ErrorKind, ServerErrorKind, Value};
 use tokio::task::JoinError;
 use tokio::time::{Instant, timeout};
 
-use super::connection::Connection;
+use super::connection::{Connection, RENEW_AGAIN};
 use super::credentials::Login;
 use super::errors::from_connecting;
 use super::per_runtime::PerRuntime;
@@ -29,8 +29,6 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 const SLOW_CONNECT: Duration = Duration::from_secs(1);
 /// How long after an attempt another one starts beside it.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How long after a failed replacement the next one is tried, and how long a connection lives at least before that.
-pub(super) const RENEW_AGAIN: Duration = Duration::from_secs(1);
 
 impl Redis {
     pub(super) async fn connection(&self, per_runtime: &Arc<PerRuntime>) -> Result<Connection, Error> {

@@ -17,11 +17,13 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::connecting::RENEW_AGAIN;
 use super::credentials::Login;
 use super::texts::Texts;
 use super::transport::Wire;
 
+/// How long a connection lives at least before it is replaced, and how long after a failed replacement the next one is
+/// tried.
+pub(super) const RENEW_AGAIN: Duration = Duration::from_secs(1);
 /// How often to check whether anything was answered.
 const TICK: Duration = Duration::from_millis(50);
 /// A connection is suspect once silent for this long, or for four times as long as connecting took.
