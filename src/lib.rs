@@ -35,7 +35,7 @@
 //! | [`at_most`](Limiter::at_most) | takes what is available, up to the cost, and says how much |
 //! | [`refund`](Limiter::refund) | gives units back, never above full |
 //! | [`penalty`](Limiter::penalty) | takes the cost whether it is available or not |
-//! | [`block`](Limiter::block), [`unblock`](Limiter::unblock) | denies every call on the key for a time, whatever remains; lifts that |
+//! | [`block`](Limiter::block), [`unblock`](Limiter::unblock) | denies every call on the key for a time, whatever remains; lifts the block |
 //! | [`settle`](Limiter::settle) | replaces the cost of an earlier call, named by its id, with what it really used |
 //! | [`cancel`](Limiter::cancel) | gives back what an earlier call took, and forgets its id |
 //! | [`acquire_wait`](Limiter::acquire_wait) | sleeps until the cost is available, in order, up to a bound |
@@ -55,6 +55,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
+mod background;
 mod backoff;
 mod batch;
 mod call;
@@ -141,7 +142,7 @@ pub mod operations {
     pub mod backup {}
 }
 
-#[cfg(feature = "redis-rs")]
+#[cfg(feature = "deadpool-redis")]
 pub use deadpool_redis;
 #[cfg(feature = "redis-rs")]
 pub use redis;

@@ -29,30 +29,30 @@ mod tries;
 pub(crate) mod wait;
 
 use std::sync::Arc;
-#[cfg(feature = "embedded")]
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use crate::background::Background;
 use crate::decision::{Balance, Decision};
 use crate::denial_cache::DenialCache;
 use crate::engine::Engine;
-#[cfg(feature = "embedded")]
-use crate::engine::embedded::Embedded;
 use crate::error::Error;
 use crate::key::KeySecret;
 use crate::operation::Operation;
 use crate::request::Request;
 use crate::rule::{OnError, Rule};
 
-use background::Background;
 #[cfg(feature = "http")]
 pub(crate) use background::persist_until;
 pub use builder::LimiterBuilder;
 pub(crate) use counted::counted;
 pub use deciding::Deciding;
+#[cfg(feature = "embedded")]
+use local::LocalEngine;
 pub use maintenance::{KeyState, ResetProgress};
+use releases::Releases;
+use reservations::Reservations;
 use server_clock::ServerClock;
 
 /// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
@@ -69,10 +69,11 @@ pub struct Limiter {
     denials: Option<DenialCache>,
     key_secret: Option<KeySecret>,
     background: Background,
+    releases: Arc<Releases>,
+    reservations: Arc<Reservations>,
     server_clock: ServerClock,
-    /// Decides while Redis is unreachable, for rules that say `local`. Created on first use.
     #[cfg(feature = "embedded")]
-    local: Arc<OnceLock<Embedded>>,
+    local: LocalEngine,
 }
 
 impl Limiter {
@@ -94,8 +95,8 @@ impl Limiter {
         self.deadline
     }
 
-    /// Makes a call of this operation. The methods below describe the operations, and are shorter to write. For one that
-    /// only gives back, extends, blocks or forgets, `allowed` is true; its method returns a [`Balance`] instead.
+    /// Makes a call of this operation. The methods below describe the operations, and are shorter to write. For one
+    /// that only gives back, extends, blocks or forgets, `allowed` is true; its method returns a [`Balance`] instead.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -139,8 +140,8 @@ impl Limiter {
         self.decide(rule, request.into(), Operation::Acquire)
     }
 
-    /// The same as [`acquire`](Self::acquire), as a future that owns all it needs, for `tokio::spawn` or a field. Copies
-    /// the request, and allocates.
+    /// The same as [`acquire`](Self::acquire), as a future that owns all it needs, for `tokio::spawn` or a field.
+    /// Copies the request, and allocates.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -167,7 +168,8 @@ impl Limiter {
         request: impl Into<Request<'a>>,
     ) -> BoxFuture<'static, Result<Decision, Error>> {
         let request = request.into();
-        // Costs that a caller names are refused as by `acquire`, before they look like those of a set of rules.
+        // Checked now: once the costs are owned, they can't be told from those of a set of rules, of which some unknown
+        // names are accepted.
         let checked = request.plain().check_costs(rule);
         let (limiter, rule, request) = (self.clone(), rule.clone(), request.into_owned());
         Box::pin(async move {
@@ -196,7 +198,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No decision could be made; see [`Error`]. Only a token bucket or a fixed window of a period can reserve.
+    /// No decision could be made; see [`Error`]. A rule with a limit that can't reserve: anything but a token bucket or
+    /// a fixed window that isn't a calendar window.
     pub async fn reserve<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.make(Operation::Reserve, rule, request.into()).await
     }
@@ -282,8 +285,8 @@ impl Limiter {
     }
 
     /// Replaces the cost taken by the call of this [id](Request::id) with this one, once. More is charged, available or
-    /// not (as far as the arithmetic stays exact); less is given back. A repeated settlement changes nothing and answers
-    /// as the first did, so one without an answer can be sent again; nothing sends it again by itself.
+    /// not (as far as the arithmetic stays exact); less is given back. A repeated settlement changes nothing and
+    /// answers as the first did, so one without an answer can be sent again; nothing sends it again by itself.
     ///
     /// Under a policy that is open or local, an unreachable Redis is no error: [`Balance::by`] says that it failed.
     ///

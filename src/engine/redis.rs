@@ -19,6 +19,7 @@ mod pipeline;
 mod queue;
 pub(super) mod redirect;
 mod sentinel;
+mod server;
 pub(super) mod settings;
 mod shown_address;
 mod silence;
@@ -30,31 +31,25 @@ pub(crate) mod tls;
 mod transport;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-#[cfg(feature = "redis-rs")]
+#[cfg(feature = "deadpool-redis")]
 use deadpool_redis::Pool;
+#[cfg(feature = "redis-rs")]
 use redis::Client;
-#[cfg(feature = "redis-rs")]
-use tokio::task::JoinSet;
 
-#[cfg(feature = "redis-rs")]
-use super::deadline::Deadline;
 use crate::error::{Error, Kind};
-use crate::lock::Lock;
-#[cfg(feature = "redis-rs")]
-use crate::runtime;
-use address::{Endpoint, Sentinels, address};
+use address::{Endpoint, address};
 pub(crate) use breaker::Admission;
 use breaker::BreakerState;
 pub(super) use confirm::Confirm;
+use connection::{Connection, Owner};
 pub(crate) use dispatch::Many;
-use per_runtime::PerRuntime;
+use per_runtime::{PerRuntime, Runtimes};
 pub(super) use pipeline::Asking;
 pub(crate) use queue::Waiting;
+use server::Server;
 use settings::Settings;
 
 /// A Redis (7.0 or newer) or Valkey (7.2 or newer), given its address, its Sentinels, or the caller's own pool.
@@ -66,31 +61,15 @@ pub struct Redis {
 }
 
 struct Shared {
-    connector: Connector,
-    /// The address, for messages.
-    address: String,
-    /// Read by every call, so lock-free.
-    runtimes: ArcSwap<Vec<Arc<PerRuntime>>>,
-    made: AtomicU64,
-    /// The server process that answered last, by its own run id.
-    process: Lock<Option<String>>,
-    restarts: AtomicU64,
+    server: Server,
+    runtimes: Runtimes,
     confirm: Option<Confirm>,
-}
-
-/// How to connect.
-enum Connector {
-    Address(Box<Endpoint>),
-    /// Through the caller's pool.
-    #[cfg(feature = "redis-rs")]
-    Pool(Pool),
-    Sentinels(Arc<Sentinels>),
 }
 
 impl fmt::Debug for Shared {
     /// Shows nothing of the pool, which contains the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Shared").field("address", &self.server.address()).finish_non_exhaustive()
     }
 }
 
@@ -119,19 +98,15 @@ impl Redis {
     }
 
     pub(super) fn with(url: &str, settings: &Settings) -> Result<Self, Error> {
-        if !address::is_of_sentinels(url) {
-            return Self::at(address(url)?.with(settings, url)?, settings.confirm);
-        }
-        let sentinels = address::sentinels(url)?.with(settings, url)?;
-        sentinels.check()?;
-        let address = sentinels.to_string();
-        Ok(Self::new(Connector::Sentinels(Arc::new(sentinels)), address, settings.confirm))
+        let server = match address::is_of_sentinels(url) {
+            true => Server::known_to(address::sentinels(url)?.with(settings, url)?)?,
+            false => Server::at(address(url)?.with(settings, url)?)?,
+        };
+        Ok(Self::of(server, settings.confirm))
     }
 
     pub(super) fn at(endpoint: Endpoint, confirm: Option<Confirm>) -> Result<Self, Error> {
-        Client::open(endpoint.info().clone()).map_err(|error| unusable(&error.to_string()))?;
-        let address = endpoint.to_string();
-        Ok(Self::new(Connector::Address(Box::new(endpoint)), address, confirm))
+        Ok(Self::of(Server::at(endpoint)?, confirm))
     }
 
     /// The Redis that this pool connects to. [`deadpool_redis`](crate::deadpool_redis) is tollgate's own, so that
@@ -144,31 +119,36 @@ impl Redis {
     /// idleness a PING checks first whether the other side has closed it, which costs a round trip.
     ///
     /// The pool sets TCP_NODELAY: see [`Manager::new_with_config`](deadpool_redis::Manager::new_with_config).
-    #[cfg(feature = "redis-rs")]
+    #[cfg(feature = "deadpool-redis")]
     #[must_use]
     pub fn with_pool(pool: Pool) -> Self {
-        Self::new(Connector::Pool(pool), "the pool's address".into(), None)
+        Self::of(Server::of_pool(pool), None)
     }
 
-    fn new(connector: Connector, address: String, confirm: Option<Confirm>) -> Self {
-        let shared = Shared {
-            connector,
-            address,
-            runtimes: ArcSwap::default(),
-            made: AtomicU64::new(0),
-            process: Lock::default(),
-            restarts: AtomicU64::new(0),
-            confirm,
-        };
-        Self { shared: Arc::new(shared) }
+    fn of(server: Server, confirm: Option<Confirm>) -> Self {
+        Self { shared: Arc::new(Shared { server, runtimes: Runtimes::default(), confirm }) }
+    }
+
+    /// Another connection, not yet used by any caller.
+    async fn connect(&self) -> Result<Connection, Error> {
+        self.shared.server.connect(Arc::downgrade(&self.shared) as Weak<dyn Owner>).await
+    }
+
+    /// The state of the runtime that this is called on.
+    fn per_runtime(&self) -> Result<Arc<PerRuntime>, Error> {
+        self.with_per_runtime(Arc::clone)
+    }
+
+    fn with_per_runtime<T>(&self, with: impl FnOnce(&Arc<PerRuntime>) -> T) -> Result<T, Error> {
+        self.shared.runtimes.with_current(with)
     }
 
     fn confirms(&self, left: Duration) -> Option<Confirm> {
         self.shared.confirm.map(|confirm| confirm.before(left))
     }
 
-    /// A redis-rs client for the same Redis (with Sentinels, for the current primary), for work other than decisions, by
-    /// the address's user and password alone: neither [credentials](crate::RedisBuilder::credentials) nor a
+    /// A redis-rs client for the same Redis (with Sentinels, for the current primary), for work other than decisions,
+    /// by the address's user and password alone: neither [credentials](crate::RedisBuilder::credentials) nor a
     /// [connector](crate::RedisBuilder::connector) of the builder's are used.
     ///
     /// # Errors
@@ -177,20 +157,7 @@ impl Redis {
     /// which doesn't reveal its address.
     #[cfg(feature = "redis-rs")]
     pub async fn client(&self, deadline: Duration) -> Result<Client, Error> {
-        match &self.shared.connector {
-            Connector::Address(endpoint) => endpoint.client().map_err(|error| unusable(&error.to_string())),
-            Connector::Pool(_) => Err(unusable("expected a Redis that was opened by address, got a pool")),
-            Connector::Sentinels(sentinels) => {
-                // In a task of its own, since it needs a runtime with I/O.
-                runtime::with_timers()?;
-                let (sentinels, mut looking) = (Arc::clone(sentinels), JoinSet::new());
-                looking.spawn(async move { sentinels.primary().await });
-                let found = runtime::timeout_at(Deadline::after(deadline).at, looking.join_next()).await.flatten();
-                let found = found.unwrap_or_else(|| Ok(Err(Error::deadline(deadline, false))));
-                let (primary, _) = found.unwrap_or_else(|ended| Err(connecting::interrupted(ended)))?;
-                primary.client().map_err(|error| unusable(&error.to_string()))
-            }
-        }
+        self.shared.server.client(deadline).await
     }
 
     /// The name under which Sentinels know the primary, and a redis-rs client for each Sentinel in the address. None
@@ -199,32 +166,24 @@ impl Redis {
     #[doc(hidden)]
     #[must_use]
     pub fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
-        match &self.shared.connector {
-            Connector::Sentinels(sentinels) => Some(sentinels.themselves()),
-            Connector::Address(_) | Connector::Pool(_) => None,
-        }
+        self.shared.server.sentinels()
     }
 
     /// The address for messages: without user and password.
     #[must_use]
     pub fn address(&self) -> &str {
-        &self.shared.address
+        self.shared.server.address()
     }
 
     pub(super) fn remote_address(&self) -> Option<String> {
-        match &self.shared.connector {
-            Connector::Address(endpoint) => endpoint.remote(),
-            #[cfg(feature = "redis-rs")]
-            Connector::Pool(_) => Some(self.shared.address.clone()),
-            Connector::Sentinels(sentinels) => sentinels.remote_address(),
-        }
+        self.shared.server.remote_address()
     }
 
     /// The breaker's state. Each runtime has its own connection and so its own breaker; if any of them isn't closed,
     /// this isn't either.
     #[must_use]
     pub fn breaker(&self) -> BreakerState {
-        let mut breakers = self.runtimes().into_iter().map(|per_runtime| per_runtime.breaker.current());
+        let mut breakers = self.shared.runtimes.living().into_iter().map(|per_runtime| per_runtime.breaker.current());
         breakers.find(|breaker| *breaker != BreakerState::Closed).unwrap_or(BreakerState::Closed)
     }
 
@@ -232,14 +191,14 @@ impl Redis {
     /// tried beside a silent one. Failed attempts don't count.
     #[must_use]
     pub fn connections(&self) -> u64 {
-        self.shared.made.load(Ordering::Relaxed)
+        self.shared.server.connections()
     }
 
     /// How often a new connection found a different server process than the last one did: a restarted one, or another
-    /// in its place. State that the new process doesn't have starts anew. 0 if the user may not run INFO.
+    /// in its place. Keys that the new process doesn't have start unused. 0 if the user may not run INFO.
     #[must_use]
     pub fn restarts(&self) -> u64 {
-        self.shared.restarts.load(Ordering::Relaxed)
+        self.shared.server.restarts()
     }
 }
 

@@ -1,10 +1,11 @@
 //! What a limiter is made from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Limiter;
-use super::background::Background;
 use super::server_clock::ServerClock;
+use crate::background::Background;
 use crate::denial_cache::DenialCache;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -43,9 +44,11 @@ impl Limiter {
             denials: None,
             key_secret: None,
             background: Background::default(),
+            releases: Arc::default(),
+            reservations: Arc::default(),
             server_clock: ServerClock::default(),
             #[cfg(feature = "embedded")]
-            local: std::sync::Arc::default(),
+            local: super::local::LocalEngine::default(),
         })
     }
 
@@ -76,8 +79,8 @@ impl LimiterBuilder {
     }
 
     /// The answer while Redis is unreachable, for rules that [don't set one](crate::Rule::on_error). Default:
-    /// [closed](OnError::Closed), which returns the error. Under `Local`, a rule with less than one unit for each of its
-    /// processes is closed too.
+    /// [closed](OnError::Closed), which returns the error. Under `Local`, a rule with less than one unit for each of
+    /// its processes is closed too.
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.0.on_error = on_error;
         self
@@ -90,9 +93,9 @@ impl LimiterBuilder {
         self
     }
 
-    /// Hashes keys, parts and tags with this secret, for rules that don't say [otherwise](crate::Rule::hash_keys). Redis
-    /// then stores and shows only the first 128 bits of their HMAC-SHA256. All limiters that count together need the
-    /// same secret; a new secret starts every key afresh. Ids aren't hashed. Costs no round trip, and some 0.3 µs.
+    /// Hashes keys, parts and tags with this secret, for rules that don't say [otherwise](crate::Rule::hash_keys).
+    /// Redis then stores and shows only the first 128 bits of their HMAC-SHA256. All limiters that count together need
+    /// the same secret; a new secret starts every key afresh. Ids aren't hashed. Costs no round trip, and some 0.3 µs.
     /// Default: none; keys are stored as given.
     pub fn key_secret(mut self, secret: &KeySecret) -> Self {
         self.0.key_secret = Some(secret.clone());

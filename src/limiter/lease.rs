@@ -28,10 +28,10 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::algorithm::Algorithm;
+use crate::background::Counted;
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::limit::WindowStart;
-use crate::limiter::background::Counted;
 use crate::limiter::{Limiter, counted};
 use crate::lock::Lock;
 use crate::operation::Operation;
@@ -83,8 +83,7 @@ impl Limiter {
     ///
     /// Redis is asked directly while more than half the capacity is left, because the limit can't refill units that are
     /// held here. So a lease saves calls when a limit is nearly or entirely used up, such as a window in its second
-    /// half or a bucket after a burst. Redis is also asked directly while calls arrive less than about five times a
-    /// second.
+    /// half or a bucket after a burst. Redis is also asked directly while fewer than about five calls a second arrive.
     ///
     /// Times come from this machine's monotonic clock. If it stops, as in a suspended machine, up to a share may be
     /// spent after the limit has refilled.
@@ -146,7 +145,7 @@ impl Limiter {
             return Err(bad("a fixed window that doesn't start at the first hit (a batch would be that hit)"));
         }
         if limit.shards() > 1 {
-            return Err(bad("a limit without shards, since what one of them has says nothing about the others"));
+            return Err(bad("a limit without shards, since the units left in one shard say nothing about the others"));
         }
         if rule.counts_overage() {
             return Err(bad("a rule that doesn't count denials (those of batches would count)"));

@@ -1,7 +1,7 @@
 //! Decisions by the engine in this process, while Redis is unreachable.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::join;
 
@@ -9,6 +9,7 @@ use super::Limiter;
 use super::call::Call;
 use super::server_clock::ServerClock;
 use crate::decision::{DecidedBy, Decision};
+use crate::engine::Engine;
 use crate::engine::embedded::Embedded;
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
@@ -17,12 +18,26 @@ use crate::rule::OnError;
 /// A bound on memory, however many keys are used during an outage.
 const MOST_KEYS: usize = 100_000;
 
+/// Decides while Redis is unreachable, for rules that say `local`. Created on first use; clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LocalEngine(Arc<OnceLock<Embedded>>);
+
+impl LocalEngine {
+    fn get(&self) -> Engine {
+        self.0.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into()
+    }
+
+    fn is_used(&self) -> bool {
+        self.0.get().is_some()
+    }
+}
+
 impl Limiter {
     /// Decides by the rule's share for one of this many processes.
     pub(super) async fn decide_locally(&self, call: Call<'_>, processes: NonZeroU32) -> Result<Decision, Error> {
         let Call { rule, request, operation } = call;
         let share = rule.share(processes).map_err(|error| Error::new(Kind::Input, error.to_string()))?;
-        let engine = self.local.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into();
+        let engine = self.local.get();
         // The engine in this process has a clock of its own. Nothing answers in its place, and the caller jitters the
         // wait.
         let here = Self { engine, server_clock: ServerClock::default(), denials: None, ..self.clone() };
@@ -46,7 +61,9 @@ impl Limiter {
     /// The outcome for a permit that was taken in this process; none if it wasn't.
     pub(super) async fn change_local_permits(&self, call: Call<'_>) -> Option<Decision> {
         let OnError::Local { processes } = self.policy(call.rule) else { return None };
-        self.local.get()?;
+        if !self.local.is_used() {
+            return None;
+        }
         let renewed = self.decide_locally(Call { operation: Operation::Renew, ..call }, processes).await.ok()?;
         match call.operation {
             Operation::Renew => Some(renewed),

@@ -41,8 +41,8 @@ pub(super) struct PendingRelease {
     release: Arc<Release>,
 }
 
-/// A release that is being made. It ends as this is dropped: a call that was given up isn't made again, since it may have
-/// run, and another holder may have the permit by now.
+/// A release that is being made. It ends as this is dropped: a call that was given up isn't made again, since it may
+/// have run, and another holder may have the permit by now.
 struct Making<'a> {
     all: &'a Releases,
     permit: &'a [u8],
@@ -52,7 +52,7 @@ struct Making<'a> {
 impl Limiter {
     /// Notes a release to be made. None if one is in progress, which gives back all that the id holds.
     pub(super) fn pending_release(&self, rule: &Rule, request: &OwnedRequest) -> Option<PendingRelease> {
-        let all = &self.background.releases;
+        let all = &self.releases;
         let permit = self.permit(rule, &Request::from(request))?;
         let mut by_permit = all.by_permit.lock();
         if by_permit.contains_key(&permit) {
@@ -64,12 +64,12 @@ impl Limiter {
         Some(PendingRelease { all: Arc::clone(all), permit, release })
     }
 
-    /// Returns once no release by this id is in progress, and how much of the request's deadline is left. A release that
-    /// hasn't begun is made here: its own task may run on another runtime, which may be blocked.
+    /// Returns once no release by this id is in progress, and how much of the request's deadline is left. A release
+    /// that hasn't begun is made here: its own task may run on another runtime, which may be blocked.
     pub(super) async fn after_releases(&self, rule: &Rule, request: &Request<'_>) -> Result<Duration, Error> {
         let deadline = request.deadline_or(self.deadline);
         let Some(permit) = self.permit(rule, request) else { return Ok(deadline) };
-        let (began, all) = (Instant::now(), &self.background.releases);
+        let (began, all) = (Instant::now(), &self.releases);
         let until = began + deadline.min(crate::runtime::LONGEST_WAIT);
         loop {
             let left = deadline.saturating_sub(began.elapsed());

@@ -1,6 +1,6 @@
-//! Reservations that wait in this process. When some leave, the debt is paid sooner than those behind them were told.
-//! For leavers of this process they move up at once; of others they learn by looking at what is owed, in one call for
-//! all that wait for the same limits.
+//! Reservations that wait in this process. When a caller leaves before its turn, those behind it may proceed sooner
+//! than their reservations said. If it left in this process, they move up at once. If it left in another, they find out
+//! by asking what is still owed, in one call for all that wait for the same limits.
 //!
 //! A look finds when nothing is owed any more. The last of those that had reserved before it was sent may proceed then,
 //! and each of the others before it, by as long as the limit takes for what those behind it have reserved. So they
@@ -117,7 +117,7 @@ impl Limiter {
         let Some(name) = self.queue_name(rule, request).filter(|_| may_look) else {
             return runtime::sleep_until(turn).await;
         };
-        let mut place = self.background.reservations.find(name, rule);
+        let mut place = self.reservations.find(name, rule);
         place.join(Member { reserved_at, units: request.units(rule), turns });
         let mut pause = FIRST_LOOK;
         let mut next = reserved_at + pause;
@@ -148,9 +148,9 @@ impl Limiter {
     /// cancelled.
     pub(super) async fn move_up(&self, rule: &Rule, request: &Request<'_>) {
         let Some(name) = self.queue_name(rule, request) else { return };
-        let waits = self.background.reservations.queues.lock().contains_key(&name);
+        let waits = self.reservations.queues.lock().contains_key(&name);
         if waits {
-            self.background.reservations.find(name, rule).queue.look(self, request).await;
+            self.reservations.find(name, rule).queue.look(self, request).await;
         }
     }
 
@@ -350,7 +350,7 @@ impl Drop for Looking<'_> {
 mod tests {
     use super::*;
 
-    /// That many would take minutes if each that leaves were compared with all that stay.
+    /// Comparing each caller that leaves with all that stay would take minutes for so many.
     #[tokio::test(start_paused = true)]
     async fn of_a_hundred_thousand_that_leave_at_once_each_is_counted() {
         const MANY: u64 = 100_000;
@@ -362,7 +362,7 @@ mod tests {
                 Member { reserved_at: now, units: Costs::all(1), turns: Turns::from_slice(&[turn_of(number)]) };
             waiting.members.insert(number, member);
         }
-        // All but each thousandth, those behind before those in front.
+        // All but every thousandth, those behind before those in front.
         for number in (1..=MANY).rev().filter(|number| number % 1000 > 0) {
             assert!(waiting.leave(number, &rule));
         }

@@ -6,13 +6,13 @@
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use redis::{RedisError, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::Redis;
 use super::breaker::{BreakerState, CircuitBreaker};
 use super::connection::{Connection, lost};
 use super::errors::{Called, from_call};
@@ -40,36 +40,39 @@ struct RuntimeEnds {
     breaker: Arc<CircuitBreaker>,
 }
 
-impl Redis {
-    /// The state of the runtime that this is called on.
-    pub(super) fn per_runtime(&self) -> Result<Arc<PerRuntime>, Error> {
-        self.with_per_runtime(Arc::clone)
-    }
+/// Those of one Redis.
+#[derive(Default)]
+pub(super) struct Runtimes {
+    /// Read by every call, so lock-free.
+    all: ArcSwap<Vec<Arc<PerRuntime>>>,
+}
 
-    /// The same, without cloning the Arc, whose count all threads would contend for.
-    pub(super) fn with_per_runtime<T>(&self, with: impl FnOnce(&Arc<PerRuntime>) -> T) -> Result<T, Error> {
+impl Runtimes {
+    /// Calls this with the state of the runtime that this is called on, without cloning the Arc, whose count all
+    /// threads would contend for.
+    pub(super) fn with_current<T>(&self, with: impl FnOnce(&Arc<PerRuntime>) -> T) -> Result<T, Error> {
         let runtime = runtime::current()?;
-        if let Some(per_runtime) = of_runtime(&self.shared.runtimes.load(), &runtime) {
+        if let Some(per_runtime) = of_runtime(&self.all.load(), &runtime) {
             return Ok(with(per_runtime));
         }
         let runtime = runtime::with_timers()?;
         let made = Arc::new(PerRuntime::of(&runtime));
-        self.shared.runtimes.rcu(|runtimes| {
-            let lasting = runtimes.iter().filter(|per_runtime| !per_runtime.lifetime.is_finished());
-            let mut runtimes: Vec<_> = lasting.cloned().collect();
+        self.all.rcu(|runtimes| {
+            let living = runtimes.iter().filter(|per_runtime| !per_runtime.lifetime.is_finished());
+            let mut runtimes: Vec<_> = living.cloned().collect();
             // Another thread of the runtime may have been faster.
             if of_runtime(&runtimes, &runtime).is_none() {
                 runtimes.push(Arc::clone(&made));
             }
             runtimes
         });
-        let runtimes = self.shared.runtimes.load();
+        let runtimes = self.all.load();
         Ok(with(of_runtime(&runtimes, &runtime).unwrap_or(&made)))
     }
 
     /// Those of runtimes that haven't ended.
-    pub(super) fn runtimes(&self) -> Vec<Arc<PerRuntime>> {
-        self.shared.runtimes.load().iter().filter(|per_runtime| !per_runtime.lifetime.is_finished()).cloned().collect()
+    pub(super) fn living(&self) -> Vec<Arc<PerRuntime>> {
+        self.all.load().iter().filter(|per_runtime| !per_runtime.lifetime.is_finished()).cloned().collect()
     }
 }
 

@@ -39,7 +39,7 @@ impl Redis {
         let for_another = connection.patience_for_another();
         let other = match per_runtime.current_connection().filter(|other| other.number != connection.number) {
             Some(other) => Ok(other),
-            None => timeout(for_another, self.make()).await.unwrap_or_else(|_| {
+            None => timeout(for_another, self.connect()).await.unwrap_or_else(|_| {
                 let why = "redis answers nothing, on this connection or a new one";
                 Err(Error::new(Kind::Unreachable, why))
             }),

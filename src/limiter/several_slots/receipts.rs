@@ -11,12 +11,13 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::{Answers, GivenBack, Limiter, PATIENCE, Part, Took};
+use crate::background::{AtOnce, Counted};
 use crate::call::{Mode, Receipt};
 use crate::decision::Decision;
 use crate::denial_cache::Changing;
 use crate::engine::deadline::Deadline;
 use crate::error::{Charged, Error};
-use crate::limiter::background::{AtOnce, Counted, persist_while};
+use crate::limiter::background::persist_while;
 use crate::limiter::call::Call;
 use crate::limiter::decide::garbled;
 use crate::limiter::prepare::Targets;
@@ -202,7 +203,8 @@ impl Acquire {
         let acquire = Arc::clone(self);
         // Shared between attempts: if this runtime ends, another one continues.
         let step = Arc::new(Lock::new(Some(step)));
-        self.limiter.spawn_at(place.or_else(|| self.limiter.background.place()), runtime, move |at_once| {
+        let background = &self.limiter.background;
+        background.spawn(place.or_else(|| background.place()), runtime, move |at_once| {
             let (acquire, step) = (Arc::clone(&acquire), Arc::clone(&step));
             async move {
                 let step = step.lock().take();
