@@ -18,6 +18,7 @@ use super::wait::JITTER;
 use super::{Limiter, counted};
 use crate::decision::{Balance, DecidedBy, Decision, Denied, RetryAfter};
 use crate::error::{Charged, Error, Kind};
+use crate::lock::Lock;
 use crate::operation::Operation;
 use crate::random::{jittered, unique_id};
 use crate::request::{OwnedRequest, Request};
@@ -35,11 +36,11 @@ pub struct HoldDecision {
     pub permit: Option<Permit>,
 }
 
-/// Permits that are given back on drop, by a task on the runtime that the drop happens on, otherwise on the one in
-/// which they were taken, and if that has ended or has a single thread, by a thread of the library's own. While Redis
-/// is away that is retried for some 15 seconds, at most for the limit's ttl, unless the id is the caller's own, since
-/// another holder may use it by then. If the process has ended, the permits expire after the ttl. [`Limiter::finish`]
-/// waits for releases in progress.
+/// Permits, given back on drop by a background task: on the runtime of the drop or, outside one, on the runtime in
+/// which they were taken; if that has ended or has a single thread, on a thread of the library's own. While Redis is
+/// unreachable, the release is retried for some 15 seconds, at most for the limit's ttl. With an id of the caller's own
+/// it is sent once, since another holder may use that id by then. If the process ends first, the permits expire after
+/// the ttl. [`Limiter::finish`] waits for releases in progress.
 #[must_use = "a permit that is dropped is given back"]
 pub struct Permit {
     limiter: Limiter,
@@ -52,12 +53,14 @@ pub struct Permit {
     /// Whether that was done when the rule's longest hold was over.
     given_back: bool,
     renewing: Option<Arc<Renewing>>,
+    /// When the call began that last took or renewed it.
+    held_from: Lock<Instant>,
     /// The runtime to give it back on, if it is dropped outside one.
     runtime: Handle,
 }
 
 /// What a permit shares with the task that renews it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Renewing {
     /// Whether no other caller knows the id that it is held by.
     own_id: bool,
@@ -70,14 +73,19 @@ struct Renewing {
     until: Option<Instant>,
     /// Whether the longest hold was over first, so that the task gives the permit back.
     overdue: AtomicBool,
+    /// When the call began that last took or renewed it: it lasts a ttl from then at least.
+    held_from: Lock<Instant>,
+    lost: AtomicBool,
+    becomes_lost: Notify,
 }
 
 /// The first pause between a waiter's tries for a permit. It grows by half each time. Tries don't wait for expiry,
 /// since permits are usually released before.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(250);
-/// Renewals are no closer than this, nor is their deadline shorter; and after a failure they pause no longer than this.
+/// The least time between renewals, and the least deadline of one.
 const SHORTEST: Duration = Duration::from_millis(1);
+/// The longest pause after a renewal that failed, before jitter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Limiter {
@@ -92,10 +100,10 @@ impl Limiter {
     /// runtime that has begun the release is blocked, the hold ends by its deadline with an error. A release by such an
     /// id is sent once: if its future is dropped, or its answer lost, the permits may stay until they expire.
     ///
-    /// A call that reaches Redis after its caller gave up may hold a permit until it expires. While Redis is unreachable,
-    /// a policy that is [open](crate::OnError::Open) gives a permit that limits nobody.
+    /// A call that reaches Redis after its caller gave up may hold a permit until it expires. While Redis is
+    /// unreachable, a policy that is [open](crate::OnError::Open) gives a permit that limits nobody.
     ///
-    /// A future of it that is polled by reference, as in a `select!` in a loop, is pinned first (`tokio::pin!`).
+    /// To poll its future by reference, as in a `select!` in a loop, pin it first (`tokio::pin!`).
     ///
     /// # Errors
     ///
@@ -138,10 +146,19 @@ impl Limiter {
         let in_parts = self.parts(rule, &self.targets_of_acquire(rule, None), &request)?.is_some();
         // Made first: whatever happens to the call, its permits are given back.
         let (limiter, rule, owned) = (self.clone(), rule.clone(), request.into_owned());
-        let runtime = runtime::current()?;
+        let (runtime, held_from) = (runtime::current()?, Lock::new(Instant::now()));
         let held = !in_parts;
-        let mut permit =
-            Permit { limiter, rule, request: owned, own_id, held, given_back: false, renewing: None, runtime };
+        let mut permit = Permit {
+            limiter,
+            rule,
+            request: owned,
+            own_id,
+            held,
+            given_back: false,
+            renewing: None,
+            held_from,
+            runtime,
+        };
         let decided = if own_id {
             self.acquire(&permit.rule, request).uncounted().await
         } else {
@@ -165,10 +182,11 @@ impl Limiter {
         Ok(HoldDecision { permit: decision.allowed.then_some(permit), decision })
     }
 
-    /// The same as [`hold`](Self::hold), but waits for a permit for at most this long. The first caller to ask is
-    /// served. Each try is a call, and a denial that counts if the rule counts denials. What another limit of the rule
-    /// denies, or a block, is waited for until its `retry_after`, and denied at once if that is too long. It doesn't wait for Redis: while that is
-    /// unreachable, the error or the policy answers.
+    /// Like [`hold`](Self::hold), but waits for a permit for at most `max_wait`. Whichever caller asks first once one
+    /// is free gets it. Each try costs a round trip and, if denied, counts where the rule counts denials; pauses
+    /// between tries grow by half from 5 ms to 250 ms, each lengthened by up to half. If another limit of the rule
+    /// denies, or the key is blocked, the next try comes after that `retry_after`; if that exceeds the time left, the
+    /// call is denied at once. An outage isn't waited for: while Redis is unreachable, the error or the policy answers.
     ///
     /// # Errors
     ///
@@ -259,22 +277,30 @@ impl Permit {
     ///
     /// [`Error::is_unknown_id`] if it has expired and may belong to another holder. No answer; see [`Error`].
     pub async fn renew(&self) -> Result<(), Error> {
-        self.limiter.renew(&self.rule, &self.request).await.map(|_| ())
+        let asked_at = Instant::now();
+        let renewed = self.limiter.renew(&self.rule, &self.request).await;
+        if renewed.as_ref().is_ok_and(|renewed| renewed.by.error().is_none()) {
+            *self.held_from.lock() = asked_at;
+        }
+        if let Some(renewing) = &self.renewing {
+            renewing.answered(asked_at, renewed.as_ref());
+        }
+        renewed.map(|_| ())
     }
 
     /// Renews the permit every third of the limit's ttl while it is held, in a task of its own, which ends when the
-    /// permit is lost. A renewal that fails, or isn't answered within a sixth of the ttl, is soon tried again. If the
-    /// task's runtime ends, a thread of the library's own goes on with it. If Redis can't be reached until 1.5 s before
-    /// two thirds of the ttl are over, which a new connection may take, or if the runtime is blocked for two thirds of
-    /// it, the permit may expire: [`renew`](Self::renew) tells whether it is still held. When the rule's [longest
-    /// hold](Rule::max_hold) is over, the task gives the permit back. For work of unknown length.
+    /// permit is [lost](Self::lost). A renewal that fails, or isn't answered within a sixth of the ttl, is soon tried
+    /// again. If the task's runtime ends, a thread of the library's own goes on with it. The permit may expire if the
+    /// runtime is blocked for two thirds of the ttl, or if Redis is unreachable for that long less 1.5 s, the time that
+    /// a new connection may take. When the rule's [longest hold](Rule::max_hold) is over, the task gives the permit
+    /// back. For work of unknown length.
     pub fn renewed(mut self) -> Self {
         self.given_back |= !self.stop_renewing();
         if !self.held || self.given_back {
             return self;
         }
         let until = self.rule.holds_for().map(|time| Instant::now() + time.min(LONGEST_WAIT));
-        let renewing = Arc::new(Renewing { until, own_id: self.own_id, ..Renewing::default() });
+        let renewing = Arc::new(Renewing::new(self.own_id, until, *self.held_from.lock()));
         self.renewing = Some(Arc::clone(&renewing));
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         let runtime = runtime::current().unwrap_or_else(|_| self.runtime.clone());
@@ -283,6 +309,40 @@ impl Permit {
             Arc::clone(&renewing).renew(limiter, rule, request)
         });
         self
+    }
+
+    /// Whether this permit, which is [renewed](Self::renewed), is lost: it has expired, was released or reset by
+    /// another caller, no renewal has been answered for the limit's whole ttl, or the rule's [longest
+    /// hold](Rule::max_hold) is over. Others may hold it by now, so work that must not run beside theirs stops. False
+    /// if it isn't renewed, and for a permit of a policy that is open, which limits nobody. Costs no round trip.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.renewing.as_ref().is_some_and(|renewing| renewing.lost.load(Ordering::Acquire))
+    }
+
+    /// Returns once the permit [is lost](Self::is_lost); never, if it isn't renewed. Costs no round trip, and loses
+    /// nothing if it is dropped.
+    ///
+    /// ```
+    /// use tollgate::Permit;
+    ///
+    /// async fn work_alone(permit: &Permit, work: impl Future<Output = ()>) -> Result<(), &'static str> {
+    ///     tokio::select! {
+    ///         () = work => Ok(()),
+    ///         () = permit.lost() => Err("others may hold the permit by now"),
+    ///     }
+    /// }
+    /// ```
+    pub async fn lost(&self) {
+        let Some(renewing) = &self.renewing else { return pending().await };
+        loop {
+            // Made before looking, so that no loss is missed.
+            let becomes_lost = renewing.becomes_lost.notified();
+            if renewing.lost.load(Ordering::Acquire) {
+                return;
+            }
+            becomes_lost.await;
+        }
     }
 
     /// Gives the permit back, and returns the state after that.
@@ -315,6 +375,40 @@ impl Permit {
 }
 
 impl Renewing {
+    fn new(own_id: bool, until: Option<Instant>, held_from: Instant) -> Self {
+        let [begun, over, overdue, lost] = [(); 4].map(|()| AtomicBool::new(false));
+        let (ended, becomes_lost) = (Notify::new(), Notify::new());
+        Self { own_id, begun, over, ended, until, overdue, held_from: Lock::new(held_from), lost, becomes_lost }
+    }
+
+    /// Notes the answer to a renewal that was asked for at this time.
+    fn answered(&self, asked_at: Instant, renewed: Result<&Balance, &Error>) {
+        match renewed {
+            Ok(renewed) if renewed.by.error().is_none() => *self.held_from.lock() = asked_at,
+            Err(error) if error.is_unknown_id() => self.lose(),
+            _ => {}
+        }
+    }
+
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.becomes_lost.notify_waiters();
+    }
+
+    /// Loses the permit once no renewal has been answered for this long, and never ends.
+    async fn expire(&self, ttl: Duration) {
+        loop {
+            let until = *self.held_from.lock() + ttl.min(LONGEST_WAIT);
+            if Instant::now() >= until {
+                self.lose();
+                return pending().await;
+            }
+            if runtime::sleep_until(until).await.is_err() {
+                return pending().await;
+            }
+        }
+    }
+
     /// Renews until the permit is given up or lost, or has been held for the longest time allowed.
     async fn renew(self: Arc<Self>, limiter: Limiter, rule: Rule, request: OwnedRequest) {
         let permits = rule.limits().filter(|limit| limit.algorithm().holds());
@@ -327,7 +421,10 @@ impl Renewing {
         let mut wait = if self.begun.swap(true, Ordering::AcqRel) { Duration::ZERO } else { every };
         let renewals = async {
             while runtime::sleep(wait).await.is_ok() {
-                wait = match limiter.renew(&rule, request).await {
+                let asked_at = Instant::now();
+                let renewed = limiter.renew(&rule, request).await;
+                self.answered(asked_at, renewed.as_ref());
+                wait = match renewed {
                     Ok(renewed) if renewed.by.error().is_none() => every,
                     Err(error) if error.is_unknown_id() => return telemetry::permit_lost(rule.name()),
                     _ => jittered(again, 50),
@@ -359,13 +456,16 @@ impl Renewing {
         if self.over.load(Ordering::Acquire) {
             return;
         }
-        let (renewals, longest, ended) = (pin!(renewals), pin!(longest), pin!(self.ended.notified()));
-        if !matches!(select(select(renewals, longest), ended).await, Either::Left((Either::Right(_), _))) {
+        let (renewals, expiry) = (pin!(renewals), pin!(self.expire(ttl)));
+        let (longest, ended) = (pin!(longest), pin!(self.ended.notified()));
+        let renewed = select(select(renewals, expiry), longest);
+        if !matches!(select(renewed, ended).await, Either::Left((Either::Right(_), _))) {
             return;
         }
         // Either this task gives the permit back or its value does: the first to set `over`.
         if !self.over.swap(true, Ordering::AcqRel) {
             self.overdue.store(true, Ordering::Release);
+            self.lose();
             telemetry::permit_overdue(rule.name());
             let _ = release().await;
         }

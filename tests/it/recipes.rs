@@ -46,6 +46,22 @@ async fn report_in_turn(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn
     Ok(())
 }
 
+async fn ask_maps(
+    limiter: &Limiter,
+    maps: impl Future<Output = Result<String, Duration>>,
+) -> Result<String, Box<dyn Error + Send + Sync>> {
+    let rule = "concurrency 3 ttl 30s, token-bucket 10/1s burst 0".parse::<Rule>()?.named("maps")?;
+    // Waits for its turn for at most 5 s. The permit is given back when it is dropped, whatever happens.
+    let _permit = limiter.hold_wait(&rule, "maps", Duration::from_secs(5)).await?.into_result()?.renewed();
+    match maps.await {
+        Ok(answer) => Ok(answer),
+        Err(pause) => {
+            limiter.block(&rule, "maps", pause).await?;
+            Err(format!("maps wants no calls for {pause:?}").into())
+        }
+    }
+}
+
 async fn batch(redis: Redis, keys: &[String]) -> Result<usize, Box<dyn Error + Send + Sync>> {
     let limiter = Limiter::builder(redis).denial_cache(DenialCache::new(50_000)).build();
     let rule = "token-bucket 100/1s burst 20".parse::<Rule>()?.named("api")?;

@@ -89,6 +89,42 @@ async fn a_permit_that_has_expired_is_known_to_be_lost() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_renewed_permit_says_when_it_is_lost() {
+    let clock = Clock::new(UNIX_EPOCH);
+    let limiter = Limiter::new(Embedded::with_clock(clock.clone()));
+    let rule = rule("concurrency 1 ttl 3m");
+    let not_renewed = held(&limiter, &rule).await.expect("one");
+    assert!(tokio::time::timeout(60 * MINUTE, not_renewed.lost()).await.is_err() && !not_renewed.is_lost());
+    not_renewed.release().await.expect("an answer");
+
+    // Its key is forgotten: the next renewal notices, a third of the ttl later at most.
+    let permit = held(&limiter, &rule).await.expect("one").renewed();
+    assert!(tokio::time::timeout(2 * MINUTE, permit.lost()).await.is_err() && !permit.is_lost());
+    limiter.reset(&rule, "key").await.expect("an answer");
+    tokio::time::timeout(MINUTE, permit.lost()).await.expect("in time");
+    assert!(permit.is_lost());
+    permit.lost().await;
+
+    // Its longest hold is over.
+    let rule = rule.max_hold(2 * MINUTE).expect("a time");
+    let permit = held(&limiter, &rule).await.expect("one").renewed();
+    tokio::time::timeout(3 * MINUTE, permit.lost()).await.expect("in time");
+    assert!(permit.is_lost());
+}
+
+#[tokio::test]
+async fn a_permit_that_redis_has_not_renewed_for_a_ttl_is_lost() {
+    let mut server = Server::start();
+    let limiter = patient(&server.url());
+    let rule = rule("concurrency 1 ttl 1s");
+    let permit = held(&limiter, &rule).await.expect("one").renewed();
+    assert!(!permit.is_lost());
+    server.stop();
+    tokio::time::timeout(MINUTE, permit.lost()).await.expect("in time");
+    assert!(permit.is_lost());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_waiting_caller_is_served_when_a_permit_is_released_not_when_it_would_expire() {
     let limiter = Limiter::new(Embedded::new());
     let rule = rule("concurrency 1 ttl 1h");
@@ -211,7 +247,7 @@ async fn permit_operations_on_a_limit_without_permits_are_errors() {
     }
     assert!(limiter.renew(&permits, request).await.expect_err("nothing held").is_unknown_id());
     for (text, why) in [
-        ("concurrency 5", "concurrency: the ttl is missing: write after 5 a ttl"),
+        ("concurrency 5", "concurrency: the ttl is missing: after 5, write a ttl such as ttl 30s"),
         ("concurrency 5/1s ttl 1s", "concurrency: expected permits and a ttl"),
         ("concurrency 10001 ttl 1s", "permits: expected a whole number from 1 to 10000, got 10001"),
         ("concurrency 5 ttl 0s", "ttl: expected"),
@@ -296,7 +332,7 @@ async fn permits_are_taken_by_an_id_or_by_hold() {
     ] {
         let error = answer.expect_err("no id");
         let expected = format!(
-            "{mode} of concurrency 2 ttl 30s: the id to give its permits back by is missing \
+            "{mode} of concurrency 2 ttl 30s: the id to release its permits by is missing \
              (Request::id; Limiter::hold makes one)"
         );
         assert!(error.is_input() && error.to_string() == expected, "{rule}: {error}");

@@ -11,7 +11,9 @@ use tollgate::{Limit, Limiter, OnError, Redis, Rule};
 use tollgate_testing::redis_server::{Server, patient};
 use tollgate_testing::repository::read;
 
-use super::{batch, call, complete, crawl, export, guess, login, pay, report, report_in_turn, send_mail, upload};
+use super::{
+    ask_maps, batch, call, complete, crawl, export, guess, login, pay, report, report_in_turn, send_mail, upload,
+};
 
 const DEADLINE: Duration = Duration::from_millis(200);
 const ONE: NonZeroU32 = NonZeroU32::MIN;
@@ -212,6 +214,33 @@ async fn eight_reports_run_at_a_time_and_continue_by_policy_during_a_redis_outag
         report_in_turn(&away, "acme").await.expect("a policy answered");
     }
     report(&away(OnError::Closed), "acme").await.expect_err("closed");
+}
+
+#[tokio::test]
+async fn three_calls_to_a_third_party_run_at_a_time_and_all_make_the_pause_that_it_wants() {
+    let server = Server::start();
+    let limiters = [limiter(&server.url()), limiter(&server.url())];
+    let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let maps = || async {
+        most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        running.fetch_sub(1, Ordering::SeqCst);
+        Ok("here".to_owned())
+    };
+    let answers = join_all((0..12).map(|at| ask_maps(&limiters[at % 2], maps()))).await;
+    answers.into_iter().for_each(|answer| assert_eq!(answer.expect("an answer"), "here"));
+    assert!(most.load(Ordering::SeqCst) <= 3, "{most:?}");
+
+    let pause = Duration::from_secs(3600);
+    let wants_none = ask_maps(&limiters[0], async { Err(pause) }).await.expect_err("a pause");
+    assert_eq!(wants_none.to_string(), "maps wants no calls for 3600s");
+    ask_maps(&limiters[1], async { unreachable!("no call is made") }).await.expect_err("blocked");
+}
+
+#[tokio::test]
+async fn during_a_redis_outage_a_third_party_is_called_by_policy() {
+    assert!(ask_maps(&away(OnError::Open), async { Ok(String::new()) }).await.is_ok());
+    ask_maps(&away(OnError::Closed), async { unreachable!("no call is made") }).await.expect_err("unreachable");
 }
 
 #[tokio::test]
