@@ -45,7 +45,7 @@ pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 /// # Ok::<(), tollgate::RuleError>(())
 /// ```
 // Clones share the fields: each permit has a clone.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// None for a rule parsed from text, which can't decide yet.
     name: Option<Arc<str>>,
@@ -414,7 +414,7 @@ impl Rule {
         if self.limits().any(|other| other.label() == label) {
             let by = if by.is_some() { "key" } else { "algorithm and period" };
             let why = if is_named { String::new() } else { format!(" (a limit without a name is named by its {by})") };
-            return Err(self.error(&format!("expected limits of different names, got {label} twice{why}")));
+            return Err(self.error(&format!("two limits are named {label}{why}")));
         }
         let one_more = ScopedLimit::new(self.name.as_deref().unwrap_or_default(), limit, by, cost);
         self.limits = self.limits.iter().cloned().chain([one_more]).collect();
@@ -487,6 +487,33 @@ impl FromStr for Rule {
         let (first, others) = text.split_once(',').map_or((text, None), |(first, others)| (first, Some(others)));
         let rule = Self::unnamed(limit(first)?);
         others.into_iter().flat_map(|others| others.split(',')).try_fold(rule, |rule, text| rule.and(limit(text)?))
+    }
+}
+
+impl fmt::Debug for Rule {
+    /// Its name, its limits in their text form, and whatever else was set.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Rule");
+        shown.field("name", &self.name()).field("limits", &self.to_string());
+        let parts: Vec<_> = self.scoped_limits().iter().filter_map(|scoped| scoped.by.as_deref()).collect();
+        let costs: Vec<_> = self.scoped_limits().iter().map(|scoped| scoped.cost.as_ref()).collect();
+        let mut set = |name, is_set, value: &dyn fmt::Debug| {
+            if is_set {
+                shown.field(name, value);
+            }
+        };
+        set("parts", !parts.is_empty(), &parts);
+        set("tag", self.tag.is_some(), &self.tag);
+        set("on_change", self.on_change != OnChange::KeepUsed, &self.on_change);
+        set("count_overage", self.counts_overage, &self.counts_overage);
+        set("block_for", self.block_for.is_some(), &self.block_for);
+        set("max_hold", self.max_hold.is_some(), &self.max_hold);
+        set("on_error", self.on_error.is_some(), &self.on_error);
+        set("cost", self.cost != 1, &self.cost);
+        set("costs", costs.iter().any(Option::is_some), &costs);
+        set("hash_keys", self.hash_keys.is_some(), &self.hash_keys);
+        set("rules", self.rules.is_some(), &self.rules);
+        shown.finish()
     }
 }
 

@@ -116,9 +116,10 @@ pub struct Definition {
     /// The least units that a cost from an attribute counts as. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_cost: Option<u64>,
-    /// The HTTP statuses by which a request stays charged, such as `401` or `4xx`: the middleware gives back what it
-    /// took once its response has another. Default: all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The HTTP statuses of responses after which a request stays charged, such as `401` or `4xx`: if its response has
+    /// any other, the middleware gives back what the request took. In a file, a single status may be a number. Default:
+    /// all.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "statuses")]
     pub count: Option<OneOrMore>,
     /// What happens to a request that it applies to. Default: throttle.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -215,8 +216,9 @@ pub enum Paths {
     Decoded,
     /// As axum's router does: split first, then compared as it was sent. `%2F` and `..` are part of a segment, an
     /// encoded letter is no letter, and an empty segment, such as after a final slash, makes another path. A key by
-    /// `path` is as with `Decoded`, so that all spellings of what a handler is given are one; of `overrides`, `block`
-    /// and `allow`, it may only be in `block`.
+    /// `path` is counted as with `Decoded`, so that all spellings which a handler may be given count as one. Single
+    /// keys of such a rule may be blocked (in `block`, or as `"block"` in `overrides`), but neither allowed nor given
+    /// other limits.
     Segments,
 }
 
@@ -226,8 +228,7 @@ pub enum Paths {
 pub struct Reading {
     /// Whether the ASCII letters of paths and patterns are compared ignoring case. Default: false.
     pub ignore_case: bool,
-    /// Whether a path is decoded before it is split, or split and compared as it is sent. Default: decoded before,
-    /// unless that makes a difference.
+    /// How paths are read. Default: [`Paths::Unambiguous`].
     pub paths: Paths,
 }
 
@@ -400,6 +401,51 @@ impl<'de> Form<'de> for OneOrMore {
 
     fn list<D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
         Vec::deserialize(list).map(Self)
+    }
+}
+
+/// Statuses, each a number or a text.
+struct Statuses(OneOrMore);
+
+/// One of them.
+struct Status(String);
+
+fn statuses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<OneOrMore>, D::Error> {
+    forms::read(deserializer).map(|Statuses(statuses)| Some(statuses))
+}
+
+impl<'de> Form<'de> for Statuses {
+    const EXPECTED: &'static str = "a status, or a list of them, such as [401, \"5xx\"]";
+
+    fn text(one: &str) -> Result<Self, RuleError> {
+        Ok(Self(one.into()))
+    }
+
+    fn units(one: u64) -> Option<Self> {
+        Some(Self(one.to_string().as_str().into()))
+    }
+
+    fn list<D: Deserializer<'de>>(list: D) -> Result<Self, D::Error> {
+        let each = Vec::<Status>::deserialize(list)?;
+        Ok(Self(OneOrMore(each.into_iter().map(|Status(text)| text).collect())))
+    }
+}
+
+impl<'de> Deserialize<'de> for Status {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        forms::read(deserializer)
+    }
+}
+
+impl<'de> Form<'de> for Status {
+    const EXPECTED: &'static str = "a status, such as 401 or \"4xx\"";
+
+    fn text(one: &str) -> Result<Self, RuleError> {
+        Ok(Self(one.to_owned()))
+    }
+
+    fn units(one: u64) -> Option<Self> {
+        Some(Self(one.to_string()))
     }
 }
 

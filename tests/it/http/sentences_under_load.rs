@@ -1,6 +1,6 @@
-//! The sentences that most services begin with, each as a rules file and under the load of `wrk`: on one Redis, and on a
-//! cluster whose slots move and where replicas take over meanwhile, of a primary that is well and of one that is killed.
-//! What passes is counted by the service behind the layer, and is exactly what the limits allow.
+//! The sentences that most services begin with, each as a rules file and under the load of `wrk`: on one Redis, and on
+//! a cluster whose slots move and where replicas take over meanwhile, of a primary that is well and of one that is
+//! killed. What passes is counted by the service behind the layer, and is exactly what the limits allow.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -189,7 +189,7 @@ const FAILED_LOGINS: Sentence = Sentence {
         match = { path = "/login" }
         key = "user"
         limits = ["sliding-log 5/30d", { limit = "fixed-window 40/30d start first-hit", key = "ip" }]
-        count = ["401"]
+        count = [401]
         on_error = "closed"
     "#,
     request: r#"
@@ -217,8 +217,8 @@ fn named((user, address): Client) -> (String, IpAddr) {
     (user.to_string(), format!("192.0.2.{address}").parse().expect("an address"))
 }
 
-/// Puts load on a service until nothing passes any more. Meanwhile this is done to the servers, which have the keys of a
-/// client in these places. Then each limit has left what didn't pass.
+/// Puts load on a service until nothing passes any more. Meanwhile this is done to the servers, which have the keys of
+/// a client in these places. Then each limit has left what didn't pass.
 async fn hold(
     sentence: &Sentence,
     limiter: &Limiter,

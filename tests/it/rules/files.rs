@@ -32,7 +32,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
     for (text, expected) in [
         (String::new(), "rules.toml: the rules are missing: write at least one [[rule]]"),
         ("[[rule]\n".into(), "rules.toml:1:8: "),
-        ("rule = 1\n".into(), "rules.toml:1:8: expected rules that begin with [[rule]] each, got rule as 1"),
+        ("rule = 1\n".into(), "rules.toml:1:8: write [[rule]] before each rule: here, rule is 1"),
         (
             "[[rules]]\nname = \"a\"\n".into(),
             "rules.toml:1:3: expected a known name (did you mean rule?), got \"rules\"",
@@ -94,12 +94,12 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             "rules.toml:5:13: rule a: on_change: expected keep-used, as-is or reset, got \"x\"",
         ),
         (with("action = 1"), "rules.toml:5:10: rule a: action: expected a string, got 1"),
-        (with("name = \"b\""), "rules.toml:5:1: expected each name once, got name again"),
+        (with("name = \"b\""), "rules.toml:5:1: name is given twice"),
         ("[[rule]]\nkey = \"user\"\n".into(), "rules.toml:1:1: rule: the name is missing"),
         (GOOD.replace("\"a\"", "\"a b\""), "rules.toml:2:8: rule a b: name: expected 1 to 64 letters, digits"),
         (
             second("match = { path = \"/x\" }\naction = \"allow\"").replace("\"b\"", "\"a\""),
-            "rules.toml:6:8: rule a: name: expected one that no other rule has, got \"a\"",
+            "rules.toml:6:8: rule a: name: another rule is also named \"a\"",
         ),
         (
             second("priority = -1\naction = \"allow\""),
@@ -109,7 +109,8 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             with("cost = \"x\"\nmin_cost = 1\noverrides = { \"user:a\" = \"gcra 5/1s\" }")
                 .replace("min_cost = 1", "min_cost = 6")
                 .replace("gcra 1/1s", "gcra 9/1s"),
-            "rules.toml:7:26: rule a: user:a: min_cost: expected at most 5, all that is ever admitted by token-bucket 5/1s, got 6",
+            "rules.toml:7:26: rule a: user:a: min_cost: expected at most 5, the most that can ever be admitted by \
+             token-bucket 5/1s, got 6",
         ),
         (
             with("count = [\"401\", \"4x\"]"),
@@ -119,7 +120,14 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             with("count = []"),
             "rules.toml:5:9: rule a: count: the list is empty: write at least one status, such as 401",
         ),
-        (with("count = 401"), "rules.toml:5:9: rule a: count: expected a string, or a list of strings, got 401"),
+        (
+            with("count = 40.1"),
+            "rules.toml:5:9: rule a: count: expected a status, or a list of them, such as [401, \"5xx\"], got 40.1",
+        ),
+        (
+            with("count = [401, 99]"),
+            "rules.toml:5:15: rule a: count: expected an HTTP status, such as 401, or a class of them, such as 4xx, got \"99\"",
+        ),
         (
             with("cost = \"toknes\"")
                 .replace("limits = [\"gcra 1/1s\"]", "limits = [{ limit = \"gcra 5/1s\", cost = 1 }]"),
@@ -127,7 +135,8 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             with("count = \"401\"").replace("gcra 1/1s", "concurrency 1 ttl 1s"),
-            "rules.toml:5:9: rule a: count: expected a limit that counts requests, since permits are given back with the response, got concurrency 1 ttl 1s",
+            "rules.toml:5:9: rule a: count: expected a limit that counts requests, since permits are released with \
+             the response, got concurrency 1 ttl 1s",
         ),
         (
             second("count = \"401\"\naction = \"block\"").replace("priority = 1", "priority = 0"),
@@ -162,7 +171,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         (GOOD.replace("gcra 1/1s", "leaky 1/1s"), "rules.toml:4:11: rule a: algorithm: expected "),
         (
             GOOD.replace("\"gcra 1/1s\"", "\"gcra 1/1s\", \"gcra 2/1s\""),
-            "rules.toml:4:24: rule a: expected limits of different names, got token-bucket-1s twice",
+            "rules.toml:4:24: rule a: two limits are named token-bucket-1s",
         ),
         (
             GOOD.replace("\"gcra 1/1s\"", "\"$standard\""),
@@ -180,10 +189,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
             GOOD.replace("\"user\"", "[\"user\", \"global\"]"),
             "rules.toml:3:7: rule a: key: expected names of attributes, or \"global\" alone, got \"global\"",
         ),
-        (
-            GOOD.replace("\"user\"", "[\"user\", \"user\"]"),
-            "rules.toml:3:7: rule a: key: expected each attribute once, got user again",
-        ),
+        (GOOD.replace("\"user\"", "[\"user\", \"user\"]"), "rules.toml:3:7: rule a: key: user is given twice"),
         (
             with("match = { path = \"api/*\" }"),
             "rules.toml:5:18: rule a: path: expected a path pattern that begins with /, such as /api/*, got \"api/*\"",
@@ -220,7 +226,8 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         (with("match = { tier = \"\" }"), "rules.toml:5:18: rule a: tier: a value is empty: write \"*\" for any value"),
         (
             with("cost = 2"),
-            "rules.toml:5:8: rule a: cost: expected at most 1, all that is ever admitted by token-bucket 1/1s, got 2",
+            "rules.toml:5:8: rule a: cost: expected at most 1, the most that can ever be admitted by token-bucket \
+             1/1s, got 2",
         ),
         (
             with("cost = -1"),
@@ -244,7 +251,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         ),
         (
             with("overrides = { \"user:a\" = \"block\" }\nallow = [\"user:b\", \"user:a\"]"),
-            "rules.toml:6:20: rule a: expected each key once among overrides, block and allow, got \"user:a\" again",
+            "rules.toml:6:20: rule a: \"user:a\" is given twice among overrides, block and allow",
         ),
         (
             second("action = \"block\"\nmatch = { tier = \"free\" }\nlimits = [\"gcra 1/1s\"]")

@@ -9,7 +9,7 @@ name = "login"
 match = { path = "/login" }
 key = "ip"
 limits = ["fixed-window 2/1h start first-hit"]
-count = "401"
+count = 401
 "#;
 
 /// Whether each of these lines is allowed, by this rule.
