@@ -46,6 +46,7 @@ const RULES: &str = r#"
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
     OneLimit,
+    Owned,
     TwoLimits,
     OneShared,
     OwnCosts,
@@ -67,8 +68,9 @@ enum Variant {
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 17] = [
+const VARIANTS: [(Variant, &str); 18] = [
     (OneLimit, "one limit"),
+    (Owned, "one limit, by `acquire_owned`"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
     (OwnCosts, "two limits, each at its own cost"),
@@ -101,6 +103,7 @@ impl Variant {
         match self {
             OneLimit | Denied | ThreeNodes | SeveralNodesDenied | InTurn | InTurnDenied => None,
             SeveralNodes => Some((0.2, 0.3)),
+            Owned => Some((0.8, 0.9)),
             Permit => Some((0.28, 0.35)),
             ThreeRules => Some((0.25, 0.35)),
             GivenBack => Some((0.16, 0.25)),
@@ -202,11 +205,13 @@ impl Bench {
         }
     }
 
-    /// One turn of a variant. Nobody may be denied, but by the rule that denies: its keys' first calls aside, everybody.
+    /// One turn of a variant. Nobody may be denied, but by the rule that denies: its keys' first calls aside,
+    /// everybody.
     async fn slice(&'static self, variant: Variant, count: usize, time: Duration) -> Slice {
         let key = |random: u64| self.keys[random as usize % KEYS].as_str();
         let slice = match variant {
             OneLimit => callers(count, time, move |random| acquire(&self.of_one, &self.plain, key(random))).await,
+            Owned => callers(count, time, move |random| self.owned(key(random))).await,
             TwoLimits => callers(count, time, move |random| acquire(&self.of_one, &self.two, key(random))).await,
             OneShared => callers(count, time, move |random| self.shared(key(random))).await,
             OwnCosts => callers(count, time, move |random| self.at_own_costs(key(random), random)).await,
@@ -238,6 +243,10 @@ impl Bench {
             _ => assert_eq!(denied, 0, "{variant:?} denied some of {count} callers"),
         }
         slice
+    }
+
+    async fn owned(&self, key: &str) -> bool {
+        self.of_one.acquire_owned(&self.plain, key).await.expect("a decision").allowed
     }
 
     async fn shared(&self, key: &str) -> bool {

@@ -238,6 +238,25 @@ fn a_call_outside_its_pair_of_windows_is_refused_with_the_time_and_writes_nothin
 }
 
 #[test]
+fn a_state_names_the_start_of_the_window_that_it_counts() {
+    let server = Server::start();
+    let mut redis = server.connection();
+    let mut at = |pair: &str, mode: &str, now: u64| {
+        call(&mut redis, &["key"], &format!("5 {pair} 1 {mode} {now}")).expect("an answer")
+    };
+    // Windows around now, each as the second of a pair and as the first; the states are time, used, limit and window.
+    for (pair, now, state) in [
+        ("100 200 400", 250, [250, 1, 5, 200]),
+        ("200 400 700", 251, [251, 2, 5, 200]),
+        ("200 400 700", 400, [400, 1, 5, 400]),
+        ("400 700 900", 401, [401, 2, 5, 400]),
+    ] {
+        at(pair, "acquire", now);
+        assert_eq!(at(pair, "inspect", now)[6..10], state, "{pair}, {now}");
+    }
+}
+
+#[test]
 fn a_clock_that_steps_back_counts_in_the_window_of_the_state_or_brings_it_back() {
     let server = Server::start();
     let mut redis = server.connection();

@@ -14,7 +14,7 @@ use tollgate_testing::engines::Engine;
 use tollgate_testing::fake_redis::fake_redis_with_hello;
 use tollgate_testing::histories::{beginning, steps};
 use tollgate_testing::limits::any_limit;
-use tollgate_testing::polling::PATIENCE;
+use tollgate_testing::polling::{PATIENCE, wait_until};
 use tollgate_testing::redis_server::{Server, free_port, patient};
 use tollgate_testing::rules::{FIVE, rule};
 
@@ -348,6 +348,48 @@ async fn a_state_that_lies_far_ahead_of_the_servers_time_counts_from_now() {
         // Of two windows that slide, what is counted reaches into the second.
         assert!(!denied.allowed && waits.iter().all(|wait| *wait <= 2 * period), "{text}: {waits:?}");
         assert!(waits[1] <= period || text.starts_with("sliding"), "{text}: {waits:?}");
+    }
+}
+
+/// Of a log, also by the short way of plain calls.
+#[tokio::test]
+async fn a_denied_cost_of_two_waits_until_two_entries_have_left() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    let (rule, minute) = (rule("sliding-log 3/1h"), Duration::from_secs(60));
+    for ago in [20, 10, 1] {
+        let taken = limiter.acquire(&rule, Request::new("key").at(SystemTime::now() - ago * minute)).await;
+        assert!(taken.expect("a decision").allowed);
+    }
+    for (cost, minutes) in [(1, 39..=40), (2, 49..=50), (3, 58..=59)] {
+        let denied = limiter.acquire(&rule, Request::new("key").cost(cost)).await.expect("a decision");
+        let wait = denied.retry_after.duration().expect("a wait");
+        assert!(!denied.allowed && minutes.contains(&(wait.as_secs() / 60)), "{cost}: {wait:?}");
+    }
+}
+
+/// Denied calls bring it back too: it doesn't stay there until its time comes.
+#[tokio::test]
+async fn a_state_that_lies_far_ahead_of_the_servers_time_ends_a_period_from_now() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    for text in [
+        "token-bucket 5/200ms",
+        "fixed-window 5/200ms",
+        "fixed-window 5/200ms start first-hit",
+        "sliding-window 5/200ms",
+        "sliding-log 5/200ms",
+        "token-bucket 5/200ms, fixed-window 1000000/1h",
+        "fixed-window 5/200ms, token-bucket 1000000/1h",
+    ] {
+        let rule = rule(text).named(&text[..4]).expect("a name");
+        let ahead = SystemTime::now() + Duration::from_secs(86_400);
+        let taken = limiter.acquire(&rule, Request::new(text).cost(5).at(ahead)).await.expect("a decision");
+        assert!(taken.allowed, "{text}");
+        wait_until(&format!("a unit of {text}"), async || {
+            limiter.acquire(&rule, text).await.expect("a decision").allowed
+        })
+        .await;
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls with an id: charged once however often they are sent, and settled once.
 
 use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 use tollgate::redis::cmd;
@@ -11,7 +12,7 @@ use tollgate_testing::limits::two_limits;
 use tollgate_testing::oracle::{Answer, Taken};
 use tollgate_testing::oracle_spec::{oracle, spec};
 use tollgate_testing::redis_server::{Server, patient};
-use tollgate_testing::rules::limit;
+use tollgate_testing::rules::{limit, rule};
 
 fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: Request<'_>) -> Result<Decision, Error> {
     engine.runtime.block_on(call_of(operation, &engine.limiter, &subject.rule, request))
@@ -141,6 +142,41 @@ fn after_a_change_of_numbers_what_others_gave_back_takes_nothing_from_a_later_ca
     }
 }
 
+/// In the server's time, by the short way.
+#[tokio::test]
+async fn a_denied_id_is_decided_anew() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    for text in ["token-bucket 1/1h", "token-bucket 1/1h, fixed-window 1000/30d", "sliding-log 1/1h"] {
+        let rule = rule(text);
+        limiter.reset(&rule, "key").await.expect("an answer");
+        for allowed in [true, false, false, true] {
+            let decided = limiter.acquire(&rule, Request::new("key").id(if allowed { "other" } else { "id" })).await;
+            assert_eq!(decided.expect("a decision").allowed, allowed, "{text}");
+        }
+        limiter.reset(&rule, "key").await.expect("an answer");
+        assert!(limiter.acquire(&rule, Request::new("key").id("id")).await.expect("a decision").allowed, "{text}");
+    }
+}
+
+/// Both are taken in the server's time, by the short way.
+#[tokio::test]
+async fn a_cancel_leaves_what_a_later_id_took_and_nothing_else_in_use() {
+    let server = Server::start();
+    let limiter = patient(&server.url());
+    for text in ["token-bucket 5/100s", "token-bucket 5/100s, fixed-window 1000/30d"] {
+        let rule = rule(text);
+        limiter.reset(&rule, "key").await.expect("an answer");
+        for (id, cost) in [("first", 3), ("second", 2)] {
+            assert!(limiter.acquire(&rule, Request::new("key").id(id).cost(cost)).await.expect("a decision").allowed);
+        }
+        // One of the first call's three units has come back by then.
+        let later = SystemTime::now() + Duration::from_secs(30);
+        let left = limiter.cancel(&rule, Request::new("key").id("first").at(later)).await.expect("an answer");
+        assert_eq!(left.limits[0].remaining, 3, "{text}");
+    }
+}
+
 #[test]
 fn retries_from_many_tasks_are_charged_once_per_id() {
     let engine = Engine::redis();
@@ -167,7 +203,7 @@ fn retries_from_many_tasks_are_charged_once_per_id() {
 fn the_marker_of_an_id_expires_and_is_in_its_keys_slot() {
     let engine = Engine::redis();
     let subject = engine.subject(limit("gcra 5/1s"));
-    let request = Request::new(subject.key.as_str()).id("a:b}/#").id_ttl(std::time::Duration::from_secs(7));
+    let request = Request::new(subject.key.as_str()).id("a:b}/#").id_ttl(Duration::from_secs(7));
     call(&engine, &subject, Operation::Acquire, request).expect("a decision");
     let mut redis = engine.server.as_ref().expect("a redis").connection();
     let keys: Vec<String> = tollgate::redis::cmd("KEYS").arg("*#*").query(&mut redis).expect("keys");
@@ -316,7 +352,7 @@ fn a_settlement_leaves_permits_as_they_are() {
 async fn a_late_cancel_takes_nothing_of_a_state_that_began_after_its_own_was_forgotten() {
     let limiter = Limiter::new(Embedded::with_clock(Clock::new(time(1 << 50))));
     for text in ["token-bucket 1/1h", "fixed-window 1/1h start first-hit", "sliding-window 1/1h", "sliding-log 1/1h"] {
-        let rule = tollgate_testing::rules::rule(text);
+        let rule = rule(text);
         for round in 0..3 {
             let ids = ["a", "b", "c"].map(|id| format!("{id}{round}"));
             let [first, second, third] = ids.each_ref().map(|id| Request::new("key").id(id));

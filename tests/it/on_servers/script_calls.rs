@@ -104,6 +104,68 @@ fn a_state_further_ahead_than_any_penalty_could_make_it_is_none() {
     }
 }
 
+/// A call of these keys, of any slots of a node, and of these arguments.
+fn across_slots(redis: &mut Connection, keys: &[String], arguments: &[&[u8]]) -> Result<Vec<u8>, RedisError> {
+    let script = [&read("lua/across_slots.lua"), text("token_bucket")].concat();
+    cmd("EVAL").arg(script).arg(0).arg(keys.len()).arg(keys).arg(arguments).query(redis)
+}
+
+#[test]
+fn a_call_across_slots_has_7997_keys_at_most() {
+    let (_server, mut redis) = server();
+    let keys: Vec<_> = (0..7998).map(|number| format!("key:{number}")).collect();
+    let shape = bucket([1, 5, 1, 1_000_000, 1, 0, 1]);
+    let decided = across_slots(&mut redis, &keys[1..], &[&shape, T.as_bytes()]).expect("decisions");
+    assert!(records(&decided, 5).iter().all(|record| record[..3] == [1, 5, 4]));
+    let error = across_slots(&mut redis, &keys, &[&shape, T.as_bytes()]).expect_err("too many");
+    assert_eq!(error.code(), Some("BADARG"), "{error}");
+}
+
+/// A key that the user may not write in every way that a call might must not leave another key written.
+#[test]
+fn a_call_across_slots_takes_and_gives_back_nothing_if_a_key_may_not_be_written() {
+    let (server, mut redis) = server();
+    let numbers = [(1, 1), (5, 7), (1, 7), (1_000_000, 7), (1, 3), (0, 7)];
+    let keys = ["first", "second"].map(str::to_owned);
+    let state = |redis: &mut Connection| cmd("GET").arg("first").query::<Option<Vec<u8>>>(redis).expect("an answer");
+    let of_user = |rights: &str| {
+        let url = server.user("limiter", rights);
+        tollgate::redis::Client::open(url).and_then(|client| client.get_connection()).expect("a connection")
+    };
+
+    // An acquire with an id, whose marker the user may read alone.
+    let mut user = of_user("~first %R~second +@all");
+    let acquire = pack(&[&numbers[..], &[(128, 1), (32, 1), (1, 7), (60_000, 7)]].concat());
+    let reply = across_slots(&mut user, &keys, &[&acquire, b"-1"]).expect("records");
+    assert_eq!((records(&reply[..24], 5)[0][0], state(&mut redis)), (-4, None));
+
+    // A refund of all that was taken, which deletes keys, of a user who may not delete the second.
+    let two = |operation| pack(&[&numbers[..], &numbers[..], &[(operation, 1), (0, 1), (1, 7)]].concat());
+    across_slots(&mut redis, &keys, &[&two(128), b"-1"]).expect("taken");
+    let taken = state(&mut redis);
+    let mut user = of_user("~first +@all (~second +get +set +setrange)");
+    let reply = across_slots(&mut user, &keys, &[&two(133), b"-1"]).expect("records");
+    assert_eq!((records(&reply[..24], 5)[0][0], state(&mut redis)), (-4, taken));
+}
+
+#[test]
+fn the_latest_time_is_2_to_the_52_microseconds() {
+    let (_server, mut redis) = server();
+    for (script, own) in [
+        ("token_bucket", "5 1 1000000 1 0"),
+        ("fixed_window", "5 1 1000000 0 0"),
+        ("sliding_window_counter", "5 1000000 1"),
+        ("sliding_window_log", "5 1000000"),
+        ("concurrency", "5 1000000 me"),
+    ] {
+        let latest = answer(&mut redis, script, script, &format!("{own} 1 acquire {}", 1_i64 << 52));
+        assert_eq!(latest[..3], [1, 5, 4], "{script}");
+        let later = format!("{own} 1 acquire {}", (1_i64 << 52) + 1);
+        let error = call(&mut redis, script, &[script], &words(&later)).expect_err("out of range");
+        assert!(error.to_string().contains("now_us"), "{script}: {error}");
+    }
+}
+
 #[test]
 fn a_reservation_is_denied_for_as_long_as_it_takes_to_the_tick() {
     let (_server, mut redis) = server();
