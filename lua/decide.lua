@@ -287,11 +287,11 @@ if id_ttl then
     -- By the caller's own time, which Redis's expiry doesn't know.
     if held and not live and time > 0 and id_ttl > 0 and now - (time - 1) >= id_ttl * 1000 then held = false end
     if ends and (not held or did == 133) then
-      return refuse(first, 'BADID tollgate: nothing that was taken is remembered of this id')
+      return refuse(first, 'BADID tollgate: no charge is remembered for this id')
     elseif not held then
       return false
     elseif not ends and did ~= code then
-      return refuse(first, 'BADARG tollgate: expected an id of its own for each operation, got one of another')
+      return refuse(first, 'BADARG tollgate: another operation has used this id: give each operation its own')
     end
     if not read_marks(first, calls, held) then return refuse(first, NO_MARKER) end
     if ends and (operation == 'cancel' or settled == 0) then return false end
@@ -374,7 +374,7 @@ for first = 1, #keys, width do
     found[n], why = look(limit, held, keys[first + n - 1])
     if not found[n] then
       local name = limits[n].algorithm.name
-      readable, fault = false, why or 'BADSTATE ' .. name .. ': the key holds something else than this limit\'s state'
+      readable, fault = false, why or 'BADSTATE ' .. name .. ': the key holds something other than this limit\'s state'
     end
   end
   if not done and readable then allowed, never = weigh(calls) end

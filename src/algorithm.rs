@@ -25,7 +25,7 @@ pub enum Algorithm {
     /// down, so a unit more than `rate` may be admitted around the start of a window: at a rate of 1, two within a
     /// moment. [`SlidingLog`](Self::SlidingLog) is exact, and affordable for small limits.
     SlidingWindow,
-    /// Exactly `rate` units in any `period`, by remembering each request.
+    /// At most `rate` units in any `period`, exactly: each request is remembered.
     SlidingLog,
     /// At most `rate` permits held at once, each until it is released or a `period` has passed.
     Concurrency,

@@ -153,7 +153,7 @@ impl Error {
     }
 
     pub(crate) fn unconfirmed(why: &str) -> Self {
-        Self::new(Kind::Unconfirmed, format!("units were taken, and {why}"))
+        Self::new(Kind::Unconfirmed, format!("units were taken, but {why}"))
     }
 
     /// For a script's BADID error, given its message without the code and the script's name.
@@ -187,7 +187,7 @@ impl Error {
         // Made once each: thousands of deadlines may pass together.
         static MISSED: LazyLock<[Error; 2]> = LazyLock::new(|| {
             let missed = |sent, what| Error::new(Kind::Deadline { sent }, format!("{what} within the deadline"));
-            [missed(false, "redis could not be asked"), missed(true, "no answer from redis")]
+            [missed(false, "the call to redis was not sent"), missed(true, "no answer from redis")]
         });
         Self { time: Some(after), ..MISSED[usize::from(sent)].clone() }
     }
@@ -228,7 +228,7 @@ impl Error {
 
     /// The same for a call that isn't sent, because earlier calls failed with this.
     pub(crate) fn for_unsent(&self, wait: Duration) -> Self {
-        self.unsent("redis isn't asked for a while").with_wait(wait)
+        self.unsent("the breaker is open: redis isn't called for a while").with_wait(wait)
     }
 
     /// The same while Redis won't be asked for this long.
@@ -238,7 +238,7 @@ impl Error {
 
     /// The same while another call probes Redis.
     pub(crate) fn while_probed(&self) -> Self {
-        self.unsent("redis isn't asked while another call probes it")
+        self.unsent("the breaker is open while another call probes redis")
     }
 
     fn unsent(&self, why: &str) -> Self {
@@ -257,8 +257,8 @@ impl Error {
         self.charged
     }
 
-    /// The deadline that passed, if that is what [went wrong](ErrorKind::Deadline): the time that was left when this call
-    /// was made.
+    /// The deadline that passed, if that is what [went wrong](ErrorKind::Deadline): the time that was left when this
+    /// call was made.
     #[must_use]
     pub fn missed_deadline(&self) -> Option<Duration> {
         self.time.filter(|_| self.kind() == ErrorKind::Deadline)
@@ -328,8 +328,8 @@ impl Error {
         matches!(self.kind, Kind::Unreachable | Kind::Deadline { sent: false })
     }
 
-    /// Nothing is remembered for the id that was to be settled, or no permit is held by the id that was to be renewed:
-    /// it was never taken, or its time to live has passed.
+    /// Nothing is remembered for the id that was to be settled or cancelled, or no permit is held by the id that was to
+    /// be renewed: it was never taken, or its time to live has passed.
     #[must_use]
     pub fn is_unknown_id(&self) -> bool {
         self.kind == Kind::UnknownId

@@ -294,7 +294,7 @@ impl LimitBuilder {
         self
     }
 
-    /// The largest limit allowed for a log, which remembers each request. Default: 10,000.
+    /// The largest rate allowed for a log, which remembers each request: 1 to 2^39. Default: 10,000.
     #[must_use]
     pub fn max(mut self, units: u64) -> Self {
         self.max = Some(units);
@@ -332,9 +332,11 @@ impl LimitBuilder {
     ///
     /// # Errors
     ///
-    /// Zero; more than 2^53, or 2^53 - 1 in a calendar window; an option that the algorithm doesn't have; an unknown
-    /// time zone; numbers that fit at no useful tick; shards that would not each have a unit; shards of windows that
-    /// start at the first hit, since each shard would have its own.
+    /// A rate of zero, or above 2^53 (2^53 - 1 in a calendar window, 10,000 permits, [`max`](Self::max) in a log); a
+    /// period other than whole microseconds from 1 µs to 71 years; a burst above 2^53, or of zero without a debt; a
+    /// start that isn't below the period; a key that would take more than 71 years to reset; an option that the
+    /// algorithm doesn't have; an unknown time zone; numbers that fit at no useful tick; shards that would not each
+    /// have a unit; shards of windows that start at the first hit, since each shard would have its own.
     pub fn build(self) -> Result<Limit, RuleError> {
         // All fields are named, so that a new option can't be forgotten.
         let Self { algorithm, rate, period: every, capacity, max_debt, start, max, shards, calendar, zone } = self;
@@ -431,8 +433,8 @@ impl LimitBuilder {
             )));
         }
         if limit.exact.longest_reset > LONGEST_RESET_US {
-            let days = limit.exact.longest_reset / 86_400_000_000;
-            let why = format!("expected a key to reset within 71 years, got {days} days");
+            let days = limit.exact.longest_reset.div_ceil(86_400_000_000);
+            let why = format!("expected a key to reset within 26062 days (71 years), got {days} days");
             return Err(RuleError::new(format!("{limit}: {why}; raise the rate or lower burst and max-debt")));
         }
         let arguments = (row.arguments)(&numbers, &limit.exact);

@@ -31,7 +31,7 @@ impl Salt {
         Self { of: AtomicU32::new(0), drawn: AtomicU64::new(0) }
     }
 
-    /// The salt of the process with this id, which calls this; another one once the id has changed.
+    /// The salt of the calling process, which has this id; drawn anew when the id has changed.
     fn of_process(&self, id: u32) -> u64 {
         if self.of.load(Ordering::Acquire) == id {
             return self.drawn.load(Ordering::Relaxed);
@@ -59,7 +59,7 @@ pub(crate) fn jittered(wait: Duration, percent: u8) -> Duration {
 
 /// An id that no other call has: random for the process, counted within it.
 pub(crate) fn unique_id(what: &str) -> String {
-    // What is counted over the process differs from run to run.
+    // A count over the whole process would differ from run to run.
     #[cfg(all(test, feature = "embedded"))]
     if let Some(drawn) = seeded::draw() {
         return format!("{what}-{drawn:016x}{:016x}-0", random());
@@ -69,7 +69,7 @@ pub(crate) fn unique_id(what: &str) -> String {
     format!("{what}-{process:016x}{:016x}-{}", random(), CALLS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Chance that a seed repeats, for a thread that simulates.
+/// Random numbers that are the same for the same seed, for a thread that simulates.
 #[cfg(all(test, feature = "embedded"))]
 pub(crate) mod seeded {
     use std::cell::Cell;

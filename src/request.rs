@@ -130,9 +130,9 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// A name for this call, of any bytes, such as a UUID. While it is remembered, the same id for the same key and rule gets the same
-    /// answer and is charged once, so a call that got no answer can be sent again; and its cost can be
-    /// [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
+    /// A name for this call, of any bytes, such as a UUID. While it is remembered, the same id for the same key and
+    /// rule gets the same answer and is charged once, so a call that got no answer can be sent again; and its cost can
+    /// be [settled](crate::Limiter::settle). Only allowed calls are remembered. If a rule has permits, they are held by
     /// this id, and the call is remembered only while they are held. Calls about it, such as a release or a settlement,
     /// name the same key and [parts](Self::parts).
     ///
@@ -211,19 +211,20 @@ impl<'a> Request<'a> {
     /// [`renew`](crate::Limiter::renew) and [`reset`](crate::Limiter::reset). Other calls ignore it.
     ///
     /// A refund gives back no more than was granted, so nothing for a call that was denied; and to each limit no more
-    /// than is still owed to it: what has refilled or left its window since then is gone. It goes by the two calls'
-    /// times on this machine, so it is off by at most a round trip, plus whatever the clock is set back in between;
-    /// with an embedded engine's own clock, it goes by that. It doesn't know what was given back since: two refunds
-    /// after one decision give back its units twice; nor what is still owed of a call that was made while its key was
-    /// blocked, such as a penalty, or once the rule's numbers have changed: it then gives less back, mostly nothing.
+    /// than is still owed to it: what has refilled or left its window since then is gone. What has refilled is computed
+    /// from the two calls' times on this machine (or on an embedded engine's own clock), so it is off by at most a
+    /// round trip, plus whatever the clock was set back in between. A refund doesn't know what was given back since:
+    /// two refunds after one decision give back its units twice. If the call was made while its key was blocked, such
+    /// as a penalty, or the rule's numbers have changed since, it gives back less, mostly nothing.
     /// [`cancel`](crate::Limiter::cancel) and [`settle`](crate::Limiter::settle) know all that, in Redis, and give back
     /// once.
     ///
-    /// If a [policy](crate::OnError) answered that call, nothing was taken, so nothing is given back. That is no error:
-    /// the answer is [`DecidedBy::Policy`](crate::DecidedBy::Policy). If the engine in this process answered
-    /// ([`DecidedBy::Local`](crate::DecidedBy::Local)), the units are given back there. If Redis may have taken the
-    /// units although something else answered, it is also asked to settle, cancel, release or reset, none of which can
-    /// give back what it didn't take. It isn't asked to refund, which could.
+    /// If a [policy](crate::OnError) answered that call, nothing is given back, unless Redis may have taken the units
+    /// all the same. That is no error: the answer is [`DecidedBy::Policy`](crate::DecidedBy::Policy). If the engine in
+    /// this process answered ([`DecidedBy::Local`](crate::DecidedBy::Local)), the units are given back there. If Redis
+    /// may have taken the units although something else answered, it is also asked to settle, cancel, release or reset,
+    /// none of which can give back what it didn't take. A refund could, so it is sent only if Redis certainly took them
+    /// ([`Charged::Yes`](crate::Charged::Yes)).
     ///
     /// ```
     /// use tollgate::{Decision, Request};

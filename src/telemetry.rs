@@ -172,7 +172,11 @@ pub(crate) fn sent_together(keys: impl FnOnce() -> usize) {
 pub(crate) fn breaker_opened(class: &'static str) {
     measured! { metrics::gauge!(names::BREAKERS).increment(1); }
     traced! {
-        tracing::warn!(target: "tollgate", error = class, "redis is not asked for a while: calls to it failed");
+        tracing::warn!(
+            target: "tollgate",
+            error = class,
+            "the breaker is open: redis is not called for a while, since calls to it failed"
+        );
     }
 }
 
@@ -209,7 +213,7 @@ pub(crate) fn permit_lost(rule: Option<&str>) {
 /// A permit in use has reached its rule's longest hold, and is given back.
 pub(crate) fn permit_overdue(rule: Option<&str>) {
     traced! {
-        tracing::warn!(target: "tollgate", rule, "a permit in use has reached its rule's longest hold: it is given back");
+        tracing::warn!(target: "tollgate", rule, "a permit in use has reached its rule's max_hold: it is released");
     }
 }
 

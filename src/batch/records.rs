@@ -125,15 +125,15 @@ impl Records {
                 let why = "the node could not use this key in a call with keys of other slots";
                 Error::new(Kind::NotNow, why).redirected(AskApart::Key)
             }
-            UNKNOWN_ID => Error::unknown_id("BADID tollgate: nothing that was taken is remembered of this id"),
+            UNKNOWN_ID => Error::unknown_id("BADID tollgate: no charge is remembered for this id"),
             OTHER_ID => {
-                let why = "BADARG tollgate: expected an id of its own for each operation, got one of another";
+                let why = "BADARG tollgate: another operation has used this id: give each operation its own";
                 Error::new(Kind::Input, format!("a script refused its arguments: {why}"))
             }
             // UNREADABLE.
             _ => {
                 let what = "the limit's state can't be read (a reset repairs it)";
-                let why = format!("BADSTATE {}: the key holds something else than this limit's state", self.script);
+                let why = format!("BADSTATE {}: the key holds something other than this limit's state", self.script);
                 Error::new(Kind::Unreadable, format!("{what}: {why}"))
             }
         }

@@ -15,7 +15,8 @@ use crate::quota::Quota;
 pub struct Balance {
     /// The most units that can be taken at one instant.
     pub capacity: u64,
-    /// Whole units that can be taken right now, after this call. 0 if the policy answered, which doesn't know the state.
+    /// Whole units that can be taken right now, after this call. 0 if the policy answered, which doesn't know the
+    /// state.
     pub remaining: u64,
     /// How long until the key is as if it had never been used.
     pub reset_after: Duration,
@@ -24,8 +25,8 @@ pub struct Balance {
     pub granted: u64,
     /// Whether the key is blocked, whatever it has left.
     pub blocked: bool,
-    /// What answered; if that wasn't Redis because Redis failed, with its error, whose [charge](crate::Error::charged) says
-    /// whether something may have been given back there all the same.
+    /// What answered; if that wasn't Redis because Redis failed, with its error, whose [charge](crate::Error::charged)
+    /// says whether something may have been given back there all the same.
     pub by: DecidedBy,
     /// Each limit's own balance, in the rule's order. Empty if the policy answered, which doesn't know the state.
     pub limits: Vec<LimitBalance>,

@@ -19,12 +19,13 @@ pub enum DecidedBy {
     DenialCache,
     /// A [`Lease`](crate::Lease), from the units that it holds.
     Lease,
-    /// The engine in this process, since Redis failed with this: `OnError::Local`. None if Redis wasn't asked, or the
-    /// call doesn't fail for its answer, as one that gives back what was taken here.
+    /// The engine in this process, since Redis failed with this: `OnError::Local`. None if Redis wasn't asked; for a
+    /// call that gives back what was taken here, also if Redis was asked as well and didn't fail.
     Local(Option<Arc<Error>>),
     /// The rule's policy, since Redis failed with this: [`OnError::Open`](crate::OnError::Open). Nothing was taken,
     /// unless the error [says](Error::charged) otherwise; see [`Request::after`](crate::Request::after). None if Redis
-    /// wasn't asked, or the call doesn't fail for its answer, as one that gives back what such a call had let through.
+    /// wasn't asked; for a call that gives back what this policy had let through, also if Redis was asked and failed,
+    /// or knew nothing of it.
     Policy(Option<Arc<Error>>),
 }
 

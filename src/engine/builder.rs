@@ -69,14 +69,14 @@ impl RedisBuilder {
 
     /// Returns an allowed decision only once this many replicas have what it took, so that a failover to one of them
     /// doesn't forget it. The primary is asked to WAIT for them, in the same pipeline and for at most `within`. If
-    /// fewer have it by then, the call ends in an [error](crate::ErrorKind::Unconfirmed) that says [charged](Error::charged),
-    /// and the rule's policy answers. Default: 0, no waiting.
+    /// fewer have it by then, the call ends in an [error](crate::ErrorKind::Unconfirmed) that says
+    /// [charged](Error::charged), and the rule's policy answers. Default: 0, no waiting.
     ///
     /// Costs the round trip from the primary to its replicas. Redis waits on the shared connection, so while replicas
     /// are missing each batch of calls holds up the next, denials too, and most calls end at their deadline or through
-    /// the [breaker](Redis::breaker), with the charge unknown. Redis may notice up to 100 ms late that the time is over,
-    /// so `within` is cut to half of the remaining time less 100 ms, or to a quarter of it if that is more: of calls sent
-    /// together, of the one with the latest deadline. Calls that only look or give back, and
+    /// the [breaker](Redis::breaker), with the charge unknown. Redis may notice up to 100 ms late that the time is
+    /// over, so `within` is cut to half of the remaining time less 100 ms, or to a quarter of the remaining time if
+    /// that is more. For calls sent together, the latest deadline counts. Calls that only look or give back, and
     /// [blocks](crate::Limiter::block), wait only where they are sent with others that take.
     #[must_use]
     pub fn confirmed_by(mut self, replicas: u8, within: Duration) -> Self {

@@ -44,9 +44,10 @@ const DISAGREEMENT: Duration = Duration::from_millis(5);
 
 /// A Redis Cluster (7.0 or newer) or Valkey cluster (7.2 or newer), given the addresses of some of its nodes.
 ///
-/// Connects to each node at the first decision on one of its keys. The slot map is read from one node at the first
-/// decision, and again when a node says that a slot has moved, or doesn't answer. One refresh runs at a time, with
-/// pauses of 100 ms to 1 s while nothing changes. It takes one round trip, which only the first decision waits for.
+/// Connects to each node at the first decision on one of its keys. The slot map is read at the first decision, from
+/// whichever of the given nodes answers first, and again from one node when a node says that a slot has moved, or
+/// doesn't answer. One refresh runs at a time, with pauses of 100 ms to 1.5 s while nothing changes. It takes one round
+/// trip, which only the first decision waits for.
 ///
 /// Redirects for a slot that has moved (MOVED), is moving (ASK, followed in one pipeline with ASKING), or has its keys
 /// in two places (TRYAGAIN) are followed within the deadline, at a round trip each. Nothing that may have run is sent

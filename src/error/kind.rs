@@ -3,8 +3,8 @@
 use std::fmt;
 
 /// What went wrong, in one word; the [runbook](crate::operations::runbook#error-classes) says of each what to do, and
-/// [`charged`](crate::Error::charged) whether the call may be repeated. [`Display`](fmt::Display) and [`name`](Self::name) give the word that metrics, logs and
-/// JSON have.
+/// [`charged`](crate::Error::charged) whether the call may be repeated. [`Display`](fmt::Display) and
+/// [`name`](Self::name) give the word that metrics, logs and JSON have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -25,13 +25,14 @@ pub enum ErrorKind {
     Disconnected,
     /// `unreadable-state`: the key holds something that isn't the limit's state; a reset repairs it.
     UnreadableState,
-    /// `unknown-id`: nothing is remembered for the id that was to be settled, or no permit is held by the id that was to
-    /// be renewed: it was never taken, or its time to live has passed.
+    /// `unknown-id`: nothing is remembered for the id that was to be settled or cancelled, or no permit is held by the
+    /// id that was to be renewed: it was never taken, or its time to live has passed.
     UnknownId,
     /// `refused`: the server refused to run the script: it is out of memory, can't write to its disk, has too few
     /// replicas, or gave another reason.
     Refused,
-    /// `stale-windows`: the server's clock moved by at least a calendar window, twice within one call.
+    /// `stale-windows`: the server's clock was outside the call's calendar windows and, when asked again, outside those
+    /// around the time that it had just reported.
     StaleWindows,
     /// `not-now`: the server runs no script for now, but may soon: it is loading, busy with another script, without its
     /// primary, or a replica. Several attempts got this answer.
@@ -94,7 +95,7 @@ pub(crate) enum Kind {
     Disconnected,
     /// The key holds something that isn't the limit's state.
     Unreadable,
-    /// Nothing is remembered for the id that was to be settled or renewed.
+    /// Nothing is remembered for the id that was to be settled, cancelled or renewed.
     UnknownId,
     /// The server refused to run the script, or the script refused its arguments.
     Refused,

@@ -190,9 +190,9 @@ fn permits(algorithm: Algorithm, count: &str, options: &[&str]) -> Result<LimitB
             with_option(permits(algorithm, count, others)?, "shards", Some(shards))
         }
         _ => {
-            let ttl = "a ttl, after which the permits of a holder that crashed expire, such as ttl 30s";
+            let ttl = "a ttl such as ttl 30s, after which the permits of a crashed holder expire";
             Err(RuleError::new(match options {
-                [] => format!("{algorithm}: the ttl is missing: write after {count} {ttl}"),
+                [] => format!("{algorithm}: the ttl is missing: after {count}, write {ttl}"),
                 _ => format!("{algorithm}: expected {ttl}, got {:?}", options.join(" ")),
             }))
         }
@@ -404,7 +404,7 @@ mod tests {
             refused("concurrency")
                 .ends_with("are missing: write how many may be held at once, and a ttl, such as 8 ttl 30s")
         );
-        assert!(refused("concurrency 8").starts_with("concurrency: the ttl is missing: write after 8 a ttl, "));
+        assert!(refused("concurrency 8").starts_with("concurrency: the ttl is missing: after 8, write a ttl such as "));
     }
 
     #[test]

@@ -91,8 +91,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// A rule without a name, or one that needs a [secret](crate::LimiterBuilder::key_secret) when none is set. An empty
-    /// key. A request without a part that the rule counts.
+    /// A rule without a name, or one that needs a [secret](crate::LimiterBuilder::key_secret) when none is set. An
+    /// empty key. A request without a part that the rule counts.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]

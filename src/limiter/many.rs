@@ -36,10 +36,11 @@ enum Plan {
 
 impl Limiter {
     /// Acquires for each of these requests independently, but sends them together: in as few script calls as possible,
-    /// at one round trip for each 1,024 keys, with two such batches in flight at a time. Those that cost Redis more,
-    /// with an id or by a rule of several limits, take one for each 170 to 512 keys. The decisions are in the requests'
-    /// order. Of several requests with the same key and cost, the first ones are allowed, as many as there is room for,
-    /// and all see the levels after the last of them in their batch: `remaining` is what all of these left.
+    /// at one round trip for each 1,024 keys, with two such batches in flight at a time. Requests that cost Redis more
+    /// share a round trip with fewer others: 512 under a rule that counts or blocks denials, 256 by a rule of two
+    /// limits, 170 with an id by a rule of one. The decisions are in the requests' order. Of several requests with the
+    /// same key and cost, the first ones are allowed, as many as there is room for, and all see the levels after the
+    /// last of them in their batch: `remaining` is what all of these left.
     ///
     /// On a cluster, requests whose limits have keys in several slots are sent by themselves, all at the same time.
     ///

@@ -85,8 +85,8 @@ fn has_one_cost(rule: &Rule, request: &Request<'_>) -> Result<(), Error> {
     if request.units(rule).of_all().is_some() {
         return Ok(());
     }
-    let why = "expected one cost for all limits, since it takes from each what the scarcest has";
-    Err(Error::new(Kind::Input, format!("at_most: {why}, got different costs for {rule}")))
+    let why = "have different costs, and at_most takes the same number of units from each";
+    Err(Error::new(Kind::Input, format!("at_most: the limits of {rule} {why}")))
 }
 
 /// In microseconds.
@@ -102,6 +102,6 @@ fn can_refund(rule: &Rule) -> Result<(), Error> {
     if permits == 0 || permits == rule.limits().len() {
         return Ok(());
     }
-    let why = "expected a rule without permits beside other limits (settle or cancel the call instead)";
+    let why = "a rule with both permits and other limits can't be refunded: settle or cancel the call instead";
     Err(Error::new(Kind::Input, format!("refund: {why}, got {rule}")))
 }

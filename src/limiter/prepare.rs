@@ -216,7 +216,7 @@ pub(super) fn holder(
         None => {
             let missing = match operation {
                 Operation::Refund => "the id that holds the permits is missing (Request::id)",
-                _ => "the id to give its permits back by is missing (Request::id; Limiter::hold makes one)",
+                _ => "the id to release its permits by is missing (Request::id; Limiter::hold makes one)",
             };
             let (operation, limit) = (operation.name(), &permits.scoped.limit);
             Err(Error::new(Kind::Input, format!("{operation} of {limit}: {missing}")))

@@ -27,8 +27,8 @@ use crate::runtime::LONGEST_WAIT;
 /// How long a caller waits for what its call gives back. After that it continues without the caller.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// For how long after three deadlines, at least, the nodes know what a call took: longer than giving it back is tried,
-/// which may take two deadlines and the time for which failures are tried again.
+/// How long, beyond three deadlines, the nodes remember at least what a call took. Giving it back may take two
+/// deadlines and the time for which failures are retried, which is shorter.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// How long the nodes know what a call with this deadline took. Calls that are remembered for one time share a script

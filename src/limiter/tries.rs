@@ -3,7 +3,8 @@
 
 use crate::request::Request;
 
-/// Tries of a request whose id this process made. Other requests have no id, or one that is the caller's in each try.
+/// Tries of a request whose id this process made. The tries of a request whose id this process made. Other requests
+/// keep what they have in each try: no id, or the caller's.
 pub(super) struct Tries<'a> {
     own_id: Option<&'a [u8]>,
     made: u32,
@@ -14,7 +15,7 @@ impl<'a> Tries<'a> {
         Self { own_id: request.plain().id.filter(|_| request.has_own_id()), made: 0 }
     }
 
-    /// The id of the next try, in place of the request's; none if it has that.
+    /// The id of the next try, in place of the request's; none for the first, which has the request's own.
     pub(super) fn next_id(&mut self) -> Option<Vec<u8>> {
         let own = self.own_id?;
         self.made += 1;

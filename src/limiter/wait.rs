@@ -22,22 +22,23 @@ pub(super) const JITTER: u8 = 10;
 
 impl Limiter {
     /// Takes the cost as soon as it is available, sleeping until then for at most `max_wait`. If that isn't enough, the
-    /// call is denied at once, with the wait in `retry_after`. It doesn't wait for Redis: while that is unreachable, the
-    /// error or the policy answers.
+    /// call is denied at once, with the wait in `retry_after`. It doesn't wait for Redis: while that is unreachable,
+    /// the error or the policy answers.
     ///
     /// If every limit of the rule supports reservations (a token bucket or fixed window with a `max-debt`), callers are
     /// served in order of arrival, except those that arrived while the key was blocked. That takes one round trip, and
     /// one more after each block. Callers whose wait would be too long reserve nothing. When one gives up, those behind
-    /// it in this process move up at once, one by one as the limit refills. That a caller of another process gave up is
-    /// learned by looking at what is still owed: 0.1, 0.3, 0.7, 1.5 seconds and so on into the wait. A look is a round
-    /// trip, shared by all that wait in this process for the same limits. Until then its units are lost to those behind
-    /// it; after that they may be used at once, beside what the limit has refilled. After a [`reset`](Self::reset), or
-    /// with an empty Redis, nothing is owed: at their next look, all waiting callers proceed.
+    /// it in this process move up at once, one by one as the limit refills. When a caller of another process gives up,
+    /// those waiting here notice it by asking Redis what is still owed, 0.1, 0.3, 0.7, 1.5 seconds and so on into the
+    /// wait: a round trip, shared by all that wait in this process for the same limits. Until then the units of the
+    /// caller that gave up are lost to those behind it; after that they may be used at once, beside what the limit has
+    /// refilled. After a [`reset`](Self::reset), or with an empty Redis, nothing is owed: at their next look, all
+    /// waiting callers proceed.
     ///
     /// Otherwise each caller retries after its `retry_after` and up to a tenth more, and the first to ask is served.
     ///
     /// Dropping the future while it sleeps charges nothing: a background task cancels the reservation, unless its turn
-    /// comes before Redis can be reached, by when its units have refilled. An acquire without reservation that is
+    /// comes before Redis can be reached; its units have refilled by then. An acquire without reservation that is
     /// dropped while its answer is on the way may stay charged. A future may move to another runtime while it waits.
     ///
     /// # Errors

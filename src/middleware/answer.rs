@@ -124,7 +124,7 @@ impl Protocol {
         let status = response.and_then(|response| StatusCode::from_u16(response.status.get()).ok());
         let status = status.unwrap_or(StatusCode::TOO_MANY_REQUESTS);
         let missing = match &verdict.reason {
-            Reason::Missing(attribute) => Some(format!("this request needs {attribute}, by which its limit counts")),
+            Reason::Missing(attribute) => Some(format!("this request lacks {attribute}, which its rate limit needs")),
             _ => None,
         };
         let never = decision.is_some_and(|decision| decision.retry_after == RetryAfter::Never);

@@ -141,8 +141,9 @@ impl RateLimitLayer {
         self
     }
 
-    /// Counts calls that this process sends, rather than requests that it receives: by the path that each goes to, even
-    /// for a received request that is sent on with a router's notes on it. Such a call has no `route`.
+    /// Counts calls that this process sends, rather than requests that it receives: by the path that it is sent to,
+    /// even if it is a received request that is forwarded with a router's extensions. Calls that are sent have no
+    /// `route`.
     #[must_use]
     pub fn for_outgoing(mut self) -> Self {
         self.settings.readers.outgoing();
@@ -160,9 +161,10 @@ impl RateLimitLayer {
 
     /// Charges what a request actually cost, as its handler reports through the [`Usage`](super::Usage) in its
     /// extensions. The rule's cost is charged first, and stays if nothing is reported. Takes one more round trip when
-    /// the response has ended, within an hour; and each decision goes to Redis in its own call, since it is remembered
-    /// by an id. In a rule with permits, the other limits are settled; the rule's cost is also its number of permits,
-    /// so it should be 1.
+    /// the response has ended. A response that takes longer than an hour keeps the rule's cost, since the call's id is
+    /// forgotten by then. Decisions no longer share script calls, since each is remembered by an id of its own. In a
+    /// rule with permits, the other limits are settled; the rule's cost is also its number of permits, so it should be
+    /// 1.
     #[must_use]
     pub fn settle(mut self) -> Self {
         self.settings.settles = true;

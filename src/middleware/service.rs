@@ -165,7 +165,7 @@ impl Settings {
             return Err(refused("this path can be read in two ways", uncounted(error)));
         }
         let found = Limiter::found(rules, &attributes);
-        let cost = "the cost that this request gives must be a whole number";
+        let cost = "the cost that this request gives must be a whole number up to 2^53";
         let (applies, shadows) = found.map_err(|error| refused(cost, error))?;
         let usage = usage.filter(|_| self.max_wait.is_none() && may_be_settled(&applies));
         let by_response = |applies: &Applies<'_>| counted_by(applies).is_some();

@@ -127,7 +127,7 @@ impl<'a> PlainRequest<'a> {
         let is_unknown = |name: &str| !rule.costs_by(name);
         let unknown = match self.costs {
             OwnCosts::Borrowed(costs) => costs.iter().map(|(name, _)| *name).find(|name| is_unknown(name)),
-            // A set of rules names costs of single rules.
+            // A set of rules may name costs of single rules: not all of them are this rule's.
             OwnCosts::Owned(costs) => {
                 costs.iter().map(|(name, _)| &**name).find(|name| is_unknown(name) && !name.contains(APART))
             }

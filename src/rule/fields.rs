@@ -120,7 +120,7 @@ impl RuleFields {
     pub(super) fn rule(mut self) -> Result<Rule, RuleError> {
         let limits = std::mem::take(&mut self.limits);
         if limits.iter().any(|limit| limit.missing.is_some()) {
-            return Err(RuleError::new("missing: only a limit in a set of rules can have it"));
+            return Err(RuleError::new("the field missing: only a limit in a set of rules can have it"));
         }
         self.build(limits.into_iter().map(Ok), |text| text.parse().map(Arc::new)).map_err(
             |Refusal { field, why, .. }| {

@@ -19,10 +19,10 @@ pub(crate) struct Joining<'r> {
 #[allow(dead_code, reason = "sets of rules join them, which are a feature")]
 impl Rule {
     /// One rule of all limits of these. Each limit has the name, tag, cost and options of its own rule; the policy is
-    /// the strictest, and the shortest `max_hold` holds. Its own options combine theirs, so that a call with any option
+    /// the strictest one, and `max_hold` the shortest. Its own options combine theirs, so that a call with any option
     /// isn't taken for a plain one.
     ///
-    /// `part` is the request's name for a part of the rule at this place.
+    /// `part(at, name)` is what the request calls the part that the rule at this place calls `name`.
     pub(crate) fn joined(rules: &[Joining<'_>], part: impl Fn(usize, &str) -> Arc<str>) -> Self {
         let key = rules[0].key;
         let named = |own: String| Some(own).filter(|name| name != key);
@@ -103,8 +103,8 @@ impl Rule {
 }
 
 impl ScopedLimit {
-    /// Whether this name is of the cost that joined rules keep apart for this limit, whose rule is given. A limit
-    /// without a cost of its own has its rule's.
+    /// Whether a joined request gives this limit's cost by this name, which begins with the name of its rule (`rule`).
+    /// A limit without a cost of its own has its rule's.
     pub(crate) fn costs_apart_by(&self, name: &str, rule: &str) -> bool {
         let own = match &self.cost {
             Some(OwnCost::Named(own)) => own,

@@ -15,8 +15,9 @@ use crate::error::RuleError;
 ///
 /// It applies to acquires, peeks, reservations and at-mosts. `Open` and `Local` also answer calls that give something
 /// back or forget it (refund, settle, cancel, release, reset): nothing is given back, and that is no error, so that
-/// finished work doesn't fail for it. Penalties, blocks and renewals of permits that Redis gave are errors. So are calls that Redis refuses
-/// because of the user, the password or the version: those stay closed until an operator fixes the cause.
+/// finished work doesn't fail for it. Penalties, blocks and renewals of permits that Redis gave are errors. So are
+/// calls that Redis refuses because of the user, the password or the version: those stay closed until an operator fixes
+/// the cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {
@@ -29,8 +30,8 @@ pub enum OnError {
     /// The engine in this process decides, with [`DecidedBy::Local`](crate::DecidedBy::Local), by one process's share
     /// of the rule: an equal part of each limit's capacity and rate, rounded down. Together the processes admit no more
     /// than the rule. On top of what Redis had admitted before, that is at most one capacity more in each outage. If
-    /// only some of them have lost Redis, it gives the others the whole rule, and their shares come on top for as long
-    /// as that lasts: at most twice the rule.
+    /// only some processes have lost Redis, it still admits the whole rule for the others, and the shares of the
+    /// cut-off ones come on top for as long as that lasts: at most twice the rule in total.
     ///
     /// Clones of a limiter share their local state; limiters created separately each count as a process. Single calls
     /// that miss their deadline are decided here too, so a Redis that keeps losing some of them may lead to up to the
@@ -70,7 +71,7 @@ impl OnError {
         #[cfg(not(feature = "embedded"))]
         let _ = processes;
         #[cfg(not(feature = "embedded"))]
-        Err("on-error: expected closed or open, got local, which needs the feature embedded")
+        Err("expected closed or open, got local, which needs the feature embedded")
     }
 
     /// How many processes share the rule under `Local`.

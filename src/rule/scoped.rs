@@ -82,6 +82,6 @@ impl ScopedLimit {
 /// Why the limit (with shards, its smallest one) could never admit this cost, debt included; none if it could.
 pub(crate) fn never_admitted(limit: &Limit, cost: u64) -> Option<String> {
     let most = limit.smallest_shard().largest_cost(true);
-    let what = if limit.shards() > 1 { "the smallest share of" } else { "all that is ever admitted by" };
+    let what = if limit.shards() > 1 { "the smallest share of" } else { "the most that can ever be admitted by" };
     (cost > most).then(|| format!("expected at most {most}, {what} {limit}, got {cost}"))
 }

@@ -93,10 +93,10 @@ impl Account {
     /// This user's own limits. They replace all limits of rules that match by `tier` and count only by `user` or
     /// `api_key`, without permits, unless such a rule has an override for the user; shadow rules keep theirs. All
     /// requests of the user count together, whichever of these rules applies, under the name `user-quota`. The count
-    /// starts from zero, so a user who is given limits may take one capacity more, once. A request's cost, and the
-    /// policy while Redis is unreachable, are those of the rule that applies; a policy that these limits can't follow
-    /// is `closed`. Keys are hashed if the limiter has a [secret](crate::LimiterBuilder::key_secret), whatever that rule
-    /// says.
+    /// starts from zero, so a user whose limits are set or removed may once take a full capacity beyond what was
+    /// already used. A request's cost, and the policy while Redis is unreachable, are those of the rule that applies; a
+    /// policy that these limits can't follow is `closed`. Keys are hashed if the limiter has a
+    /// [secret](crate::LimiterBuilder::key_secret), whatever that rule says.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl Account {
         self
     }
 
-    /// The API key's own limits, which count by its id, under the name `key-quota`. They replace the same limits as the
-    /// user's own do, and the user's own.
+    /// The API key's own limits, which count by its id, under the name `key-quota`. They replace the limits that the
+    /// user's own limits would replace, and take precedence over those.
     ///
     /// # Errors
     ///

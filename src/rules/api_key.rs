@@ -71,7 +71,7 @@ impl ApiKeyError {
 impl fmt::Display for ApiKeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Malformed => "api key: it isn't spelled as a key",
+            Self::Malformed => "api key: it doesn't have the form of a key",
             Self::Unknown => "api key: there is no such key",
             Self::Revoked => "api key: it was revoked",
             Self::Expired => "api key: it has expired",

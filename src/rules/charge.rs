@@ -81,10 +81,10 @@ impl<'s> Charge<'s> {
         request.units(&self.rule).each(self.rule.limits().len()).collect()
     }
 
-    /// Whether a rule says by which statuses of responses requests stay charged (`count` in a file). Such a request
-    /// needs an [id](crate::Request::id), by which it is [settled](crate::Limiter::settle) once its response has its
-    /// status: at [what stays](Self::after_response). On a cluster that needs limits whose keys share a slot
-    /// ([`Rule::tagged`]), but not in the middleware.
+    /// Whether a rule limits the response statuses after which requests stay charged (`count` in a file). Such a
+    /// request needs an [id](crate::Request::id). Once the response's status is known, [settle](crate::Limiter::settle)
+    /// the request at [what stays charged](Self::after_response). On a cluster, outside the middleware, the keys of its
+    /// limits must share a slot ([`Rule::tagged`](crate::Rule::tagged)).
     #[must_use]
     pub fn counts_by_response(&self) -> bool {
         !self.counted.is_none()

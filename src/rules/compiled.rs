@@ -115,8 +115,8 @@ impl Compiled {
     pub(super) fn passes_over(&self, request: &Attributes<'_>) -> Option<String> {
         if let Some(condition) = self.conditions.iter().find(|condition| !condition.holds(request)) {
             let got = request.compared(condition.attribute());
-            let got = got.map(|got| format!("got {}", String::from_utf8_lossy(&got)));
-            return Some(format!("expected {condition}, {}", got.as_deref().unwrap_or("and the request has none")));
+            let got = got.as_deref().map_or("none".into(), String::from_utf8_lossy);
+            return Some(format!("applies to {condition}, but the request has {got}"));
         }
         match &self.action {
             CompiledAction::Throttle(throttle) if throttle.skips => throttle
@@ -186,7 +186,7 @@ fn counted(definition: &Definition, action: &CompiledAction) -> Result<Option<St
         return Ok(None);
     };
     if throttle.rule().limits().all(|limit| limit.algorithm().holds()) {
-        let why = "count: expected a limit that counts requests, since permits are given back with the response, got";
+        let why = "count: expected a limit that counts requests, since permits are released with the response, got";
         return Err((Field::named("count"), format!("{why} {}", throttle.rule())));
     }
     if patterns.is_empty() {

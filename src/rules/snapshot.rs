@@ -181,8 +181,8 @@ fn text_of(path: &Path, seen: &mut Seen) -> Result<(File, String), Fault> {
     })?;
     seen.note(path, Some(Stamp::from(&metadata)));
     if !metadata.is_file() {
-        let got = if metadata.is_dir() { "a directory" } else { "something else" };
-        return Err(fault(format!("expected a file of rules, got {got}")));
+        let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
+        return Err(fault(format!("not a file of rules: it is {what}")));
     }
     let mut text = String::new();
     (&file).take(LONGEST_FILE + 1).read_to_string(&mut text).map_err(unreadable)?;

@@ -93,7 +93,7 @@ impl Source {
             Some((_, DeValue::Array(rules))) => rules.into_iter().collect(),
             Some((span, other)) => {
                 let got = if other.is_table() { "a table" } else { self.text.get(span.clone()).unwrap_or_default() };
-                let why = format!("expected rules that begin with [[rule]] each, got rule as {got}");
+                let why = format!("write [[rule]] before each rule: here, rule is {got}");
                 faults.push(self.fault(&lines, why, Some(span)));
                 Vec::new()
             }
@@ -141,7 +141,7 @@ impl Source {
         table_of(&self.text).map_err(|error| {
             let again = || error.span().and_then(|span| self.text.get(span)).unwrap_or_default();
             let why = match error.message() {
-                "duplicate key" => format!("expected each name once, got {} again", again()),
+                "duplicate key" => format!("{} is given twice", again()),
                 message => message.to_owned(),
             };
             self.fault(&Lines::of(&self.text), why, error.span())

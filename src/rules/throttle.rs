@@ -102,8 +102,8 @@ impl Throttle {
             let by = |name: &String| matches!(&limit.cost, Some(Cost::Attribute(cost)) if cost == name);
             let named = limit.name.as_ref().filter(|name| own_costs.iter().any(|own| **own == ***name) && !by(name));
             if let Some(name) = named {
-                let why =
-                    format!("limits: expected no name that is the attribute of another limit's cost, got {name:?}");
+                let why = "another limit takes its cost from the attribute of that name";
+                let why = format!("limits: a limit can't be named {name:?}: {why}");
                 return Err((Field::named("limits").item(index), why));
             }
         }
@@ -234,7 +234,7 @@ impl Throttle {
         let units = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).filter(|_| digits);
         units.filter(|units| *units <= EXACT).map(|units: u64| units.max(self.min_cost)).ok_or_else(|| {
             let (rule, got) = (self.rule().name().unwrap_or_default(), String::from_utf8_lossy(value));
-            let expected = format!("expected the attribute {attribute} to be a whole number");
+            let expected = format!("expected the attribute {attribute} to be a whole number up to 2^53");
             Error::new(Kind::Input, format!("rule {rule}: cost: {expected}, got {got:?}"))
         })
     }

@@ -13,8 +13,8 @@ const ROUTE: &str = "route";
 /// The host that a request is for, which the middleware reads in one spelling.
 const HOST: &str = "host";
 
-const A_HOST: &str = "expected a host as the middleware reads it, in lower case, without port and final dot";
-const NO_BLANKS: &str = "expected a value without blanks around it, which no header field has";
+const A_HOST: &str = "expected a host as the middleware reads it, in lower case, without a port or a final dot";
+const NO_BLANKS: &str = "expected a value without spaces at its ends, since a header's value never has any";
 
 /// Names in this rule that hardly any service gives, and values compared literally though they look like patterns.
 pub(super) fn of(rule: &Definition, reading: Reading) -> Vec<Refusal> {
@@ -61,7 +61,7 @@ pub(super) fn of_shards(rules: &[Definition]) -> Vec<(usize, Refusal)> {
         let sharded = rule.limits.iter().enumerate();
         for (index, limit) in sharded.filter(|(_, limit)| limit.limit.contains("shards") && is_sharded(&limit.limit)) {
             if rules.iter().enumerate().any(|(other, rule)| rule.continues && comes_before(other, rule)) {
-                let why = "expected no shards where rules apply together, which is an error on a cluster";
+                let why = "on a cluster, rules that apply together can't have limits with shards";
                 let at_limit = Field::named("limits").item(index);
                 found.push((at, (at_limit, format!("limits: {why}, got {:?}", limit.limit))));
             }

@@ -114,5 +114,5 @@ fn a_limits_name_and_algorithm_are_the_end_of_its_key() {
 fn two_limits_of_one_rule_have_different_names_whatever_their_algorithms() {
     let [gcra, log] = ["gcra 5/10s", "sliding-log 5/10s"].map(|text| limit(text).named("a").expect("a name"));
     let error = Rule::new("api", gcra).and_then(|rule| rule.and(log)).expect_err("one name");
-    assert_eq!(error.to_string(), "rule api: expected limits of different names, got a twice");
+    assert_eq!(error.to_string(), "rule api: two limits are named a");
 }

@@ -74,8 +74,8 @@ fn in_server_time_nothing_is_forgotten_before_it_resets() {
             let untouched = oracle.peek(0, now);
             let reset = untouched.reset_after_us == 0 && untouched.overage == 0;
             if !before.exists && (reset || expires_at.is_some_and(|at| at <= now)) {
-                // Gone once it had reset, by all numbers that were in force: a denial that is counted makes the key anew,
-                // and other numbers find no usage.
+                // Gone once it had reset, by all numbers that were in force: a denial that is counted makes the key
+                // anew, and other numbers find no usage.
                 oracle.reset();
             }
             let operation = if limit.algorithm().holds() { Operation::Acquire } else { operation };

@@ -404,7 +404,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
         "DEBUG",
         "the rule's policy answers for redis rule=\"open\" policy=\"open\" error=",
         "WARN",
-        "redis is not asked for a while: calls to it failed error=",
+        "the breaker is open: redis is not called for a while, since calls to it failed error=",
         "INFO",
         "redis answers again",
         "rules ask for an attribute that no request has attribute=\"apikey\"",
@@ -416,7 +416,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
         assert!(text.contains(expected), "{expected}:\n{text}");
     }
     assert!(!text.contains("alice"), "{text}");
-    let warnings = text.lines().filter(|line| line.contains(" WARN ") && !line.contains("is not asked for a while"));
+    let warnings = text.lines().filter(|line| line.contains(" WARN ") && !line.contains("the breaker is open"));
     assert_eq!(warnings.count(), 5, "one for the outage, not for each request: {text}");
     let without_route = "rules ask for an attribute that no request has attribute=\"route\"";
     assert_eq!(text.matches(without_route).count(), 2, "once for each of two layers: {text}");

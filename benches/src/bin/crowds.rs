@@ -1,6 +1,6 @@
 //! 100,000 calls at once: of one limit, of several limits, with ids, and for permits. Each is to end by its deadline,
-//! whether Redis answers, is frozen, or moves slots to another node; and a caller of one limit beside them is not to wait
-//! for them.
+//! whether Redis answers, is frozen, or moves slots to another node; and a caller of one limit beside them is not to
+//! wait for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! What the deadline of each statement on PostgreSQL costs: a statement of the system of record, with the deadline that
-//! it has by default and with a chosen one, and the same statement by tokio-postgres alone, in turn. Needs a PostgreSQL at
-//! TOLLGATE_DATABASE, in which it changes nothing.
+//! it has by default and with a chosen one, and the same statement by tokio-postgres alone, in turn. Needs a PostgreSQL
+//! at TOLLGATE_DATABASE, in which it changes nothing.
 
 use std::error::Error;
 use std::hint::black_box;

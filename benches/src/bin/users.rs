@@ -1,8 +1,8 @@
 //! Many users with settings of their own beside many rules: the time to start, the memory of a user, how long decisions
 //! wait on a one-thread runtime, and how long a change takes to be in force.
 //!
-//! Starts a PostgreSQL and a Redis of its own. Arguments: the number of users (1000000), and that of rules (10000). Each
-//! kind of users is measured in a process of its own, which is started with the argument `measure`.
+//! Starts a PostgreSQL and a Redis of its own. Arguments: the number of users (1000000), and that of rules (10000).
+//! Each kind of users is measured in a process of its own, which is started with the argument `measure`.
 
 use std::error::Error;
 use std::process::Command;

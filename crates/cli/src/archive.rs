@@ -428,7 +428,7 @@ impl Verify {
         for month in months {
             match archive.verify(month).await {
                 Ok(archived) => {
-                    lines.push(format!("{month}: {} as archived", counted(archived.rows, "row")));
+                    lines.push(format!("{month}: {} intact", counted(archived.rows, "row")));
                     let leftovers = archive.leftovers(month).await;
                     if let Err(error) = &leftovers {
                         code = told(error.clone())?;
@@ -466,7 +466,7 @@ impl Query {
             }
         }
         if !any && code == ExitCode::SUCCESS {
-            messages::note("this user has no archived rows from this time");
+            messages::note("this user has no archived rows in this period");
             code = ExitCode::from(1);
         }
         found(code, print_all(shape, table))

@@ -62,7 +62,7 @@ pub(crate) struct Sorted<I, T> {
     horizon: Horizon,
     records: I,
     read: u64,
-    /// The last block read, by time and place; mostly, nearly all of it comes next.
+    /// The last block read, in order of time and place: most of it is usually next.
     block: VecDeque<(Place, T)>,
     /// Records before that block that an earlier record may still precede, by time and place.
     waiting: BTreeMap<Place, T>,

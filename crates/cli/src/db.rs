@@ -46,7 +46,7 @@ pub(crate) struct Database {
     url: String,
     /// The certificate authorities to trust for PostgreSQL, in PEM.
     ///
-    /// Default: the platform's. Each of these three files turns on TLS, as ?sslmode=require does.
+    /// Default: the platform's. Any --database-tls-... file turns on TLS, as ?sslmode=require does.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_DATABASE_TLS_CA", help_heading = "Database")]
     database_tls_ca: Option<OsString>,
     /// The client certificate for PostgreSQL, in PEM.

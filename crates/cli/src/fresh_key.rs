@@ -30,12 +30,11 @@ pub(crate) async fn warn(subject: &Subject, limiter: &Limiter, options: &Options
     // After the deadline, what was found so far is used.
     let _ = tokio::time::timeout(options.deadline(), found.search(options)).await;
     let unused = shown(states.first().map(|state| state.key.as_bytes()).unwrap_or_default());
+    let no_state = format!("this key has no state (never used, or expired): {unused}");
     match found.best() {
-        Some(likely) => messages::warning(format!("nobody has used this key yet: {unused}; {likely}")),
-        None if found.is_rule_used => messages::note(format!("nobody has used this key yet: {unused}")),
-        None => {
-            messages::note(format!("nobody has used this key yet: {unused}; check --prefix and the rule's name"));
-        }
+        Some(likely) => messages::warning(format!("{no_state}; {likely}")),
+        None if found.is_rule_used => messages::note(no_state),
+        None => messages::note(format!("{no_state}; check --prefix and the rule's name")),
     }
 }
 
@@ -189,7 +188,7 @@ impl<'a> Found<'a> {
         let likeliest = self.likely.keys().map(|(likeness, ..)| *likeness).find(|likeness| fits(*likeness))?;
         let alike = self.likely.iter().filter(|((likeness, ..), _)| *likeness == likeliest);
         let ((_, prefix, rule), (_, key)) = alike.rev().max_by_key(|(_, (count, _))| *count)?;
-        let mut likely = format!("there is {key}");
+        let mut likely = format!("a similar key is in use: {key}");
         let mut options = Vec::new();
         if prefix != self.first.prefix {
             options.push(("--prefix", prefix));

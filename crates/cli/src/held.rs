@@ -176,9 +176,10 @@ impl Held {
             ));
         }
         if self.unknown > 0 {
+            let were = if self.unknown == 1 { "was" } else { "were" };
             messages::note(format!(
-                "permits can't be replayed: {} taken by records that don't say how long a request took (request_time), \
-                 and given back at once, so concurrency is not limited",
+                "permits can't be replayed: {} taken by records that don't say how long a request took (request_time) \
+                 {were} released at once, so concurrency is not limited",
                 counted(self.unknown, "permit")
             ));
         }

@@ -180,7 +180,7 @@ impl Load {
         if let Some(unanswered) = tally.unanswered() {
             let less = if self.callers.is_none() { "--rate" } else { "--callers" };
             let advice = if tally.errors.deadline + tally.unsent > 0 {
-                format!("; if that is more than can be kept up with, lower {less}")
+                format!("; if the load is too high, lower {less}")
             } else {
                 String::new()
             };
@@ -194,7 +194,7 @@ impl Load {
         let Some(service) = self.about.rules_file()? else { return self.about.subject(&self.rules) };
         let [name] = self.rules.as_slice() else {
             let got = self.rules.len();
-            bail!("rule: expected the name of one rule with --rules, got {got} words");
+            bail!("rule: expected the name of one rule with --rules, got {got} names");
         };
         let subject = service.drawn(name, self.about.attributes()?)?;
         if subject.counts_all_as_one() && self.keys != Spread::Hot {

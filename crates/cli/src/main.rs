@@ -110,9 +110,10 @@ enum Command {
     ///
     /// A permit is held for the record's request_time, in seconds, and renewed meanwhile; in an access log, that is
     /// nginx's $request_time: what follows rt= or request_time=, or the first number with three decimals after the
-    /// request. The times of its lines are when requests ended. Without it, a record's permit lasts until another gives
-    /// its id back, or until the ttl ends; an access log's is given back at once, and a note says so. With --rules,
-    /// requests that the middleware refuses, since servers read their path in two ways, are denied.
+    /// request. The times of an access log's lines are when requests ended. Where a duration isn't known, a record's
+    /// permit lasts until another record gives its id back or the ttl ends, and an access log's is given back at once,
+    /// with a note. With --rules, requests that the middleware refuses, since servers read their path in two ways, are
+    /// denied.
     ///
     /// Exit code: 0, whatever was decided; 2 on an error.
     Replay(replay::Replay),
@@ -151,7 +152,7 @@ enum Command {
     ///
     /// Exit code: 0; 2 on an error.
     Inspect(inspect::Inspect),
-    /// Deny every call on a key for a time, whatever remains, or lift that.
+    /// Deny every call on a key for a time, whatever remains, or lift the block.
     ///
     /// A key that nobody has used yet is blocked too, with a note. If a similar key exists, with another prefix, rule's
     /// name or limit, a warning names it, and the --prefix or --name that lead there. To find it, at most 20,000 keys

@@ -70,7 +70,7 @@ pub(crate) fn of_output(error: &anyhow::Error) -> Option<&io::Error> {
 pub(crate) fn in_full(error: &tollgate::Error) -> String {
     match (error.missed_deadline(), error.retry_in()) {
         (Some(deadline), _) => format!("{error} of {}", human(deadline)),
-        (None, Some(wait)) => format!("{error}; it is asked again in {}", human(wait)),
+        (None, Some(wait)) => format!("{error}; redis is called again in {}", human(wait)),
         (None, None) => error.to_string(),
     }
 }

@@ -103,9 +103,9 @@ impl Record {
 /// The format of recorded traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// A JSON object per line: t_us and key; op and cost if not acquire and 1; optionally id; for with a block;
-    /// request_time, the seconds for which it holds permits; with --rules, attrs in place of key, and status, that of
-    /// the response. Replay's own output can be read too.
+    /// A JSON object per line: t_us and key; optionally op (default: acquire), cost (default: 1) and id; with op block,
+    /// the field "for" with its length; request_time, the seconds for which it holds permits; with --rules, attrs in
+    /// place of key, and status, that of the response. Replay's own output can be read too.
     Jsonl,
     /// CSV with the same names in a header; with --rules, a column attr.NAME for each attribute. With --fields, any CSV
     /// with a header.

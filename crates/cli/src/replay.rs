@@ -156,7 +156,7 @@ impl Replay {
             [name] => Some(service.definition(name)?.name.as_str()),
             several => {
                 let got = several.len();
-                bail!("--rule: expected the name of one rule with --rules, got {got}");
+                bail!("--rule: expected the name of one rule with --rules, got {got} names");
             }
         };
         let hashed = service.rules.definitions().iter().find(|rule| rule.hash_keys == Some(true));

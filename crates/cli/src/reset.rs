@@ -57,8 +57,8 @@ impl Reset {
         let names = self.rules.iter().map(|rule| name_of(rule)).collect::<Result<Vec<_>, _>>()?;
         if let (Some(key), None) = (&self.key, &self.file) {
             let key = shown(key.as_encoded_bytes());
-            let how = "probe --op reset RULE KEY forgets one key of a rule that you write out";
-            bail!("KEY: --rules FILE is missing, which says how the rule counts {key:?}: {how}");
+            let how = "for a rule that you write out: probe --op reset RULE KEY";
+            bail!("KEY: needs --rules FILE, which says how the rule counts {key:?}; {how}");
         }
         let service = self.file.as_deref().map(RulesFile::read).transpose()?;
         if let Some(service) = &service {

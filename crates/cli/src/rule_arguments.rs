@@ -46,7 +46,7 @@ How a RULE is written:
                                            is too hot for one node
 
   max-debt unlimited: reservations may owe any number of units.
-  max N: the largest limit allowed for a log (10000 without it).
+  max N: the largest rate allowed for a sliding-log (10000 without it).
   start 10m: windows begin 10 minutes after each multiple of the period.
   start first-hit: a window begins at a key's first request.
   start spread: each key's windows have an offset of their own.
@@ -117,7 +117,7 @@ impl RulesAndKey {
             [one] => Ok((name(one), None)),
             [one, key] => Ok((name(one), Some(key.as_encoded_bytes()))),
             several => {
-                let expected = "expected the NAME of one of its rules and a KEY with --rules";
+                let expected = "with --rules, expected the NAME of one of the file's rules and a KEY";
                 bail!("{expected}, got {} words", several.len())
             }
         }

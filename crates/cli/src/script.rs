@@ -27,7 +27,7 @@ pub(crate) struct ScriptCommand {
     contract: bool,
     /// Write each algorithm's script, or the named one, to a directory, as NAME.lua.
     ///
-    /// The directory is created if it is missing. Several names are joined by a plus in the file's. With the scripts of
+    /// The directory is created if it is missing. The file's name joins several names by a plus. With the scripts of
     /// all algorithms, SHA1SUMS lists their SHA-1s, as sha1sum does.
     #[arg(long, value_name = "DIR", conflicts_with = "digest")]
     out: Option<PathBuf>,

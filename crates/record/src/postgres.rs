@@ -40,7 +40,8 @@ use tls::Connector;
 #[cfg(feature = "tls")]
 use tollgate::Tls;
 
-/// Most connections held: enough for look-ups, one batch at a time, beside a batch of totals and the ids of keys.
+/// Most connections held. Look-ups need one, since they go one batch at a time; a batch of totals and reading the ids
+/// of keys may each hold another meanwhile.
 const MOST_CONNECTIONS: usize = 4;
 /// How many changes may use connections at the same time.
 const MOST_CHANGES_AT_ONCE: usize = 2;

@@ -59,7 +59,7 @@ mod names {
 pub fn describe_metrics() {
     use metrics::{Unit, describe_counter, describe_gauge};
     describe_counter!(names::API_KEYS, "API keys that came with requests, by outcome");
-    describe_counter!(names::CACHE_REFUSED, "Cached entries in Redis that were refused: somebody else wrote them");
+    describe_counter!(names::CACHE_REFUSED, "Cached entries in Redis that were refused: not written with this secret");
     describe_counter!(names::DATABASE_FAILURES, "Failed attempts to reach and read the database, by reason");
     describe_gauge!(names::DATABASE, "Whether the database answers: 1, or 0");
     describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
@@ -95,11 +95,11 @@ pub(crate) fn database_lost(error: &dyn Display, reason: &'static str, is_denied
     traced! {
         if is_denied {
             tracing::error!(
-                target: "tollgate", reason, %error, "the database is unreachable: the last rules stay in force"
+                target: "tollgate", reason, %error, "the database cannot be used: the last rules stay in force"
             );
         } else {
             tracing::warn!(
-                target: "tollgate", reason, %error, "the database is unreachable: the last rules stay in force"
+                target: "tollgate", reason, %error, "the database cannot be used: the last rules stay in force"
             );
         }
     }
@@ -129,14 +129,14 @@ pub(crate) fn started_from_cache(error: &dyn Display, reason: &'static str, is_d
                 target: "tollgate",
                 reason,
                 %error,
-                "the database is unreachable: the configuration cached in Redis is in force"
+                "the database cannot be used: the configuration cached in Redis is in force"
             );
         } else {
             tracing::warn!(
                 target: "tollgate",
                 reason,
                 %error,
-                "the database is unreachable: the configuration cached in Redis is in force"
+                "the database cannot be used: the configuration cached in Redis is in force"
             );
         }
     }
@@ -212,7 +212,7 @@ pub(crate) fn writer_renamed(writes: &'static str, former: &str, writer: &str) {
             writes,
             former,
             writer,
-            "the database has a batch under this process's name that is not its own: it goes on under another name"
+            "the database has a batch under this process's name that is not its own: the process takes another name"
         );
     }
 }

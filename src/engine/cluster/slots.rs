@@ -14,8 +14,8 @@ pub(crate) fn slot_of(key: &[u8]) -> u16 {
     CRC.checksum(hash_tag(key)) % 16_384
 }
 
-/// What a cluster hashes of a key: the text between its first `{` and the next `}`, if there is any, and otherwise all of
-/// it.
+/// What a cluster hashes of a key: the text between its first `{` and the next `}`, if there is any, and otherwise all
+/// of it.
 fn hash_tag(key: &[u8]) -> &[u8] {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')? + 1;

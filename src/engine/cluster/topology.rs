@@ -298,7 +298,7 @@ impl Node {
         let (slots, info) = answers.map_err(|error| said_of_a_cluster(error, self))?;
         match slots::read(&slots, &self.host) {
             Some(runs) if !runs.is_empty() => Ok((runs, info.contains("cluster_state:ok"))),
-            Some(_) => Err(Error::new(Kind::NotNow, "the cluster's slots have no nodes yet")),
+            Some(_) => Err(Error::new(Kind::NotNow, "no node of the cluster has slots yet")),
             None => Err(Error::new(Kind::Garbled, "the node's answer to CLUSTER SLOTS can't be read")),
         }
     }

@@ -147,7 +147,7 @@ impl Sentinels {
 impl fmt::Display for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes: Vec<_> = self.nodes.iter().map(Endpoint::to_string).collect();
-        write!(f, "primary {} of the sentinels at {}", self.name, nodes.join(", "))
+        write!(f, "primary {} of the Sentinels at {}", self.name, nodes.join(", "))
     }
 }
 

@@ -15,8 +15,8 @@ use crate::telemetry;
 const FAILURES: u32 = 5;
 /// How long it is open at first.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause. With the time of a connection attempt begun just before the server came back, it is used again
-/// about a second later.
+/// The longest pause, before jitter. Together with a connection attempt that began just before the server came back, a
+/// server is used again about a second after it is back.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// A probe that takes longer than this keeps no other call from probing: its future may no longer be polled.
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
@@ -290,8 +290,9 @@ mod tests {
             fn enter(&self, _: &tracing::span::Id) {}
             fn exit(&self, _: &tracing::span::Id) {}
         }
-        // Whether an event is of interest is settled where it first happens, perhaps on another thread just now, for which
-        // nobody listens. Once both have happened, whoever begins to listen is asked.
+        // tracing caches whether anybody is interested in an event when the event first happens, perhaps just now in
+        // another test, on a thread without a subscriber. So both events happen here first; a subscriber that is
+        // installed later is then asked again.
         let before = CircuitBreaker::default();
         fail(&before, FAILURES);
         before.answered();

@@ -17,8 +17,9 @@ impl Confirm {
         (replicas > 0).then_some(Self { replicas, within })
     }
 
-    /// Limits the wait for a call with this much time left, to a quarter of that or more. The call may have to wait
-    /// twice: a server that has lost the script makes it wait for earlier writes as well.
+    /// Limits the wait of a call to half of the time left less [`WAIT_CHECK`], or to a quarter of the time left if that
+    /// is more. The call may have to wait twice: a server that has lost the script makes it wait for earlier writes as
+    /// well.
     pub(super) fn before(self, left: Duration) -> Self {
         let most = (left / 2).saturating_sub(WAIT_CHECK).max(left / 4);
         Self { within: self.within.min(most), ..self }

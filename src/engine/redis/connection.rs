@@ -26,7 +26,8 @@ use super::transport::Wire;
 pub(super) const RENEW_AGAIN: Duration = Duration::from_secs(1);
 /// How often to check whether anything was answered.
 const TICK: Duration = Duration::from_millis(50);
-/// A connection is suspect once silent for this long, or for four times as long as connecting took.
+/// A connection is suspect once silent for this long or, if that is longer, for four times as long as connecting took,
+/// up to [`LONGEST_SILENCE`].
 const SILENCE: Duration = Duration::from_millis(250);
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 /// The cap on the extra silence while waiting for replicas, whatever wait was asked for.
@@ -54,9 +55,9 @@ struct Health {
     runtime: Handle,
     /// How long it may be silent.
     silence: Duration,
-    /// Whether a source gave its credentials, which may take its time for another connection.
+    /// Whether a source gave the credentials: for another connection it is asked again, which may take long.
     has_source: bool,
-    /// Milliseconds added to that because it waits for replicas.
+    /// Milliseconds added to `silence` while the connection waits for replicas.
     waits: AtomicU64,
     began: Instant,
     /// When it is to be replaced, in milliseconds since it was opened; never if that is the largest number.
@@ -355,6 +356,6 @@ impl Drop for Request<'_> {
 }
 
 pub(super) fn lost() -> RedisError {
-    let why = "it was given up, since it answers nothing or can't be trusted any more";
+    let why = "tollgate closed it, since nothing was answered on it or its answers no longer matched the calls";
     std::io::Error::new(std::io::ErrorKind::ConnectionAborted, why).into()
 }

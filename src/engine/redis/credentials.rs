@@ -55,11 +55,12 @@ pub type CredentialFuture<'a> = Pin<Box<dyn Future<Output = Result<Credentials, 
 /// Gives the credentials for each new connection, such as tokens that expire after some minutes: those of IAM for
 /// ElastiCache and Memorystore, of Entra ID for Azure. A closure that returns a future is one.
 ///
-/// It is asked on the runtime that the connection is for, at each attempt to connect: by the next call after one that
-/// failed, until the [breaker](crate::Redis::breaker) makes pauses of up to half a second, and half a second after one
-/// that has no answer. An error or a panic is an unreachable Redis, and so is no answer within a second for calls
-/// that begin later, within five for those that wait for it: the rule's [`OnError`](crate::OnError) answers. Messages
-/// show the error. A source that gets tokens over the network keeps them until shortly before they expire.
+/// It is asked at each attempt to connect, on the runtime that the connection is for. After a failed attempt the next
+/// call makes another; once the [breaker](crate::Redis::breaker) has opened, 0.1 to 0.6 s pass between attempts. While
+/// an attempt has no answer, another begins every half a second, so a slow source is asked several times at once. An
+/// error or a panic counts as an unreachable Redis. So does a source that is silent: after one second for new calls,
+/// after five for those already waiting. The rule's [`OnError`](crate::OnError) then answers. Messages show the error.
+/// A source that gets tokens over the network keeps them until shortly before they expire.
 ///
 /// ```no_run
 /// # async fn token() -> std::io::Result<String> { Ok(String::new()) }

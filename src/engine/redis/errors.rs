@@ -101,22 +101,24 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         },
         Kind::Unsupported if is_forbidden_to_scripts(error) => {
             let what = command().map_or("what a decision needs".into(), |command| format!("'{command}'"));
-            format!("this server lets no script run {what} (tollgate::operations lists servers that do)").into()
+            let where_else = "(tollgate::operations lists servers that allow it)";
+            format!("on this server, scripts may not run {what} {where_else}").into()
         }
         Kind::Unsupported if error.redirect_node().is_some() => {
             "redis is a node of a cluster (expected redis-cluster://... as the url)".into()
         }
         Kind::Unsupported => match command() {
             Some(command) => {
-                format!("redis has no command '{command}': expected Redis 7.0 or newer, with no command renamed").into()
+                let expected = "expected Redis 7.0 or newer, or Valkey 7.2 or newer, with no command renamed";
+                format!("redis has no command '{command}': {expected}").into()
             }
-            None => "redis version: expected Redis 7.0 or newer".into(),
+            None => "redis version: expected Redis 7.0 or newer, or Valkey 7.2 or newer".into(),
         },
         Kind::Garbled => "redis's answer can't be read".into(),
         Kind::NotNow if Redirect::in_answer(error) == Some(Redirect::Again) => {
             "a slot is being moved to another node, and not all keys of this call are there".into()
         }
-        Kind::NotNow => "redis runs no script now".into(),
+        Kind::NotNow => "redis can't run this script now".into(),
         Kind::Input => "a script refused its arguments".into(),
         _ => "redis refused".into(),
     };
@@ -125,7 +127,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
         Some(redirect) => told.redirected(redirect),
         None => told,
     };
-    // Out of memory, Redis refuses a script's first write, and lets one that has written go on.
+    // When Redis is out of memory, it refuses a script's first write, but lets a script that has already written go on.
     let is_first_write = error.code() == Some("OOM");
     let begun = error.detail().is_some_and(|detail| detail.contains(" script: ") || detail.contains(" command: "));
     // A script reads all it needs, and finds what it can't read, before it writes.
@@ -135,7 +137,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     if begun && writing && !is_first_write && called.is_some_and(charged) { told.half_way() } else { told }
 }
 
-/// How the error begins that a user may not run a command that a script calls: of Redis 7.0, and of newer versions and
+/// How the error begins when a user may not run a command that a script calls: in Redis 7.0; in newer versions and
 /// Valkey.
 const FORBIDDEN_IN_SCRIPT: [&str; 2] = ["The user executing the script can't", "ACL failure in script"];
 
@@ -232,7 +234,8 @@ mod tests {
             format!("script: on @user_script:{line}."),
         ];
         let forbidden = "redis doesn't let this user run 'set' (ACL SETUSER ... +set): ";
-        let lacking = "redis has no command 'set': expected Redis 7.0 or newer, with no command renamed: ";
+        let lacking = "redis has no command 'set': expected Redis 7.0 or newer, or Valkey 7.2 or newer, with no \
+            command renamed: ";
         let keys = "redis doesn't let this user have these keys (ACL SETUSER ... ~PREFIX:*): ";
         for (text, class, begins) in [
             (format!("{old} {}", at_line[0]), "permission", forbidden),
@@ -248,24 +251,26 @@ mod tests {
             (
                 format!("ERR This Redis command is not allowed from script {}", at_line[0]),
                 "unsupported",
-                "this server lets no script run 'set' (tollgate::operations lists servers that do): ",
+                "on this server, scripts may not run 'set' (tollgate::operations lists servers that allow it): ",
             ),
             (
                 format!("ERR This Valkey command is not allowed from script {}", at_line[1]),
                 "unsupported",
-                "this server lets no script run 'set' (tollgate::operations lists servers that do): ",
+                "on this server, scripts may not run 'set' (tollgate::operations lists servers that allow it): ",
             ),
             (
                 "ERR Could not find scripting engine 'lua'".into(),
                 "unsupported",
-                "this server lets no script run what a decision needs (tollgate::operations lists servers that do): ",
+                "on this server, scripts may not run what a decision needs (tollgate::operations lists servers that \
+                 allow it): ",
             ),
             (
                 "ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the \
                  KEYS array"
                     .into(),
                 "unsupported",
-                "this server lets no script run what a decision needs (tollgate::operations lists servers that do): ",
+                "on this server, scripts may not run what a decision needs (tollgate::operations lists servers that \
+                 allow it): ",
             ),
             ("ERR unknown command 'SET', with args beginning with: 'a' ".into(), "unsupported", lacking),
             (

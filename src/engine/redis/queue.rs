@@ -199,7 +199,7 @@ impl Queue {
     /// the batches that wait can't be sent any more, since the runtime is shutting down.
     pub(super) fn leave(&self, generation: u64, stranded: bool) -> Option<u64> {
         if stranded {
-            let error = Error::new(Kind::Unreachable, "redis was not asked: the runtime is shutting down");
+            let error = Error::new(Kind::Unreachable, "the call to redis was not sent: the runtime is shutting down");
             self.fail_waiting(Event::Stranded { generation }, &error);
             return None;
         }

@@ -66,7 +66,7 @@ impl Sentinels {
         })?;
         match role {
             Value::Array(role) if role.first() == Some(&Value::BulkString(b"master".to_vec())) => Ok((primary, opened)),
-            _ => Err(self.absent("what they name is a replica")),
+            _ => Err(self.absent("the server they name is a replica")),
         }
     }
 

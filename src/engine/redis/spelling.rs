@@ -22,7 +22,8 @@ pub(super) fn way(scheme: &str) -> Option<Way> {
 }
 
 /// Whether a user or password of this address has a character that must be encoded, so that other parts of it may be
-/// read wrongly. Also if it has several hosts; but a socket's user and password are options, and have their own rules.
+/// read wrongly. Addresses with several hosts are checked too. Those of sockets aren't: their user and password are
+/// options, which have rules of their own.
 pub(super) fn has_a_raw_password(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return false };
     if way(scheme) == Some(Way::Socket) {

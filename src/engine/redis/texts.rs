@@ -1,5 +1,5 @@
-//! Scripts' texts that were sent over a connection. Of many calls that find a script missing, one sends its text, and the
-//! others ask by its digest again, after it: a text is some hundred times as long as a call.
+//! Scripts' texts that were sent over a connection. Of many calls that find a script missing, one sends its text, and
+//! the others ask by its digest again, after it: a text is some hundred times as long as a call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,8 +26,9 @@ impl Texts {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// How to ask again for this script, which a call that was sent after so many texts has found missing: by its digest
-    /// if another has sent its text since. Otherwise the caller sends it now, before it waits for anything else.
+    /// How a call that found this script missing is sent again, given how many texts had been sent before it: by digest
+    /// if another call has sent the text since. Otherwise by text, which the caller must send now, before it waits for
+    /// anything else.
     pub(super) fn again(&self, script: &'static Script, count: u64) -> Eval {
         let mut latest = self.latest.lock();
         let found = latest.iter().position(|(other, _)| std::ptr::eq(*other, script));

@@ -13,7 +13,8 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// A return is sent only if it has this long to arrive: a late one would give units twice.
 const RETURN_MARGIN: Duration = Duration::from_millis(100);
 
-/// If even a single unit lasts longer than this, calls are too rare for a lease, which tries again after this time.
+/// How long Redis is asked directly once calls are too rare for a lease: a batch of a single unit lasted longer than
+/// [`SLOW`], or expired.
 const QUIET: Duration = Duration::from_secs(10);
 
 const FIRST_BATCH: u64 = 8;
@@ -28,9 +29,9 @@ pub(super) struct Stock {
     /// The level below which the limit is hot.
     pub(super) hot_below: u64,
     units: u64,
-    /// Units are spent before this,
+    /// Units aren't spent from this on.
     spent_until: Instant,
-    /// and can be returned before this: until then the limit's level and all units that are out can't add up to more
+    /// Units can be returned before this: until then the limit's level and all units that are out can't add up to more
     /// than its capacity.
     sound_until: Instant,
     /// Until this, batches may be taken on the basis of the last peek.

@@ -55,7 +55,7 @@ pub(super) fn rule(
         }
     };
     let rule = definition.fields().build(limits, read)?;
-    // A trial has no effect: a block would outlast it, and deny once the rule is switched on.
+    // A shadow rule has no effect: a block would outlast it, and deny once the rule is switched on.
     Ok(if definition.shadow.unwrap_or_default() { rule.without_block() } else { rule })
 }
 
@@ -130,10 +130,7 @@ pub(super) fn names(field: &'static str, names: &[String]) -> Result<Option<Name
                     return Err((Field::named(field), why));
                 }
                 if names[..at].contains(name) {
-                    return Err((
-                        Field::named(field),
-                        format!("{field}: expected each attribute once, got {name} again"),
-                    ));
+                    return Err((Field::named(field), format!("{field}: {name} is given twice")));
                 }
             }
             Ok(Some(names.iter().map(|name| names::name(name)).collect()))

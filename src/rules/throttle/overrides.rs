@@ -44,7 +44,8 @@ impl Overrides {
                     if definition.limits.iter().any(|limit| limit.cost.is_some()) {
                         let (count, got) = (definition.limits.len(), lines.len());
                         if got != count {
-                            let why = "in the order of the rule's, whose names, keys and costs they have";
+                            let why = "one for each limit of the rule and in the same order, since they take over its \
+                                       name, key and cost";
                             return Err((at, format!("{key}: expected {count} limits, {why}, got {got}")));
                         }
                         for (line, own) in lines.iter_mut().zip(&definition.limits) {
@@ -99,14 +100,14 @@ impl Overrides {
             && !matches!(instead, Override::Block)
         {
             let why = format!(
-                "a key by path may only be in block under paths = \"segments\" (a rule that matches the path may allow \
-                 it, or have other limits), got {key:?}"
+                "under paths = \"segments\", a key with a path can only be listed in block (to allow it, or to give it \
+                 other limits, write a rule that matches the path), got {key:?}"
             );
             return Err((at, why));
         }
         let spelled = listed_key(key, counts_by, reading).map_err(|why| (at.clone(), why))?;
         if self.0.insert(spelled.into(), instead).is_some() {
-            return Err((at, format!("expected each key once among overrides, block and allow, got {key:?} again")));
+            return Err((at, format!("{key:?} is given twice among overrides, block and allow")));
         }
         Ok(())
     }

@@ -137,7 +137,7 @@ async fn a_denied_request_gets_problem_json() {
             400,
             None,
             json!({"type": "about:blank", "title": "Bad Request", "status": 400,
-                   "detail": "this request needs api_key, by which its limit counts"}),
+                   "detail": "this request lacks api_key, which its rate limit needs"}),
         );
     }
     // Never.
@@ -148,14 +148,14 @@ async fn a_denied_request_gets_problem_json() {
     // What is said of denials says nothing of these.
     assert_eq!(
         ask(&layer, get("/slow", &[])).await.json()["detail"],
-        "this request needs api_key, by which its limit counts"
+        "this request lacks api_key, which its rate limit needs"
     );
     check(
         ask(&layer, get("/big", &[KEY, ("x-units", "many")])).await,
         400,
         None,
         json!({"type": "about:blank", "title": "Bad Request", "status": 400,
-               "detail": "the cost that this request gives must be a whole number"}),
+               "detail": "the cost that this request gives must be a whole number up to 2^53"}),
     );
 }
 

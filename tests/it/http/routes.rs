@@ -103,7 +103,8 @@ const LITERALS: [&str; 8] = ["@me", "a:b", "x,y;z", "$1+2", "hi!(it's)", "c=d&e"
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(1_500), failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Of a set that doesn't say how paths are read: what isn't refused comes under the rule of the route that serves it.
+    /// Of a set that doesn't say how paths are read: what isn't refused comes under the rule of the route that serves
+    /// it.
     #[test]
     fn a_spelling_that_is_not_refused_comes_under_the_rule_of_its_route(
         target in select(LITERALS.to_vec()).prop_flat_map(spelled)

@@ -153,7 +153,7 @@ fn judge(
         Err(error) => {
             let ends = matches!(operation, Operation::Settle | Operation::Cancel | Operation::Renew);
             // A harmed marker may read as one of another operation.
-            let misused = error.is_input() && error.to_string().contains("an id of its own for each operation");
+            let misused = error.is_input() && error.to_string().contains("another operation has used this id");
             let told = error.kind() == ErrorKind::UnreadableState || misused || (ends && error.is_unknown_id());
             prop_assert!(told, "{operation:?}: {error}");
             prop_assert_eq!(error.charged(), Charged::No);
@@ -391,7 +391,7 @@ fn a_marker_that_was_harmed_is_unreadable_or_answers_within_bounds() {
             let before = dumps(redis);
             let request = Request::new(KEY).cost(2).at(time(NOW)).id("id");
             let answer = engine.runtime.block_on(call_of(operation, &engine.limiter, &rule, request));
-            let of_another = "an id of its own for each operation";
+            let of_another = "another operation has used this id";
             if answer
                 .as_ref()
                 .is_err_and(|error| error.kind() == ErrorKind::Refused && error.to_string().contains(of_another))

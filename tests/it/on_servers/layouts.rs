@@ -1,6 +1,6 @@
 //! What earlier versions have written, as `tests/layouts` has it: the keys and the bytes of states and ids. Today's
-//! scripts go on from there, and within a minor version they write the same bytes, so that services of both versions can
-//! share a Redis in a rollout.
+//! scripts go on from there, and within a minor version they write the same bytes, so that services of both versions
+//! can share a Redis in a rollout.
 //!
 //! A file for each minor version. Its cases have calls, the keys that these leave, and the next calls with their
 //! answers. To add a case, or begin the file of a new version with a copy of the last one, write the calls and run the

@@ -124,7 +124,7 @@ fn a_cost_that_no_limit_has_is_misuse() {
     }
     let at_most = Request::new("user").costs(&[("tokens", 7)]);
     let error = engine.runtime.block_on(engine.limiter.at_most(&rule, at_most)).expect_err("costs that differ");
-    assert!(error.is_input() && error.to_string().contains("at_most: expected one cost"), "{error}");
+    assert!(error.is_input() && error.to_string().contains("at_most: the limits of "), "{error}");
     let unknown = model().cost_of("money", 1).expect_err("no such limit").to_string();
     assert_eq!(unknown, "rule model: cost: expected one of its limits (requests; tokens), got \"money\"");
     let too_much = model().cost_of("tokens", 1001).expect_err("it never fits").to_string();

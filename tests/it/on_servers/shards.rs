@@ -344,11 +344,16 @@ fn a_cost_above_the_smallest_share_is_refused_or_always_denied() {
     let text = "token-bucket 100/1h burst 11 shards 4";
     for (text, cost, expected) in [
         (text, 3, format!("cost: expected at most 2, the smallest share of {text}, got 3")),
-        ("gcra 10/1s", 11, "cost: expected at most 10, all that is ever admitted by token-bucket 10/1s, got 11".into()),
+        (
+            "gcra 10/1s",
+            11,
+            "cost: expected at most 10, the most that can ever be admitted by token-bucket 10/1s, got 11".into(),
+        ),
         (
             "gcra 10/1s burst 0 max-debt 4",
             5,
-            "cost: expected at most 4, all that is ever admitted by token-bucket 10/1s burst 0 max-debt 4, got 5"
+            "cost: expected at most 4, the most that can ever be admitted by token-bucket 10/1s burst 0 max-debt 4, \
+             got 5"
                 .into(),
         ),
     ] {

@@ -109,7 +109,7 @@ fn a_key_by_path_may_be_banned_and_not_favoured_where_a_router_splits_first() {
         for favour in &favours {
             let error = text("paths = \"segments\"\n", favour).parse::<RuleSet>().expect_err(favour).to_string();
             let expected =
-                "a key by path may only be in block under paths = \"segments\" (a rule that matches the path";
+                "under paths = \"segments\", a key with a path can only be listed in block (to allow it, or to give it";
             assert!(error.contains(expected) && error.ends_with(&format!("got {listed:?}")), "{error}");
             rule_set(&text("", favour));
             rule_set(&text("paths = \"decoded\"\n", favour));

@@ -59,7 +59,7 @@ async fn a_limit_is_left_out_for_want_of_its_own_attribute() {
     let missing = verdict(&limiter, &rules, &Attributes::new().user("anna").path("/api/v1")).await;
     assert_eq!(missing.reason, Reason::Missing("ip".to_owned()));
     let error = limiter.acquire_by(&rules, &other().set("tokens", "many")).await.expect_err("no number");
-    assert!(error.to_string().contains("expected the attribute tokens to be a whole number"), "{error}");
+    assert!(error.to_string().contains("expected the attribute tokens to be a whole number up to 2^53"), "{error}");
 }
 
 /// A rule of which nothing is left applies as one whose key is missing.
@@ -99,7 +99,7 @@ fn what_can_be_left_out_is_checked_where_it_is_written() {
         (
             "\"fixed-window 5/1h start first-hit\"",
             "{ limit = \"gcra 5/1s\", missing = \"skip\" }",
-            "missing: expected a limit whose own key or cost is an attribute, got gcra 5/1s",
+            "the field missing: expected a limit whose own key or cost is an attribute, got gcra 5/1s",
         ),
         ("key = \"user\", missing", "key = \"global\", missing", "a limit whose own key or cost is an attribute"),
         (
@@ -110,7 +110,7 @@ fn what_can_be_left_out_is_checked_where_it_is_written() {
         (
             "\"fixed-window 5/1h start first-hit\",",
             "{ limit = \"gcra 1/1s\", key = \"a\", missing = \"skip\" }, { limit = \"gcra 1/1s\", key = \"b\", missing = \"skip\" }, { limit = \"gcra 1/1s\", key = \"c\", missing = \"skip\" },",
-            "missing: at most 4 limits of a rule may be left out",
+            "the field missing: at most 4 limits of a rule may be left out",
         ),
     ];
     for (right, wrong, expected) in errors {
@@ -123,7 +123,7 @@ fn what_can_be_left_out_is_checked_where_it_is_written() {
     assert_eq!(read.definitions(), rules.definitions(), "{written}");
     let own = serde_json::json!({"name": "a", "limits": [{"limit": "gcra 5/1s", "key": "org", "missing": "skip"}]});
     let error = serde_json::from_value::<tollgate::Rule>(own).expect_err("no set").to_string();
-    assert!(error.contains("missing: only a limit in a set of rules can have it"), "{error}");
+    assert!(error.contains("the field missing: only a limit in a set of rules can have it"), "{error}");
 }
 
 proptest! {

@@ -38,7 +38,7 @@ async fn a_limit_may_take_another_cost_than_its_rule() {
     let missing = verdict(&limiter, &rules, &Attributes::new().user("42")).await;
     assert_eq!(missing.reason, Reason::Missing("tokens".to_owned()));
     let error = limiter.acquire_by(&rules, &of("42", "many")).await.expect_err("no number");
-    let expected = "rule model: cost: expected the attribute tokens to be a whole number, got \"many\"";
+    let expected = "rule model: cost: expected the attribute tokens to be a whole number up to 2^53, got \"many\"";
     assert_eq!((error.is_input(), error.to_string().as_str()), (true, expected));
     let request = of("42", "900");
     let Effect::Limit(charge) = rules.applies(&request).expect("a rule").effect else { panic!("it has limits") };
@@ -49,7 +49,11 @@ async fn a_limit_may_take_another_cost_than_its_rule() {
 #[test]
 fn a_limits_own_cost_is_checked_where_it_is_written() {
     let errors = [
-        ("cost = 1 }", "cost = 4 }", "cost: expected at most 3, all that is ever admitted by token-bucket 3/1h, got 4"),
+        (
+            "cost = 1 }",
+            "cost = 4 }",
+            "cost: expected at most 3, the most that can ever be admitted by token-bucket 3/1h, got 4",
+        ),
         (
             "cost = \"tokens\"",
             "cost = \"path\"",
@@ -63,13 +67,14 @@ fn a_limits_own_cost_is_checked_where_it_is_written() {
         (
             ", token-bucket 100000/1h",
             "",
-            "user:vip: expected 2 limits, in the order of the rule's, whose names, keys and costs they have, got 1",
+            "user:vip: expected 2 limits, one for each limit of the rule and in the same order, since they take over \
+             its name, key and cost, got 1",
         ),
         ("key = \"user\"", "key = \"user\"\nmin_cost = 2000", "min_cost: expected at most 1000"),
         (
             "name = \"requests\", limit = \"token-bucket 3/1h\", cost = 1",
             "name = \"money\", limit = \"token-bucket 3/1h\", cost = \"requests\" }, { name = \"requests\", limit = \"gcra 3/1s\"",
-            "limits: expected no name that is the attribute of another limit's cost, got \"requests\"",
+            "limits: a limit can't be named \"requests\": another limit takes its cost from the attribute of that name",
         ),
     ];
     for (right, wrong, expected) in errors {

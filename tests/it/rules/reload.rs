@@ -322,7 +322,7 @@ fn a_path_that_is_no_regular_file_is_an_error_and_does_not_block() {
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(instead, &path).expect("a link");
         block_until("the file is followed", || {
-            rules.error().is_some_and(|error| error.to_string().contains("expected a file of rules, got"))
+            rules.error().is_some_and(|error| error.to_string().contains("not a file of rules: it is "))
         });
         fs::remove_file(&path).expect("removed");
         fs::write(&path, edition(round)).expect("a file");
@@ -471,5 +471,5 @@ fn a_pipe_in_place_of_the_file_does_not_block_the_reader() {
     let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
     assert!(made.success());
     let error = RuleSet::read(&path).expect_err("a pipe").to_string();
-    assert!(error.ends_with("expected a file of rules, got something else"), "{error}");
+    assert!(error.ends_with("not a file of rules: it is not a regular file"), "{error}");
 }

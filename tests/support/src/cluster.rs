@@ -11,8 +11,8 @@ use crate::server_setup::{ServerSetup, words};
 
 const SLOTS: u16 = 16384;
 const PRIMARIES: usize = 3;
-/// How long a node may be silent before the others count it as failed, in milliseconds: longer than a busy machine keeps
-/// one waiting, so that none is replaced that is well.
+/// How long a node may be silent before the others count it as failed, in milliseconds: longer than a busy machine
+/// keeps one waiting, so that none is replaced that is well.
 const NODE_TIMEOUT: &str = "15000";
 /// The same where a test is about a node that is lost.
 const SHORT_NODE_TIMEOUT: &str = "1000";

@@ -20,8 +20,8 @@ pub struct Command {
     pub shown: String,
 }
 
-/// The commands in the blocks of a page that are marked `console`: each begins with `$ `, and goes on as long as a shell
-/// would read on.
+/// The commands in the blocks of a page that are marked `console`: each begins with `$ `, and goes on as long as a
+/// shell would read on.
 pub fn commands(page: &str) -> Vec<Command> {
     let mut found = Vec::<Command>::new();
     let (mut inside, mut whole) = (false, true);

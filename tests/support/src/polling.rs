@@ -45,8 +45,8 @@ pub async fn wait_for_value<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
     .await
 }
 
-/// What a server that is well answers, however busy the machine is. Where that stood still for half a second, a client takes
-/// the server for silent: calls that waited behind others end without having been sent, and are made again.
+/// What a server that is well answers, however busy the machine is. Where that stood still for half a second, a client
+/// takes the server for silent: calls that waited behind others end without having been sent, and are made again.
 pub async fn once_sent<T, C: Future<Output = Result<T, Error>>>(call: impl Fn() -> C) -> T {
     in_time(async {
         loop {

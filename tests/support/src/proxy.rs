@@ -29,8 +29,8 @@ struct Ways {
     /// Requests whose replies pass, counted over all connections.
     answered: AtomicU64,
     accepted: AtomicU64,
-    /// Reads of requests, swallowed or not. Those of HELLO, by which a connection begins and asks whether a server that is
-    /// late still answers, aren't counted.
+    /// Reads of requests, swallowed or not. Those of HELLO, by which a connection begins and asks whether a server that
+    /// is late still answers, aren't counted.
     requested: AtomicU64,
     /// The script that is called in place of the next one.
     instead: Mutex<Option<String>>,

@@ -8,9 +8,9 @@ use fastrand::Rng;
 pub(super) struct Call {
     pub(super) key: u32,
     pub(super) verdict: Verdict,
-    /// The decision was made at this time or later,
+    /// The decision was made no earlier than this.
     pub(super) sent: u64,
-    /// and at this time or earlier.
+    /// The decision was made no later than this.
     pub(super) answered: u64,
 }
 

@@ -221,7 +221,10 @@ impl Report<'_> {
             lines.push(("warm-up", told));
         }
         if let Some(unreleased) = self.unreleased {
-            let left = if unreleased > 0 { format!("; {WRONG}{unreleased} could not{WRONG:#}") } else { String::new() };
+            let left = match unreleased {
+                0 => String::new(),
+                count => format!("; {WRONG}{count} could not be released{WRONG:#}"),
+            };
             lines.push(("permits", format!("released after each answer, which isn't measured{left}")));
         }
         if let Some(latency) = self.latency_us {

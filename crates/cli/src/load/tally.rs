@@ -39,9 +39,9 @@ pub(super) struct Tally {
     pub(super) longest: Duration,
     /// From sending the first measured call to the last reply.
     pub(super) span: Option<(Instant, Instant)>,
-    /// Replies to all calls, warm-up included, for the display of progress,
+    /// Replies to all calls, warm-up included, for the display of progress.
     pub(super) answers: u64,
-    /// and of the last second, if it is drawn.
+    /// The same for the last second, if it is drawn.
     pub(super) recent: Option<Recent>,
     pub(super) ledger: Option<Ledger>,
     /// Calls that aren't in the ledger, since the engine certainly didn't decide them.
@@ -77,7 +77,7 @@ impl fmt::Display for Errors {
         let Self { deadline, unreachable, other } = *self;
         let kinds = [
             (deadline, "past the deadline"),
-            (unreachable, "unreachable (or not asked after others had failed)"),
+            (unreachable, "unreachable (or not sent after others had failed)"),
             (other, "others"),
         ];
         let kinds = kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}"));

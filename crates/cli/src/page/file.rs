@@ -36,7 +36,7 @@ impl ReportFile {
             bail!("--report: expected a file to write, such as report.html, got {shown}");
         }
         if read.iter().flatten().any(|read| is_same(read, path)) {
-            bail!("--report: expected another file than the one that is read, got {shown}");
+            bail!("--report: expected a file other than the one that is read, got {shown}");
         }
         let why = || format!("--report: expected a file that can be written, got {shown}");
         // The reader of a pipe would take closing it for the end.
@@ -124,7 +124,7 @@ mod tests {
         let log = folder.path().join("access.log");
         std::fs::write(&log, "a log").unwrap();
         let error = report(folder.path().join(".").join("access.log")).open(&[Some(&log)]).unwrap_err();
-        assert!(error.to_string().starts_with("--report: expected another file"), "{error}");
+        assert!(error.to_string().starts_with("--report: expected a file other"), "{error}");
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "a log");
         #[cfg(unix)]
         {

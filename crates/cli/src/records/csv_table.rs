@@ -41,7 +41,8 @@ fn header<R: BufRead>(lines: &mut Lines<R>, about: Identity) -> io::Result<Colum
     columns.map_err(|what| {
         let columns = if about == Identity::Attributes { "attr.NAME for each attribute" } else { "key" };
         let message = format!(
-            "header: expected the columns t_us and {columns}, and optionally op, cost, id, for and request_time; {what}"
+            "header: expected the columns t_us and {columns}, and optionally op, cost, id, for, request_time and \
+             status; {what}"
         );
         io::Error::new(io::ErrorKind::InvalidData, message)
     })
@@ -384,8 +385,8 @@ mod tests {
             ("t_us,key,t_us\n", "got the column \"t_us\" twice"),
             ("\"t_us,key\n", "row: expected a closing quote, got the end of the file"),
         ] {
-            let expected =
-                "header: expected the columns t_us and key, and optionally op, cost, id, for and request_time; ";
+            let expected = "header: expected the columns t_us and key, and optionally op, cost, id, for, request_time \
+                and status; ";
             assert_eq!(read(text.as_bytes()), Err(format!("{expected}{want}")));
         }
         let mut records =

@@ -275,11 +275,11 @@ mod tests {
             ),
             (
                 r#"{"t_us":1,"key":"k","op":"block"}"#,
-                "for: missing, and block needs a duration such as 10m, 0s to lift it",
+                "for: missing: block needs a duration such as 10m (0s lifts the block)",
             ),
             (r#"{"t_us":1,"key":"k","for":"10m"}"#, "for: only block takes it, and this is acquire"),
             (r#"{"t_us":1,"key":"k","op":"block","for":5}"#, "for: expected a duration such as \"10m\", got 5"),
-            (r#"{"t_us":1,"key":"k","op":"renew"}"#, "id: missing, and renew needs that of an earlier call"),
+            (r#"{"t_us":1,"key":"k","op":"renew"}"#, "id: missing: renew needs the id of an earlier call"),
             (r#"[1]"#, "line: expected a JSON object, got \"[1]\""),
             (r#"{"t_us":1"#, "json: EOF while parsing an object at column 9"),
             (r#"{"t_us":1,"key":"k"} x"#, "json: trailing characters at column 22"),

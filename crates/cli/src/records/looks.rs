@@ -75,10 +75,8 @@ pub(crate) fn look<R: BufRead>(
                     if !suggested.as_ref().is_some_and(has_request) {
                         looks.otherwise = looks.otherwise.or_else(|| {
                             let field = object.field_of_lines(&is_of_a_log)?;
-                            let of_jq = of_jq(&field);
-                            Some(format!(
-                                "objects that have them in {field}: take them out first, as by jq -r '{of_jq}'"
-                            ))
+                            let how = format!("take them out first, for example with jq -r '{}'", of_jq(&field));
+                            Some(format!("objects that have them in {field}: {how}"))
                         });
                     }
                     suggested.filter(|_| looks.otherwise.is_none())
@@ -111,13 +109,13 @@ fn of_table(columns: &mut Vec<String>, line: &[u8]) -> Option<String> {
 /// Recognises data that isn't text with readable lines.
 fn foreign(head: &[u8]) -> Option<&'static str> {
     const MAGIC: [(&[u8], &str); 7] = [
-        (b"BZh", "bzip2: decompress it first, as by bzcat"),
-        (b"\xfd7zXZ\0", "xz: decompress it first, as by xzcat"),
-        (b"\x04\x22\x4d\x18", "lz4: decompress it first, as by lz4cat"),
-        (b"PK\x03\x04", "a ZIP archive: unpack it first, as by unzip -p"),
+        (b"BZh", "bzip2: decompress it first, for example with bzcat"),
+        (b"\xfd7zXZ\0", "xz: decompress it first, for example with xzcat"),
+        (b"\x04\x22\x4d\x18", "lz4: decompress it first, for example with lz4cat"),
+        (b"PK\x03\x04", "a ZIP archive: unpack it first, for example with unzip -p"),
         (b"\x1f\x8b", "gzip within another compression: decompress it once first"),
-        (b"\xff\xfe", "text in UTF-16: convert it first, as by iconv -f UTF-16 -t UTF-8"),
-        (b"\xfe\xff", "text in UTF-16: convert it first, as by iconv -f UTF-16 -t UTF-8"),
+        (b"\xff\xfe", "text in UTF-16: convert it first, for example with iconv -f UTF-16 -t UTF-8"),
+        (b"\xfe\xff", "text in UTF-16: convert it first, for example with iconv -f UTF-16 -t UTF-8"),
     ];
     let found = MAGIC.iter().find(|(magic, _)| head.starts_with(magic))?;
     // Text may begin like this, too.
@@ -173,8 +171,10 @@ fn of_jq(field: &str) -> String {
 /// Recognises JSON that isn't one object per line by its first line, as the command-line tools of clouds print it.
 fn spread(line: &[u8]) -> Option<&'static str> {
     match line {
-        b"[" | [b'[', b'{', ..] => Some("a list of objects: write each on one line first, as by jq -c '.[]'"),
-        b"{" => Some("objects over several lines: write each on one line first, as by jq -c ."),
+        b"[" | [b'[', b'{', ..] => {
+            Some("a list of objects: write each on one line first, for example with jq -c '.[]'")
+        }
+        b"{" => Some("objects over several lines: write each on one line first, for example with jq -c ."),
         _ => None,
     }
 }

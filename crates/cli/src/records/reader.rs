@@ -175,7 +175,7 @@ impl Way {
                     return self.record(number, &words, None);
                 }
                 let Some(places) = places else {
-                    let expected = "a line of a log that is known, or --fields time=FIELD,ip=FIELD,request=FIELD";
+                    let expected = "a line of a known log format, or --fields time=FIELD,ip=FIELD,request=FIELD";
                     return Err(unexpected("line", expected, &quoted(text)));
                 };
                 let is_other = text::is_of_another(&words) && !self.wanted.places.have_time();
@@ -217,8 +217,8 @@ impl Way {
         let places = &self.wanted.places;
         if places.have_duration() && !places.have_time() {
             self.wanted.tally.finding(
-                "a line's time counts as its request's end, as nginx and gunicorn write it; for Apache's logs, which \
-                 have the request's arrival, add start=4 to --fields (the place of the time), for others time=4"
+                "the time of a line is taken as the end of its request, as nginx and gunicorn log it; Apache logs the \
+                 arrival: add start=4 to --fields (4 is the place of the time), or time=4 if it is the end"
                     .to_owned(),
             );
         }
@@ -257,8 +257,8 @@ impl Way {
             tally.finding(format!("no line has the field {place}, which --fields names"));
         }
         if std::mem::take(&mut self.unlisted) {
-            let how = "name the field in which they write them by --client-address";
-            tally.finding(format!("no line has a list of addresses in the client's place for --proxies: {how}"));
+            let how = "name the field that holds the list by --client-address";
+            tally.finding(format!("--proxies: no line has a list of addresses as its client: {how}"));
         }
     }
 

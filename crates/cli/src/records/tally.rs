@@ -42,9 +42,9 @@ impl Tally {
     pub(crate) fn say(&self, source: &str, is_sure: bool) {
         if let count @ 1.. = self.passed_over.swap(0, Ordering::Relaxed) {
             let lines = counted(count, "line");
-            let are = if count == 1 { "is no request" } else { "are no requests" };
-            let hint = if is_sure { "" } else { "; without --input, its format is detected" };
-            messages::note(format!("{source}: {lines} {are}; passed over{hint}"));
+            let are = if count == 1 { "is not a request" } else { "are not requests" };
+            let hint = if is_sure { "" } else { "; leave out --input to have its format detected" };
+            messages::note(format!("{source}: {lines} {are}; skipped{hint}"));
         }
         let (without, with) =
             (self.without_client.swap(0, Ordering::Relaxed), self.with_client.swap(0, Ordering::Relaxed));

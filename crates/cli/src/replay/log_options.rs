@@ -24,7 +24,7 @@ pub(crate) struct LogOptions {
     /// the last one, which the nearest proxy wrote.
     #[arg(long, value_name = "FIELD", allow_hyphen_values = true, help_heading = "Records")]
     client_address: Option<Place>,
-    /// Proxies whose entries in it are trusted, such as 10.0.0.0/8.
+    /// Proxies whose entries in --client-address are trusted, such as 10.0.0.0/8.
     ///
     /// Addresses or networks, with commas between. As with the middleware's ClientAddress::behind, a request that comes
     /// from none of them counts by its own address.
@@ -70,7 +70,7 @@ impl LogOptions {
             _ => return Ok(()),
         };
         if !self.is_access_log(format) {
-            bail!("{shown}: expected an access log with {asked}, got {what}, which has keys of its own");
+            bail!("{asked}: only for access logs; {shown} is read as {what}, with keys of its own");
         }
         Ok(())
     }

@@ -41,7 +41,7 @@ pub(super) fn page(summary: &Summary, ruled: &str, files: &[PathBuf], order: Ord
     }
     page.sections.extend(summary.over_time().map(|counted| counted.section("Over time", "requests", times, None)));
     let [rules, shadows] = summary.by_rule();
-    page.sections.extend(by_rule("By rule", "The rule that applied decided.", &rules));
+    page.sections.extend(by_rule("By rule", "The decisions of each rule that applied.", &rules));
     page.sections.extend(by_rule(
         "Shadow rules",
         "These had no effect; shown is what they would have decided.",

@@ -240,7 +240,7 @@ impl Source {
             (None, None, None) => Format::Jsonl,
             (None, None, Some(_)) if looks.otherwise.is_some() => {
                 let got = looks.otherwise.as_deref().unwrap_or_default();
-                bail!("{shown}: expected the lines of a log, got {got}, and give them as -");
+                bail!("{shown}: expected the lines of a log, got {got}, then pipe them in as -");
             }
             (None, None, Some(begins)) => bail!("{shown}: {}", unknown(looks.places.as_deref(), begins)),
         };
@@ -282,9 +282,9 @@ impl Found {
                     }
                     // As by a log rotation that copies the file and then truncates it.
                     None => {
-                        let why = format!("{shown}: expected the {count} records that were there before");
                         let got = std::mem::replace(&mut read, count);
-                        return Some(Err(anyhow!("{why}, got {got}: it was cut off meanwhile")));
+                        let why = format!("only {got} of its {count} records are left");
+                        return Some(Err(anyhow!("{shown}: {why}: it was truncated while it was read")));
                     }
                 }
             }

@@ -101,12 +101,13 @@ struct Totals {
     newly_allowed: u64,
     /// Treated alike, but by different rules.
     other_rule: u64,
-    /// Only one set can't decide these, for instance because an attribute isn't a valid cost.
+    /// Exactly one of the two sets can't decide these, for instance because an attribute isn't a valid cost.
     undecided: u64,
     unreadable: u64,
     #[serde(skip_serializing_if = "is_zero")]
     permits_not_replayed: u64,
-    /// Counts by the rule that denies after or denied before.
+    /// The differences by rule: the one that denies under the new set or, if that allows, the one that denied under the
+    /// old.
     rules: Vec<Affected>,
     keys_affected: usize,
     keys: Vec<Affected>,
@@ -283,7 +284,7 @@ impl Totals {
         };
         let of_them = |count: u64, why: &str| if count == 0 { String::new() } else { format!(" ({count} {why})") };
         let refused = of_them(self.refused_by_both, "refused: their path can be read in two ways");
-        let missing = of_them(self.missing_by_both, "lack an attribute that a rule's key names: no limit was asked");
+        let missing = of_them(self.missing_by_both, "lack an attribute that a rule's key names: no limit was checked");
         facts(
             &mut out,
             &[

@@ -157,7 +157,7 @@ impl<'a> Explained<'a> {
         }
         for shadow in &self.shadows {
             let rule = shadow.rule.unwrap_or_default();
-            lines.push(("shadow", format!("{rule}: it decides and is reported, and has no consequence")));
+            lines.push(("shadow", format!("{rule}: evaluated and reported, but denies nothing")));
             lines.extend(shadow.lines().into_iter().skip(1));
         }
         lines.extend(self.passed_over.iter().map(|Passed { rule, why }| ("passed over", format!("{rule}: {why}"))));
@@ -173,7 +173,7 @@ impl<'a> Explained<'a> {
         match self.step.reason {
             "blocked" | "missing" => {
                 let rule = self.step.rule.unwrap_or_default();
-                format!("denied by {rule}: no limits are asked, and nothing is counted")
+                format!("denied by {rule}: no limits are checked, and nothing is counted")
             }
             "limits" => {
                 "allowed if all their limits allow, and charged to all or none; the first that denies answers".into()

@@ -150,8 +150,8 @@ fn latency(rows: &[Counted], unit: Unit) -> Section {
     }
     let highest = |time: fn(&Counted) -> Duration| rounded(rows.iter().map(time).max().unwrap_or_default());
     let says = format!(
-        "How long decisions took in each {name}. In the worst one, half took up to {}, 95 of 100 up to {} and 99 of 100 \
-         up to {}.",
+        "How long decisions took in each {name}. The highest values of any {name}: half took up to {}, 95 of 100 up to \
+         {} and 99 of 100 up to {}.",
         highest(kinds[0].2),
         highest(kinds[1].2),
         highest(kinds[2].2)

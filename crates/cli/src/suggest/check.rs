@@ -113,7 +113,8 @@ impl Share {
                 if limiter.acquire(&rules[*suggestion], asked).await?.allowed != said {
                     let (limit, expected) = (&suggestions[*suggestion].limit, if said { "allowed" } else { "denied" });
                     let (key, at) = (shown(bytes), timestamp(t_us));
-                    bail!("{limit}: a replay contradicts that {key:.60} is {expected} at {at}; {FAULT}");
+                    let why = "but a replay decides otherwise";
+                    bail!("{limit}: {key:.60} should be {expected} at {at}, {why}; {FAULT}");
                 }
                 if said {
                     meter.take(state, t_us, cost);

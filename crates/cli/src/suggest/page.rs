@@ -70,7 +70,7 @@ fn of_group(report: &Report<'_>, at: usize) -> Vec<Section> {
     let mut sections = vec![Section {
         title: format!("Limits{named}"),
         says: format!(
-            "{} The least limit of each algorithm: {}",
+            "{} The table has the lowest limit of each algorithm. {}",
             says(report, group, best),
             report.notes(at).join(" ")
         ),
@@ -117,7 +117,7 @@ fn rates(named: &str, best: &Suggestion, frontier: &[&Suggestion]) -> Section {
             up: "burst, in units".to_owned(),
             up_measure: Measure::Count,
             points,
-            names: ["keeps to the share".to_owned(), "recommended".to_owned()],
+            names: ["denies at most that share".to_owned(), "recommended".to_owned()],
         })),
         table: table(frontier.iter().copied()),
     }

@@ -57,7 +57,7 @@ impl Report<'_> {
         let bucket = recommended.filter(|suggestion| suggestion.trial.meter.is_bucket() && group.present.is_none());
         if let Some(best) = bucket.filter(|_| !self.period_is_given) {
             let period = human(best.limit.period());
-            notes.push(format!("Rates are for {period}; --per gives another period."));
+            notes.push(format!("Rates are per {period}; --per gives another period."));
         }
         if group.requests < FEW {
             let tell = if group.requests == 1 { "tells" } else { "tell" };

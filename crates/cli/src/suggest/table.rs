@@ -87,10 +87,10 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
 /// Why nothing is suggested for a group.
 fn unfit(group: &Group) -> &'static str {
     if group.present.as_ref().is_some_and(|present| Meter::of(&present.limit).is_none()) {
-        return "Left as it is: permits, shards, debts, windows of the calendar and those that start by key or roll units \
-                over get no suggestions.";
+        return "Left as they are: permits, shards, debts, calendar windows, and windows that start by key or carry \
+                units over get no suggestions.";
     }
-    "No limit that counts in microseconds keeps to that."
+    "No limit that counts in microseconds denies that few."
 }
 
 /// What the suggestions are, and how many requests and keys each would deny.

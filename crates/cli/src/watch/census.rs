@@ -24,7 +24,7 @@ const US_PER_KEY: f64 = 2.0;
 const MOST_WATCHED: usize = 64;
 /// The share of uses among looks below which a key isn't checked again.
 const RARELY: f64 = 0.2;
-/// The weight of a look per later one: a look ten before counts half.
+/// The factor by which each later look lowers the weight of a look: after ten more, it counts half.
 const FADE: f64 = 0.933;
 const MOST_LABELS: usize = 1024;
 

@@ -37,7 +37,7 @@ pub(super) const HELP: [(&str, &str); 12] = [
     ("j k, arrows", "scroll by a row"),
     ("PgUp PgDn g G", "scroll by a page, to either end"),
     ("?", "this help"),
-    ("touched", "share of looks that found it used"),
+    ("touched", "share of samples that found it in use"),
     ("writes", "calls that were allowed: denied ones write nothing"),
     ("", "touched without writes: its calls are denied"),
 ];

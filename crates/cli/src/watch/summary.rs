@@ -126,7 +126,7 @@ fn redis(snapshot: &Snapshot, theme: Theme) -> Group {
             0 => String::new(),
             more => format!(" (and {more} more)"),
         };
-        pieces.push(Span::styled(format!("away: {of}{why}{more}"), theme.wrong()));
+        pieces.push(Span::styled(format!("error: {of}{why}{more}"), theme.wrong()));
     }
     let all: Vec<_> = snapshot.nodes.iter().filter_map(|node| node.figures.as_ref()).collect();
     if !all.is_empty() {

@@ -74,7 +74,7 @@ fn keys(snapshot: &Snapshot, sort: usize, width: u16) -> Table {
     };
     let sample = &snapshot.sample;
     let empty = match (&sample.no_writes, &sample.no_scan) {
-        (Some(_), Some(why)) => format!("keys can't be looked at: {why}"),
+        (Some(_), Some(why)) => format!("keys can't be scanned: {why}"),
         _ => "no key in use was seen so far".to_owned(),
     };
     Table { columns, rows: keys.into_iter().map(row).collect(), sorted_by, empty }
@@ -175,7 +175,7 @@ fn nodes(snapshot: &Snapshot, sort: usize, width: u16) -> Table {
             rate(figures.evicted_per_second),
             age(figures.uptime_seconds),
         ],
-        (_, why) => vec![format!("{}: {}", node.address, why.as_deref().unwrap_or("not looked at yet"))],
+        (_, why) => vec![format!("{}: {}", node.address, why.as_deref().unwrap_or("not queried yet"))],
     };
     Table { columns, rows: nodes.into_iter().map(row).collect(), sorted_by, empty: "no node is known".to_owned() }
 }

@@ -99,7 +99,9 @@ impl View<'_> {
 
     fn draw_keys(&self, controls: &Controls, area: Rect, buffer: &mut Buffer) {
         let (text, style) = match (controls.typing, controls.paused) {
-            (true, _) => (format!("/{}_  Enter keeps it, Esc ends it", controls.filter), self.theme.chosen()),
+            (true, _) => {
+                (format!("/{}_  Enter applies the filter, Esc clears it", controls.filter), self.theme.chosen())
+            }
             (false, true) => ("paused: p resumes, q quits".to_owned(), self.theme.chosen()),
             (false, false) => {
                 let all = "q quit  p pause  s sort  / filter  Tab table  jk scroll  ? help";

@@ -210,8 +210,8 @@ fn answers_as_the_tool(example: &Example, beside: &str, text_by: &str) {
     answers_by_itself(example, &server);
 }
 
-/// What the README says that a program answers without Redis, as Redis says it. A script of the program's own says it in
-/// place of Redis: for the first cost the first code, and so on.
+/// What the README says that a program answers without Redis, as Redis says it. A script of the program's own says it
+/// in place of Redis: for the first cost the first code, and so on.
 fn answers_by_itself(example: &Example, server: &Server) {
     let readme = read("lua/README.md");
     let row = readme.lines().find(|line| line.starts_with("| no connection")).expect("the row");

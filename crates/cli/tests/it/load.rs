@@ -219,8 +219,8 @@ fn the_audit_reports_what_it_cannot_judge() {
     }
 }
 
-/// Keys that vanish let callers in anew. Nothing refills within the run, so its pace doesn't matter, and a single caller's
-/// calls each are one of a script.
+/// Keys that vanish let callers in anew. Nothing refills within the run, so its pace doesn't matter, and a single
+/// caller's calls each are one of a script.
 #[test]
 fn a_redis_that_loses_its_keys_is_found_to_over_admit() {
     let server = Server::start();

@@ -131,9 +131,9 @@ fn a_redis_that_goes_away_is_said_on_the_screen_until_it_is_back() {
     let terminal = loaded.watch("", (80, 24), "");
     terminal.until("keys are shown", shows_keys);
     loaded.server.stop();
-    terminal.until("away", |screen| screen.lines().any(|line| line.contains("away: ")));
+    terminal.until("the error is shown", |screen| screen.lines().any(|line| line.contains("error: ")));
     loaded.server.start_again(&[]);
-    terminal.until("back", |screen| shows_keys(screen) && !screen.contains("away: "));
+    terminal.until("back", |screen| shows_keys(screen) && !screen.contains("error: "));
 }
 
 /// Escapes of the colours of text and of what is behind it.

@@ -242,8 +242,8 @@ impl Archive {
     ) -> Result<(), ArchiveError> {
         let json = manifest.as_json()?;
         if json.len() as u64 > MANIFEST_BYTES {
-            let expected = format!("manifest: expected at most {MANIFEST_BYTES} bytes, got {}", json.len());
-            return Err(ArchiveError::refused(format!("{expected}: a larger --part-rows makes fewer files")));
+            let why = format!("it would have {} bytes, above the maximum of {MANIFEST_BYTES}", json.len());
+            return Err(ArchiveError::refused(format!("manifest: {why}: a larger --part-rows makes fewer files")));
         }
         if instead {
             self.delete_manifest(month).await?;

@@ -1,7 +1,8 @@
-//! The ids of all keys, so that an id that no key has costs little, and that of an existing key is never taken for one.
+//! The ids of all keys, by which look-ups of ids that no key has are limited without holding up those of keys that
+//! exist.
 //!
-//! They are read once, in slices, and then follow the changes. They only decide who waits for whom: an id that is
-//! missing here is looked up all the same, but within a limit.
+//! They are read once, in slices, and then follow the changes. They only decide which look-ups are limited: an id that
+//! is missing here is looked up all the same: an id that is missing here is looked up all the same, but within a limit.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{BuildHasher, BuildHasherDefault};

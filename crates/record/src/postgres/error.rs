@@ -214,7 +214,7 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => Kind::Schema,
         _ => Kind::Refused,
     };
-    let remedy = if kind == Kind::Schema { ": tollgate db migrate makes the tables" } else { "" };
+    let remedy = if kind == Kind::Schema { ": run tollgate db migrate" } else { "" };
     (kind, format!("postgres: {} (SQLSTATE {}){remedy}", said.message(), said.code().code()))
 }
 

@@ -77,8 +77,8 @@ impl Schema {
 impl Postgres {
     /// Creates the tables, or upgrades those of an older version. Returns the migrations that were applied, in order;
     /// none if there was nothing to do. All run in one transaction; a concurrent call waits, for at most a minute. The
-    /// first time, this needs the right to create a schema in the database, unless there is an empty one that the role
-    /// owns; later, to be the role that made it.
+    /// first call needs the right to create a schema in the database, unless there is an empty one that the role owns.
+    /// Later calls must come from the role that made it.
     ///
     /// # Errors
     ///
@@ -151,8 +151,8 @@ impl Postgres {
 pub(crate) async fn expect_this_version(transaction: &Transaction<'_>) -> Result<(), PostgresError> {
     let (got, expected) = (applied(transaction).await?.len(), STEPS.len());
     if got < expected {
-        let why = format!("schema: expected {expected} migrations, got {got}");
-        return Err(PostgresError::schema(format!("{why}: tollgate db migrate makes the others")));
+        let why = format!("schema: the database has {got} of {expected} migrations");
+        return Err(PostgresError::schema(format!("{why}: run tollgate db migrate")));
     }
     Ok(())
 }
@@ -195,8 +195,8 @@ async fn applied(transaction: &Transaction<'_>) -> Result<Vec<SystemTime>, Postg
         let (got, name): (i32, String) = (row.get(0), row.get(1));
         let Some(step) = usize::try_from(number - 1).ok().and_then(|at| STEPS.get(at)) else {
             let most = STEPS.len();
-            let why = format!("schema: expected at most {most} migrations, got number {got}, {name}");
-            return Err(PostgresError::schema(format!("{why}: the database is newer than this version of tollgate")));
+            let why = format!("the database has migration {got} ({name}), and this version of tollgate knows {most}");
+            return Err(PostgresError::schema(format!("schema: {why}: upgrade tollgate")));
         };
         if got != number || name != step.name || row.get::<_, &[u8]>(2) != digest(step) {
             let why = format!("differs from migration {number} ({}) of this version of tollgate", step.name);

@@ -1,5 +1,5 @@
-//! 20,000 requests through the layer, and a million in the nightly run, on a real Redis, each of which is found again, in
-//! PostgreSQL and in the archive: by count and by sum.
+//! 20,000 requests through the layer, and a million in the nightly run, on a real Redis, each of which is found again,
+//! in PostgreSQL and in the archive: by count and by sum.
 
 use std::process::Command;
 use std::sync::Arc;

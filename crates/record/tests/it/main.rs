@@ -1,4 +1,5 @@
-//! One binary for all tests of the system of record that need a PostgreSQL. A missing server is a failure, never a skip.
+//! One binary for all tests of the system of record that need a PostgreSQL. A missing server is a failure, never a
+//! skip.
 
 mod api_keys;
 mod clocks;

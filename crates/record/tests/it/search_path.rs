@@ -1,4 +1,5 @@
-//! What other roles put where a search path leads never runs with the rights of whoever works with the system of record.
+//! What other roles put where a search path leads never runs with the rights of whoever works with the system of
+//! record.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,8 +10,9 @@ use tollgate_record::{KeyTerms, OwnLimits, Postgres};
 use tollgate_testing::postgres_server::PostgresServer;
 use tollgate_testing::record::limiter;
 
-/// Functions and operators of `hostile`: some with the names and arguments of PostgreSQL's, which an earlier place in the
-/// path prefers, others with arguments that fit better than PostgreSQL's, which any place does. Each one notes who ran it.
+/// Functions and operators of `hostile`: some with the names and arguments of PostgreSQL's, which an earlier place in
+/// the path prefers, others with arguments that fit better than PostgreSQL's, which any place does. Each one notes who
+/// ran it.
 const HOSTILE: &str = "
     CREATE SCHEMA hostile; GRANT USAGE ON SCHEMA hostile TO PUBLIC;
     CREATE TABLE hostile.ran (role text, what text); GRANT INSERT ON hostile.ran TO PUBLIC;

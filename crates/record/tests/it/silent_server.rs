@@ -1,5 +1,5 @@
-//! A server that freezes between a statement and its answer: whichever answer is missing, the call ends by its deadline,
-//! and what it says about changes is true.
+//! A server that freezes between a statement and its answer: whichever answer is missing, the call ends by its
+//! deadline, and what it says about changes is true.
 
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -47,8 +47,8 @@ impl From<ArchiveError> for Failure {
     }
 }
 
-/// Calls with no answer, with the first one alone, with the first two, until all have come. Before each call the database
-/// is prepared; `state` is a query for what the call changes.
+/// Calls with no answer, with the first one alone, with the first two, until all have come. Before each call the
+/// database is prepared; `state` is a query for what the call changes.
 async fn missing_each_answer(
     server: &PostgresServer,
     (name, prepare, state): (&str, &str, &str),

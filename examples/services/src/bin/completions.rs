@@ -1,6 +1,6 @@
 //! A service with five limits: requests by API key, 100 a minute with a burst of 20, and 8 of them at once; a model's
-//! requests and tokens by organisation; and five failed logins in 15 minutes. While Redis is unreachable, requests pass,
-//! but each of the two processes still allows only two login attempts per account.
+//! requests and tokens by organisation; and five failed logins in 15 minutes. While Redis is unreachable, requests
+//! pass, but each of the two processes still allows only two login attempts per account.
 //!
 //! An answer is sent word by word. A caller who goes in the middle pays for the words until then.
 //!

@@ -76,7 +76,7 @@ async fn whoever_gives_up_leaves_room_for_those_who_wait() {
     }
 }
 
-/// Who began to wait for the earlier deadline later.
+/// The caller with the earlier deadline begins to wait later.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_later_with_less_time_is_woken_in_time() {
     let redis = Redis::open("redis://127.0.0.1:1/").unwrap();

@@ -323,7 +323,8 @@ async fn errors_and_policy_answers_have_the_same_text_each_time() {
     let waits: std::collections::BTreeSet<_> = unsent.iter().map(|error| error.retry_in().expect("a wait")).collect();
     let words: std::collections::BTreeSet<_> = unsent.iter().map(ToString::to_string).collect();
     assert_eq!((waits.len(), words.len()), (3, 1), "{words:?}");
-    assert!(unsent[0].to_string().starts_with("redis isn't asked for a while, after: no connection"), "{}", unsent[0]);
+    let expected = "the breaker is open: redis isn't called for a while, after: no connection";
+    assert!(unsent[0].to_string().starts_with(expected), "{}", unsent[0]);
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Which calls are decided as a number of them: plain acquires, of which as many are allowed as fit one after the other.
+//! Which calls are decided as a number of them: plain acquires, of which as many are allowed as fit one after the
+//! other.
 
 use super::*;
 

@@ -55,7 +55,7 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
     } else if let Some(replica) = late.first() {
         let found = format!(
             "a primary with {count} replica{plural}, {} lagging: {} ({}, last heard from {}s ago, {} bytes behind); a \
-             failover to it forgets what it lacks, at most one capacity per key",
+             failover to it forgets what it lacks; each key may then admit up to one capacity more",
             late.len(),
             replica.address,
             replica.state,
@@ -145,8 +145,8 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
         let more = facts.moving.len().saturating_sub(5);
         let slots = if more > 0 { format!("{slots} and {more} more") } else { slots };
         let found = format!(
-            "{found}; being moved: slots {slots}; until they are, calls there on several keys, one of them new, fail \
-             (TRYAGAIN): those with an id, those of several limits, and reservations"
+            "{found}; slots {slots} are being moved: until then, calls there that use several keys fail (TRYAGAIN) if \
+             one of the keys is new: those with an id, those of several limits, and reservations"
         );
         let advice = "if no reshard is running: redis-cli --cluster check, then --cluster fix";
         Finding::new("cluster", Level::Warning, found).advise(advice)
@@ -167,20 +167,23 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
 pub(super) fn batches(facts: &Facts) -> Option<Finding> {
     Some(match facts.across_slots.as_ref()? {
         Ok(()) => {
-            let found = "concurrent decisions go by node: a script may use keys of several of its slots";
+            let found = "concurrent decisions are batched by node: a script may use keys of several of its slots";
             Finding::new("batches", Level::Ok, found).number("by", "node")
         }
         Err(why)
             if why.starts_with("NOPERM") || why.contains("executing the script can") || why.contains("ACL failure") =>
         {
             let found = format!(
-                "whether concurrent decisions go by node or slot by slot isn't known: permissions are missing ({why})"
+                "whether concurrent decisions are batched by node or by slot isn't known: permissions are missing \
+                 ({why})"
             );
             Finding::new("batches", Level::Note, found)
         }
         Err(why) => {
-            let found =
-                format!("concurrent decisions go slot by slot, more slowly: no script may use keys of several ({why})");
+            let found = format!(
+                "concurrent decisions are batched by slot, which is slower: no script may use keys of several slots \
+                 ({why})"
+            );
             Finding::new("batches", Level::Note, found).number("by", "slot")
         }
     })
@@ -231,7 +234,8 @@ pub(super) fn clock(facts: &Facts) -> Option<Finding> {
     let finding = if certainly(step, step_uncertainty) > CLOCK_STEP {
         let way = if step < 0 { "back" } else { "forward" };
         let found = format!(
-            "{found}; one of the two stepped meanwhile, the server's {} {way} or this one's the other way",
+            "{found}; one of the two clocks was stepped during the check: the server's {} {way}, or this machine's as \
+             much the other way",
             us(step.unsigned_abs())
         );
         Finding::new("clock", Level::Warning, found).advise(synchronise)
@@ -250,8 +254,13 @@ pub(super) fn latency(facts: &Facts) -> Option<Finding> {
     let latency = facts.latency.as_ref().ok()?;
     let (p50, p99) = (latency.quantile(50), latency.quantile(99));
     let fork = Duration::from_micros(facts.count("latest_fork_usec"));
-    let found =
-        format!("{} takes {} (p50) to {} (p99), of {}", latency.of, human(p50), human(p99), latency.samples.len());
+    let found = format!(
+        "{} takes {} (p50) to {} (p99) in {} measurements",
+        latency.of,
+        human(p50),
+        human(p99),
+        latency.samples.len()
+    );
     let deadline = facts.deadline;
     let finding = if p99 * 2 > deadline {
         let found = format!("{found}: too close to the deadline of {}", human(deadline));

@@ -51,7 +51,7 @@ pub(super) fn scripts(facts: &Facts) -> Option<Finding> {
 /// What to do about a refusal other than a missing permission.
 fn step(message: &str) -> Option<&'static str> {
     let steps = [
-        ("BUSY", "SCRIPT KILL ends the script that runs, or FUNCTION KILL; if it has written, wait"),
+        ("BUSY", "SCRIPT KILL or FUNCTION KILL ends the running script; if it has already written, wait"),
         ("OOM", "see memory"),
         ("MISCONF", "see saves"),
         ("NOREPLICAS", "see replication"),

@@ -57,7 +57,7 @@ pub(super) fn version(facts: &Facts) -> Option<Finding> {
             Level::Unfit,
             "a Sentinel, which keeps no keys: give the address of the Redis that it watches",
         )
-        .advise("SENTINEL GET-MASTER-ADDR-BY-NAME <name> tells its address")
+        .advise("SENTINEL GET-MASTER-ADDR-BY-NAME <name> returns its address")
     } else if product.oldest.is_some_and(|oldest| line < oldest) {
         let found = format!("{found}: expected Redis 7.0 or newer, or Valkey 7.2 or newer");
         Finding::new("version", Level::Unfit, found).advise("upgrade the server")
@@ -67,12 +67,11 @@ pub(super) fn version(facts: &Facts) -> Option<Finding> {
             .advise("see below whether every script decides, and try your rules on it")
     } else if let Some(ends) = ends.filter(|ends| *ends < facts.today) {
         let (major, minor) = line;
-        let found =
-            format!("{found}; end of life after {ends}: its project fixes no more vulnerabilities in {major}.{minor}");
+        let found = format!("{found}; end of life after {ends}: {major}.{minor} gets no more security fixes");
         Finding::new("version", Level::Note, found)
             .advise("upgrade to a release that is supported, such as Redis 8.2 or Valkey 8.1, unless your distribution fixes this one")
     } else {
-        let until = ends.map(|ends| format!(", whose vulnerabilities are fixed until {ends}")).unwrap_or_default();
+        let until = ends.map(|ends| format!(", which gets security fixes until {ends}")).unwrap_or_default();
         Finding::new("version", Level::Ok, found + &until)
     };
     let finding = match ends {

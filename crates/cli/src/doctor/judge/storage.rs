@@ -14,9 +14,10 @@ pub(super) fn eviction(facts: &Facts) -> Option<Finding> {
         Finding::new("eviction", Level::Ok, "maxmemory-policy noeviction: no limit is ever evicted")
     } else if bounded {
         let now = fullness(facts).map(|percent| format!(" ({percent}% now)")).unwrap_or_default();
-        let all = if policy.starts_with("volatile") { "; the keys of limits all expire" } else { "" };
+        let all = if policy.starts_with("volatile") { ", since all keys of limits expire" } else { "" };
         let found = format!(
-            "maxmemory-policy {policy} evicts limits once {} are full{now}{all}: each may admit one capacity more",
+            "maxmemory-policy {policy} evicts limits once {} are full{now}{all}: each evicted limit may admit up to \
+             one capacity more",
             HumanBytes(facts.number("maxmemory").unwrap_or(0))
         );
         Finding::new("eviction", Level::Warning, found).set("maxmemory-policy", "noeviction")
@@ -41,7 +42,7 @@ pub(super) fn memory(facts: &Facts) -> Option<Finding> {
     let finding = if most == 0 {
         let of = if machine > 0 { format!(" of the machine's {}", HumanBytes(machine)) } else { String::new() };
         let found = format!(
-            "{}{of}; maxmemory 0 leaves it unbounded, and the kernel kills what outgrows the machine",
+            "{}{of}; maxmemory 0 sets no bound, so the kernel may kill Redis when memory runs out",
             HumanBytes(used)
         );
         Finding::new("memory", Level::Note, found).set("maxmemory", &more())
@@ -105,28 +106,29 @@ pub(super) fn persistence(facts: &Facts) -> Option<Finding> {
             }
             Some("no") => {
                 let found = "AOF, appendfsync no: a crash of the machine forgets what the system hadn't written, \
-                             about 30s: at most one capacity per key";
+                             about 30s; each key may then admit up to one capacity more";
                 Finding::new("persistence", Level::Note, found).set("appendfsync", "everysec")
             }
             _ => {
-                let found = "AOF: a crash of the machine forgets the last second or two, at most one capacity per key";
+                let found = "AOF: a crash of the machine forgets the last second or two; each key may then admit up \
+                             to one capacity more";
                 Finding::new("persistence", Level::Ok, found)
             }
         }
     } else if facts.setting("save").is_some_and(|save| save != "\"\"" && !save.is_empty()) {
         let found = format!(
-            "RDB only (save {}): a crash forgets what came after the last save, {} changes now: at most one capacity \
-             per key",
+            "RDB only (save {}): a crash forgets what came after the last save, {} changes now; each key may then \
+             admit up to one capacity more",
             facts.setting("save").unwrap_or_default(),
             HumanCount(changes)
         );
         Finding::new("persistence", Level::Note, found).set("appendonly", "yes")
     } else if facts.setting("save").is_none() {
-        let found =
-            "no AOF, and save points aren't known: a restart may forget every limit, at most one capacity per key";
+        let found = "no AOF, and save points aren't known: a restart may forget every limit; each key may then admit \
+                     up to one capacity more";
         Finding::new("persistence", Level::Note, found)
     } else {
-        let found = "none: a restart forgets every limit, at most one capacity per key";
+        let found = "none: a restart forgets every limit; each key may then admit up to one capacity more";
         Finding::new("persistence", Level::Note, found).set("appendonly", "yes")
     };
     Some(finding.number("rdb_changes_since_last_save", changes))

@@ -105,10 +105,7 @@ fn a_release_at_its_end_of_life_is_a_note_that_says_since_when() {
     let of = |info: &str, today| finding(&Facts { today, ..with(info, "") }, "version");
     let last = date(2024, 7, 29);
     let ended = of("redis_version:7.0.15", date(2024, 7, 30));
-    assert_eq!(
-        ended.found,
-        "Redis 7.0.15; end of life after 2024-07-29: its project fixes no more vulnerabilities in 7.0"
-    );
+    assert_eq!(ended.found, "Redis 7.0.15; end of life after 2024-07-29: 7.0 gets no more security fixes");
     assert_eq!((ended.level, ended.advice.len()), (Level::Note, 1));
     assert_eq!(of("redis_version:7.0.15", last).level, Level::Ok);
     let valkey = "redis_version:7.2.4\nvalkey_version:8.1.8";
@@ -164,7 +161,7 @@ fn what_a_restart_forgets_is_said_in_units() {
         ("appendonly:yes\nappendfsync:always", Level::Note, "waits for the disk"),
         ("appendonly:yes\nappendfsync:no", Level::Note, "30s"),
         ("save:3600 1", Level::Note, "7 changes"),
-        ("save:", Level::Note, "forgets every limit, at most one capacity per key"),
+        ("save:", Level::Note, "forgets every limit; each key may then admit up to one capacity more"),
     ] {
         let finding = finding(&with("", config), "persistence");
         assert_eq!(finding.level, expected, "{config}");
@@ -375,7 +372,7 @@ fn batches_of_a_cluster_go_by_node_unless_the_node_refuses() {
     let (by_node, by_slot) = (of(Ok(())), of(Err("ERR Unexpected flag in script shebang".into())));
     assert_eq!((by_node.level, &by_node.numbers["by"]), (Level::Ok, &"node".into()));
     assert_eq!((by_slot.level, &by_slot.numbers["by"]), (Level::Note, &"slot".into()));
-    assert!(by_slot.found.contains("slot by slot") && by_slot.found.contains("Unexpected flag"), "{}", by_slot.found);
+    assert!(by_slot.found.contains("by slot, ") && by_slot.found.contains("Unexpected flag"), "{}", by_slot.found);
     // The user is the cause, not the node.
     let unknown = of(Err("NOPERM this user has no permissions to run the 'eval' command".into()));
     assert!(unknown.found.contains("permissions are missing") && !unknown.numbers.contains_key("by"), "{unknown:?}");

@@ -15,8 +15,9 @@ use super::{Imported, yaml};
 use descriptor::{Descriptor, Domain, Limit, Rate};
 
 const ABOUT: [&str; 3] = [
-    "A request carries a descriptor here if it has an attribute for each of its keys; Envoy's route says which it carries.",
-    "Every rule asks for the domain, which is an attribute of that name: the service gives it, or delete it from each match.",
+    "In Envoy, the route says which descriptors a request carries; here, it carries each one for whose keys it has \
+     attributes.",
+    "Every rule matches on the attribute domain: have the service set it, or delete it from each match.",
     "All limits of a request are one decision: a request that one of them denies is counted by none, as Envoy's service \
      does with STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.",
 ];
@@ -138,7 +139,7 @@ impl Translation {
             None => {
                 let said = literal(*descriptor.lines.start(), attribute, value)?;
                 if said.is_none() {
-                    self.lose(descriptor, "no condition has this value");
+                    self.lose(descriptor, "no condition can express this value");
                 }
                 said.map(Is::Exactly)
             }
@@ -201,7 +202,7 @@ impl Translation {
         match limit.rate {
             Rate::Unlimited => rule.allow(),
             Rate::Per(0, _) if !rule.deny() => {
-                self.lose_limit(descriptor, &format!("{shown}: no rule denies all but some values"));
+                self.lose_limit(descriptor, &format!("{shown}: no rule can deny all but some values"));
                 return;
             }
             Rate::Per(0, _) => {}
@@ -243,8 +244,8 @@ impl Translation {
         };
         if !sound {
             for one in replacing {
-                let how =
-                    "replaces: only one limit that isn't a shadow, and has no exceptions, can; here they all apply";
+                let how = "replaces: only a single limit that isn't a shadow and has no exceptions can replace others; \
+                           here they all apply";
                 self.imported.account.differ(one.line, how);
             }
         }

@@ -17,8 +17,8 @@ const MOST: u64 = (1 << 53) - 1;
 /// A century.
 const LONGEST: u64 = 36_525 * 86_400;
 
-const ABOUT: &str = "Every rule asks for the namespace, which is the attribute domain: the service gives it, or delete it \
-                     from each match.";
+const ABOUT: &str = "Every rule matches on the attribute domain, which stands for the namespace: have the service set \
+                     it, or delete it from each match.";
 
 /// A limit as written in the source.
 #[derive(Debug, Default)]
@@ -108,7 +108,7 @@ impl Translation {
         let mut rule = Rule { line: item.line, continues: true, ..Rule::default() };
         rule.must_have("domain", &limit.namespace);
         let said = self.say(&mut rule, limit)?.and_then(|()| match max_value {
-            0 if !rule.deny() => Err((item.line, "no rule denies all but some values".to_owned())),
+            0 if !rule.deny() => Err((item.line, "no rule can deny all but some values".to_owned())),
             _ => Ok(()),
         });
         if let Err((line, why)) = said {
@@ -146,12 +146,13 @@ impl Translation {
             for Condition { name, is_equal, value } in all {
                 let attribute = self.attributes.of(&name);
                 let Some(said) = literal(*line, &attribute, &value)? else {
-                    return Ok(Err((*line, format!("{}: no condition has this value", quoted(text)))));
+                    return Ok(Err((*line, format!("{}: no condition can express this value", quoted(text)))));
                 };
                 if !is_equal {
                     excepts.entry(attribute).or_default().insert(value);
                 } else if !rule.must_have(&attribute, &said) {
-                    return Ok(Err((*line, format!("{}: never holds beside the others", quoted(text)))));
+                    let why = "never holds together with the other conditions";
+                    return Ok(Err((*line, format!("{}: {why}", quoted(text)))));
                 }
             }
         }
@@ -159,7 +160,10 @@ impl Translation {
         for (line, text) in &limit.variables {
             match variable(text.trim()) {
                 Some((name, "")) => variables.push(self.attributes.of(&name)),
-                _ => return Ok(Err((*line, format!("{}: expected the name of an entry", quoted(text))))),
+                _ => {
+                    let why = "expected the name of a descriptor's entry, such as descriptors[0].user";
+                    return Ok(Err((*line, format!("{}: {why}", quoted(text)))));
+                }
             }
         }
         variables.sort();

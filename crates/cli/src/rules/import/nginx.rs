@@ -77,12 +77,14 @@ impl Translation {
         for server in &servers {
             let known = server.hosts.iter().find_map(|host| seen.iter().find(|(other, _)| other == host));
             if let Some((host, line)) = known {
-                let how = format!("server: {host} is also of the server of line {line}, and rules don't know ports");
+                let why = "and rules can't tell ports apart";
+                let how = format!("server: {host} is also a name of the server in line {line}, {why}");
                 self.account.differ(server.line, &how);
             }
             seen.extend(server.hosts.iter().map(|host| (host.clone(), server.line)));
             if server.hosts.is_empty() {
-                self.account.differ(server.line, "server: needs the name of a host, to be told from others");
+                let how = "server: left out, since it has no host name to tell it from others";
+                self.account.differ(server.line, how);
             } else {
                 self.server(&server.groups, &server.hosts);
                 self.end(&server.hosts, None, &format!("server of line {}", server.line));
@@ -197,7 +199,8 @@ impl Translation {
         let mut rule =
             Rule { name: self.names.of(&limit.zone), key: zone.key.clone(), continues: true, ..Rule::default() };
         let lines: Vec<_> = shared.lines.iter().map(ToString::to_string).collect();
-        rule.comments.push(format!("zone {} of line {}, in force by line {}", zone.name, zone.line, lines.join(", ")));
+        let used = lines.join(", ");
+        rule.comments.push(format!("zone {} defined in line {}, used in line {used}", zone.name, zone.line));
         self.places(&mut rule, shared, groups, hosts);
         match limit.asks {
             Asks::Connections(count) => {

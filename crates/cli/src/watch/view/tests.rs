@@ -172,7 +172,8 @@ fn keys_change_the_table_its_order_its_rows_and_the_time() {
         "{text}"
     );
     let (text, _) = drawn(&snapshot(), (80, 24), "/zzz", false);
-    assert!(text.contains("no row contains \"zzz\"") && text.ends_with("/zzz_  Enter keeps it, Esc ends it"), "{text}");
+    let typed = "/zzz_  Enter applies the filter, Esc clears it";
+    assert!(text.contains("no row contains \"zzz\"") && text.ends_with(typed), "{text}");
     let (text, _) = drawn(&snapshot(), (80, 24), "\t\t", false);
     assert!(text.contains("no --metrics URL of a service was given"), "{text}");
 }
@@ -202,7 +203,7 @@ fn what_is_away_is_said_where_it_would_be() {
     let (text, _) = drawn(&away, (80, 24), "", false);
     assert!(
         text.starts_with(
-            "redis     127.0.0.1:6379  away: Connection refused\nmetrics   http://h:1/metrics: expected x, got y\n"
+            "redis     127.0.0.1:6379  error: Connection refused\nmetrics   http://h:1/metrics: expected x, got y\n"
         ),
         "{text}"
     );

@@ -428,7 +428,7 @@ async fn the_tool_moves_the_months_that_it_listed() {
     assert_eq!(stderr(&moved), "", "no bar where there is no terminal");
     assert_eq!(stdout(&tollgate(&arguments)), "", "nothing to do, for nobody to see");
     let run = |arguments: &[&str]| tollgate(&[&["archive"], arguments, &["--store", place.url()]].concat());
-    assert_eq!(stdout(&run(&["verify"])), "2020-03: 250 rows as archived\n");
+    assert_eq!(stdout(&run(&["verify"])), "2020-03: 250 rows intact\n");
     let listed = lines(&run(&["list"])).remove(0);
     assert_eq!(
         (&listed["rows"], &listed["files"], &listed["expires_at"]),
@@ -444,7 +444,7 @@ async fn the_tool_moves_the_months_that_it_listed() {
     assert!(found.iter().all(inside), "{found:?}");
     let nobody = run(&["query", "--user", "nobody"]);
     assert_eq!((code(&nobody), stdout(&nobody)), (1, String::new()));
-    assert_eq!(stderr(&nobody), "tollgate: this user has no archived rows from this time\n");
+    assert_eq!(stderr(&nobody), "tollgate: this user has no archived rows in this period\n");
     for to in ["2020-03-04", "2020-03-01"] {
         let backwards = run(&["query", "--user", "zoë", "--from", "2020-03-05", "--to", to]);
         let why = stderr(&backwards);

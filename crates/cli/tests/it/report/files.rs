@@ -18,7 +18,7 @@ fn a_file_that_cannot_be_written_is_an_error_before_any_work() {
     for (path, expected) in [
         (missing, format!("--report: expected a file that can be written, got {missing}: No such file or directory")),
         (folder, format!("--report: expected a file that can be written, got {folder}: Is a directory")),
-        (file, format!("--report: expected another file than the one that is read, got {file}")),
+        (file, format!("--report: expected a file other than the one that is read, got {file}")),
         ("-", "--report: expected a file to write, such as report.html, got -".to_owned()),
     ] {
         for arguments in [&["replay", "--rule", "token-bucket 5/1s", file][..], &["compare", "token-bucket 5/1s", file]]

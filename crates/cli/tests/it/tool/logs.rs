@@ -249,7 +249,10 @@ fn lines_within_objects_are_named_with_how_to_take_them_out() {
     }
     let entry = r#"{"timestamp": "2024-02-01T10:00:01Z", "httpRequest": {"remoteIp": "192.0.2.1"}}"#;
     for (text, how) in [
-        (format!("[{entry},\n{entry}]\n"), "a list of objects: write each on one line first, as by jq -c '.[]'"),
+        (
+            format!("[{entry},\n{entry}]\n"),
+            "a list of objects: write each on one line first, for example with jq -c '.[]', then pipe them in as -",
+        ),
         (format!("[\n  {entry}\n]\n"), "a list of objects: "),
         (format!("{}\n", entry.replace('{', "{\n").replace('}', "\n}")), "objects over several lines: "),
     ] {
@@ -278,7 +281,7 @@ fn a_log_without_times_is_refused_with_what_it_lacks() {
     for input in ["jsonl", "access-json", "combined"] {
         let (output, said) = read(&folder().join("pino.log"), &["--input", input]);
         assert!(code(&output) == 2 || input == "access-json", "{said}");
-        assert!(said.contains("; without --input, its format is detected\n"), "{input}: {said}");
+        assert!(said.contains("; leave out --input to have its format detected\n"), "{input}: {said}");
     }
 }
 
@@ -288,7 +291,7 @@ fn lines_that_are_no_requests_are_passed_over_and_counted() {
     {
         let (output, said) = read(&folder().join(name), &["--strict"]);
         assert_eq!(code(&output), 0, "{said}");
-        assert!(said.contains(&format!("{count} lines are no requests; passed over")), "{name}: {said}");
+        assert!(said.contains(&format!("{count} lines are not requests; skipped")), "{name}: {said}");
     }
 }
 
@@ -328,8 +331,8 @@ fn fields_that_cannot_be_are_refused() {
     for options in [["--client-address", "xff"], ["--fields", "ip=xff"]] {
         let (output, said) = read(records.path(), &options);
         assert_eq!(code(&output), 2, "{said}");
-        let expected = format!("expected an access log with {}, got JSON lines", options[0]);
-        assert!(said.contains(&expected), "{said}");
+        let expected = format!("{}: only for access logs; ", options[0]);
+        assert!(said.contains(&expected) && said.contains(" is read as JSON lines, with keys of its own"), "{said}");
     }
     let (output, said) = read(&folder().join("nginx-main.log"), &["--proxies", "10.0.0.1/8"]);
     assert_eq!(code(&output), 2, "{said}");
@@ -347,12 +350,12 @@ fn fields_that_no_line_has_are_reported() {
         ("nginx-main.log", &["--fields", "user=nobody"], "no line has the field nobody, which --fields names"),
         ("cloudfront-export.csv", &["--fields", "time=date_time,ip=request_ip,user=who"], "no line has the field who,"),
         ("pino.log", &["--fields", "time=when,ip=where"], "no line has the field where, which --fields names"),
-        ("nginx-main.log", &["--proxies", "127.0.0.1"], "name the field in which they write them by --client-address"),
+        ("nginx-main.log", &["--proxies", "127.0.0.1"], "name the field that holds the list by --client-address"),
     ] {
         let (output, found) = read(&folder().join(name), options);
         assert_eq!(code(&output), 0, "{name}: {found}");
         assert!(found.contains(said), "{name}: {found}");
-        assert!(!found.contains("its format is detected"), "{name}: {found}");
+        assert!(!found.contains("its format detected"), "{name}: {found}");
     }
     for (name, options) in LOGS {
         let (_, found) = read(&folder().join(name), options);
@@ -362,7 +365,7 @@ fn fields_that_no_line_has_are_reported() {
     fs::write(&records, "{\"t_us\":1,\"attrs\":{\"user\":\"a\"}}\n").expect("written");
     let (output, found) = read(records.path(), &["--proxies", "10.0.0.0/8"]);
     assert_eq!(code(&output), 2, "{found}");
-    assert!(found.contains("expected an access log with --proxies, got JSON lines"), "{found}");
+    assert!(found.contains("--proxies: only for access logs; "), "{found}");
 }
 
 /// The rest is found as the format has it.
@@ -395,7 +398,7 @@ fn whose_time_a_duration_is_taken_from_is_said() {
     for (fields, is_said) in [("duration=-1:us", true), ("time=4,duration=-1:us", false), ("user=3", false)] {
         let (output, said) = read(&apaches, &["--fields", fields]);
         assert_eq!(code(&output), 0, "{said}");
-        assert_eq!(said.contains("for Apache's logs, which have the request's arrival"), is_said, "{fields}: {said}");
+        assert_eq!(said.contains("; Apache logs the arrival: add start=4 to --fields "), is_said, "{fields}: {said}");
     }
 }
 
@@ -423,7 +426,7 @@ fn json_of_another_program_is_refused_with_the_option_to_give() {
     fs::write(&file, "{\"date\":\"2026-11-26\",\"time\":\"17:27:31\",\"c-ip\":\"192.0.2.1\"}\n").expect("written");
     let (output, said) = read(file.path(), &[]);
     assert_eq!(code(&output), 2, "{said}");
-    assert!(said.contains("--fields says what stands where"), "{said}");
+    assert!(said.contains("; for another program's log, say by --fields which field holds what"), "{said}");
 }
 
 #[test]

@@ -158,12 +158,14 @@ cost         1 unit
 limit        token-bucket 500/1m burst 100 of user:42
 redis key    tollgate:{user:42}:free/token-bucket-1m
 denied as    status 429, \"Too many requests. See https://api.example.com/limits\"
-passed over  office: expected ip 10.0.0.0/8 or 2001:db8:77::/48, got 192.0.2.1
-             banned: expected ip 198.51.100.0/24 or 203.0.113.7/32, got
-             192.0.2.1
-             login: expected method POST, got GET
-             search-trial: expected path /api/*/search, got /api/v1/%69tems
-             uploads: expected method POST or PUT, got GET
+passed over  office: applies to ip 10.0.0.0/8 or 2001:db8:77::/48, but the
+             request has 192.0.2.1
+             banned: applies to ip 198.51.100.0/24 or 203.0.113.7/32, but the
+             request has 192.0.2.1
+             login: applies to method POST, but the request has GET
+             search-trial: applies to path /api/*/search, but the request has
+             /api/v1/%69tems
+             uploads: applies to method POST or PUT, but the request has GET
 ";
     assert_eq!((stdout(&output).as_str(), code(&output)), (expected, 0), "{}", stderr(&output));
     assert!(read("src/rules/format.md").contains(expected), "the page on the file shows something else");
@@ -385,7 +387,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
         ),
         (
             vec!["load", "--rules", EXAMPLE, "free", "paid"],
-            "rule: expected the name of one rule with --rules, got 2 words",
+            "rule: expected the name of one rule with --rules, got 2 names",
         ),
         (
             vec!["replay", "--rules", EXAMPLE, "--rule", "free", "--rule", "paid", LOG],
@@ -393,7 +395,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
         ),
         (vec!["replay", "--rules", EXAMPLE, "--key", "path", LOG], "'--rules <FILE>' cannot be used with '--key"),
         (vec!["replay", LOG], "--rule <RULE>"),
-        (vec!["reset", "--rule", "free", "user:1"], "KEY: --rules FILE is missing"),
+        (vec!["reset", "--rule", "free", "user:1"], "KEY: needs --rules FILE, which says how"),
         (vec!["reset", "--rules", EXAMPLE, "--rule", "office"], "rule office: has no limits"),
         (vec!["block", "token-bucket 5/1s", "k"], "--for <D>"),
         (vec!["block", "token-bucket 5/1s", "k", "--for", "soon"], "'soon'"),
@@ -422,7 +424,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
                 "--method",
                 "PUT",
             ],
-            "cost: expected the attribute megabytes to be a whole number, got \"many\"",
+            "cost: expected the attribute megabytes to be a whole number up to 2^53, got \"many\"",
         ),
         (vec!["rules", "diff", EXAMPLE, EXAMPLE, "gone.log"], "gone.log: No such file"),
         (vec!["rules", "diff", EXAMPLE, "gone.toml", LOG], "gone.toml: the file can't be read"),

@@ -298,8 +298,8 @@ fn blocking_or_resetting_an_unused_key_names_one_that_was_probably_meant() {
         stderr(&output)
     };
     let block = |options: &[&str]| run(&[&["block", "token-bucket 5/1d", "k"], options].concat());
-    let unused = "tollgate: nobody has used this key yet: tollgate:{k}:web/token-bucket-1d; check --prefix and the \
-        rule's name\n";
+    let unused = "tollgate: this key has no state (never used, or expired): tollgate:{k}:web/token-bucket-1d; check \
+        --prefix and the rule's name\n";
     assert_eq!(block(&["--name", "web", "--lift"]), unused);
     run(&["probe", "token-bucket 5/1d", "k", "--name", "api", "--prefix", "shop"]);
 
@@ -308,9 +308,10 @@ fn blocking_or_resetting_an_unused_key_names_one_that_was_probably_meant() {
     assert_eq!(block(&["--name", "api", "--prefix", "shop", "--for", "1m"]), "");
     assert!(!server.commands().contains_key("scan"), "{:?}", server.commands());
 
-    let there = "there is shop:{k}:api/token-bucket-1d";
-    let warning =
-        |named: &str, rest: &str| format!("warning: nobody has used this key yet: {named}/token-bucket-1d; {rest}\n");
+    let there = "a similar key is in use: shop:{k}:api/token-bucket-1d";
+    let warning = |named: &str, rest: &str| {
+        format!("warning: this key has no state (never used, or expired): {named}/token-bucket-1d; {rest}\n")
+    };
     let meant = warning("tollgate:{k}:cli", &format!("{there}: try --prefix shop --name api"));
     assert_eq!(block(&["--for", "1m"]), meant);
     assert_eq!(lines(&tollgate(&["probe", "token-bucket 5/1d", "k", "--url", &server.url()]))[0]["blocked"], true);
@@ -339,18 +340,19 @@ fn a_slip_in_one_name_is_told_from_a_new_user_and_foreign_text_is_no_command() {
     ] {
         let said = lift(rule, key, name, "shop");
         assert!(
-            said.starts_with("warning: ") && said.ends_with("; there is shop:{user:42}:api/token-bucket-1h\n"),
+            said.starts_with("warning: ")
+                && said.ends_with("; a similar key is in use: shop:{user:42}:api/token-bucket-1h\n"),
             "{said}"
         );
     }
     // Only the user is new, and production isn't suggested for staging.
     ["staging:{old}:api/token-bucket-1h", "prod:{new}:api/token-bucket-1h"].into_iter().for_each(set);
     let said = lift("token-bucket 100/1h", "new", "api", "staging");
-    assert_eq!(said, "tollgate: nobody has used this key yet: staging:{new}:api/token-bucket-1h\n");
+    assert_eq!(said, "tollgate: this key has no state (never used, or expired): staging:{new}:api/token-bucket-1h\n");
 
     set("a;b\u{1b}[2J:{u}:web/token-bucket-1h");
     let said = lift("token-bucket 100/1h", "u", "web", "shop");
-    assert!(said.ends_with("; there is a;b\\u{1b}[2J:{u}:web/token-bucket-1h\n"), "{said}");
+    assert!(said.ends_with("; a similar key is in use: a;b\\u{1b}[2J:{u}:web/token-bucket-1h\n"), "{said}");
 }
 
 #[test]
@@ -393,7 +395,7 @@ fn a_reset_of_several_rules_forgets_none_if_one_cannot_be_meant() {
 #[test]
 fn a_key_without_a_file_of_rules_is_told_what_forgets_it() {
     let alone = stderr(&tollgate(&["reset", "--rule", "api", "user:42"]));
-    assert!(alone.contains("KEY: --rules FILE is missing") && alone.contains("counts \"user:42\": probe"), "{alone}");
+    assert!(alone.contains("KEY: needs --rules FILE, ") && alone.contains("counts \"user:42\"; for a rule"), "{alone}");
     assert!(alone.contains("probe --op reset RULE KEY"), "{alone}");
     let nameless = stderr(&tollgate(&["reset", "user:42"]));
     assert!(nameless.contains("--rule <NAME>") && !nameless.contains("--rules"), "{nameless}");

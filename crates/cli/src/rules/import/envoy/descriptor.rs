@@ -89,7 +89,7 @@ fn list(node: &Node, account: &mut Account) -> Result<Vec<Descriptor>, Fault> {
     let mut seen = BTreeSet::new();
     for one in &all {
         if !seen.insert((&one.key, &one.value)) {
-            return Err(fault(*one.lines.start(), format!("{} stands twice in its list", one.shown())));
+            return Err(fault(*one.lines.start(), format!("{} is given twice in its list", one.shown())));
         }
     }
     Ok(all)

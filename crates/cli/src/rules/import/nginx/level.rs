@@ -216,7 +216,8 @@ impl Levels {
                     Some(own) => self.account.lose(own.line..=own.end, &format!("{how}, so its limits are left out")),
                     None if settings.uses().is_empty() => {}
                     None => {
-                        self.account.differ(location.line, &format!("{how}; its requests count as by other locations"))
+                        let how = format!("{how}; its requests are counted by the limits of other locations");
+                        self.account.differ(location.line, &how);
                     }
                 }
             }

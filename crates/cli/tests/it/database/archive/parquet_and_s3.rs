@@ -89,7 +89,7 @@ async fn a_month_is_moved_to_s3_and_read_from_there() {
     let moved = s3.run(&arguments);
     assert_eq!(code(&moved), 0, "{}", stderr(&moved));
     assert!(is_gone(&server, march()).await);
-    assert_eq!(stdout(&s3.run(&["verify"])), "2020-03: 500 rows as archived\n");
+    assert_eq!(stdout(&s3.run(&["verify"])), "2020-03: 500 rows intact\n");
     assert_eq!(lines(&s3.run(&["query", "--user", "李"])).len().to_string(), users);
     // That it does what `PutMode::Create` relies on.
     let manifest = "/logs/of/tollgate/audit/year%3D2020/month%3D03/manifest.json";

@@ -18,14 +18,14 @@ fn a_probe_of_a_frozen_server_ends_by_its_deadline_and_names_the_policy_that_ans
 
     let closed = probe(&["--on-error", "closed"]);
     assert_eq!((code(&closed), stdout(&closed).as_str()), (2, ""));
-    assert_eq!(stderr(&closed), "error: redis could not be asked within the deadline of 200ms\n");
+    assert_eq!(stderr(&closed), "error: the call to redis was not sent within the deadline of 200ms\n");
 
     let open = probe(&["--on-error", "open"]);
     assert_eq!(
         (code(&open), &lines(&open)[0]["by"], &lines(&open)[0]["error"]),
         (0, &json!("policy"), &json!("deadline"))
     );
-    let why = "redis could not be asked within the deadline of 200ms";
+    let why = "the call to redis was not sent within the deadline of 200ms";
     assert_eq!(stderr(&open), format!("warning: {why}; answered by policy\n"));
 
     let local = probe(&["--on-error", "local", "--processes", "2", "--count", "3"]);

@@ -65,7 +65,7 @@ fn an_explanation_shows_each_rule_and_what_becomes_of_them_together() {
     assert_eq!(json["together"][1]["limits"][1]["redis_keys"], json!(["tollgate:{org:acme}:users/org/fixed-window"]));
 
     let text = stdout(&explain("mallory", "table"));
-    assert!(text.contains("\ntogether   denied by users: no limits are asked, and nothing"), "{text}");
+    assert!(text.contains("\ntogether   denied by users: no limits are checked, and nothing"), "{text}");
     let json = &lines(&explain("mallory", "jsonl"))[0];
     assert_eq!((&json["rule"], &json["reason"]), (&json!("users"), &json!("blocked")));
     // One rule alone is shown as ever.

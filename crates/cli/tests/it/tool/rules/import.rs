@@ -144,7 +144,7 @@ fn what_can_not_be_read_is_one_line_with_its_place() {
         (envoy("    rate_limit: {requests_per_unit: 1}\n"), "4: unit is missing"),
         (envoy("    rate_limits: {}\n"), "4: expected a field of a descriptor, got rate_limits"),
         (envoy("    rate_limit: {unlimited: true, unit: day}\n"), "4: unit and unlimited exclude each other"),
-        (envoy("  - key: k\n"), "4: k stands twice in its list"),
+        (envoy("  - key: k\n"), "4: k is given twice in its list"),
         (envoy("    key: l\n"), "4: key is given twice"),
         (envoy("  - value: v\n"), "4: key is missing"),
         (envoy("    shadow_mode: perhaps\n"), "4: expected true or false, got perhaps"),

@@ -65,9 +65,9 @@ fn conditions_that_no_rule_has_leave_a_limit_out() {
     };
     for (conditions, why) in [
         ("\"a != 'x'\", \"b != 'y'\"", "only one variable can have !="),
-        ("\"a == 'x'\", \"a == 'y'\"", "a == 'y': never holds beside the others"),
-        ("\"a == '*'\"", "a == '*': no condition has this value"),
-        ("\"a == ''\"", "a == '': no condition has this value"),
+        ("\"a == 'x'\", \"a == 'y'\"", "a == 'y': never holds together with the other conditions"),
+        ("\"a == '*'\"", "a == '*': no condition can express this value"),
+        ("\"a == ''\"", "a == '': no condition can express this value"),
         ("\"descriptors[1].a == 'x'\"", "descriptors[1].a == 'x': expected comparisons with == or !=, joined by &&"),
     ] {
         let imported = import("limitador", &text(conditions));

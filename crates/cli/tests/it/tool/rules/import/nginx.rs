@@ -46,7 +46,8 @@ fn each_line_of_a_site_is_a_rule_or_told() {
         )
     };
     let include = "include: the included text is missing; nginx -T prints all files as one";
-    let php = "location ~ \\\\.php$: a path has no such pattern; its requests count as by other locations";
+    let php = "location ~ \\\\.php$: a path has no such pattern; its requests are counted by the limits of other \
+               locations";
     let shared = "zone one: counts by itself here, and in nginx together with the limit of line";
     let differs = [
         format!("line 7: {include}"),
