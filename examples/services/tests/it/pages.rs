@@ -55,7 +55,7 @@ impl Page {
         if !shell.folder().join("bin/tollgate").exists() {
             link(tool(), "bin/tollgate");
         }
-        shell.program("cargo", "[ \"$1 $2 $3\" = 'run --release --' ] && exec tollgate \"${@:4}\"; exit 2");
+        shell.program("cargo", "[ \"$1 $2\" = 'run --' ] && exec tollgate \"${@:3}\"; exit 2");
         let rules = read("examples/rules.toml");
         let write = |file: &str, text: &str| std::fs::write(shell.folder().join(file), text).expect("a file");
         write("rules.toml", &rules);

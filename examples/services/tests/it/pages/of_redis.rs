@@ -27,7 +27,7 @@ fn page(name: &'static str, redis: &Server) -> Page {
         .codes("tollgate doctor", &[0, 1])
         // Of many requests at once some are denied.
         .codes("tollgate probe", &[0, 1])
-        .codes("cargo run --release -- probe", &[1])
+        .codes("cargo run -- probe", &[1])
         .replace("getent hosts redis.internal", "getent hosts localhost")
 }
 
