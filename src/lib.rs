@@ -29,6 +29,7 @@
 //! | `acquire_by` (feature `rules`) | finds the rule of a [file of rules](rules#the-file) that applies to a request, and decides by it; `WatchedRules` reload their file as it changes |
 //! | [`acquire`](Limiter::acquire) | takes the cost now, or is denied and takes nothing |
 //! | [`acquire_many`](Limiter::acquire_many) | the same of many requests at once |
+//! | [`acquire_all`](Limiter::acquire_all) | several calls, each by its own rule and key, as one: all are allowed, or nothing is taken |
 //! | [`acquire_owned`](Limiter::acquire_owned) | `acquire` for `tokio::spawn`: a future that owns what it needs |
 //! | [`peek`](Limiter::peek) | answers as `acquire` would, taking nothing |
 //! | [`reserve`](Limiter::reserve) | takes the cost for later, into debt down to the rule's `max-debt`: allowed, after a wait |

@@ -1,5 +1,6 @@
 //! One call: rule + key + cost -> decision.
 
+mod all;
 mod asking;
 mod background;
 mod builder;

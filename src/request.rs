@@ -257,6 +257,13 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// The same, at the time, by the deadline and with the jitter of another one.
+    pub(crate) fn with_terms_of(mut self, other: &Request<'_>) -> Self {
+        let Terms { at, deadline, jitter, .. } = other.plain.terms;
+        self.plain.terms = Terms { at, deadline, jitter, ..self.plain.terms };
+        self
+    }
+
     /// The same, with copies of what it borrows.
     #[must_use]
     pub fn into_owned(self) -> OwnedRequest {

@@ -25,6 +25,7 @@ use crate::key;
 use crate::limit::{Limit, Period};
 
 pub use change::OnChange;
+pub(crate) use joined::RuleOfCalls;
 #[allow(unused_imports, reason = "sets of rules join them, which are a feature")]
 pub(crate) use joined::{ALL, APART, Joining, apart, is_apart};
 pub use on_error::OnError;

@@ -31,6 +31,12 @@ impl Decision {
         decision
     }
 
+    /// The part of the limits at these places; of a policy's answer, the whole.
+    pub(crate) fn of_limits(&self, places: &[usize]) -> Self {
+        let limits = places.iter().filter_map(|place| self.limits.get(*place)).cloned().collect();
+        Self::of(limits, self.by.clone(), self.decided_at).unwrap_or_else(|| self.clone())
+    }
+
     /// The same once this many units stay taken from each limit.
     pub(crate) fn granting(mut self, units: u64) -> Self {
         self.granted = units;

@@ -38,26 +38,62 @@ impl Rule {
             let tag = joining.rule.tag.as_ref().map(|tag| part(at, tag));
             Self { tag, ..joining.rule.clone() }
         };
-        let own: Arc<[_]> = rules.iter().enumerate().map(tagged).collect();
-        let first = &own[0];
-        Self {
-            limits,
-            on_change: own
-                .iter()
-                .map(|rule| rule.on_change)
-                .find(|change| *change != OnChange::KeepUsed)
-                .unwrap_or_default(),
-            counts_overage: own.iter().any(|rule| rule.counts_overage),
-            block_for: own.iter().filter_map(|rule| rule.block_for).max(),
-            max_hold: own.iter().filter_map(|rule| rule.max_hold).min(),
-            on_error: None,
-            ..first.clone()
-        }
-        .made_of(own)
+        Self::combined(limits, rules.iter().enumerate().map(tagged).collect())
     }
 
-    fn made_of(self, rules: Arc<[Self]>) -> Self {
-        Self { rules: Some(rules), ..self }
+    /// A rule of these limits, each of one of these rules.
+    fn combined(limits: Arc<[ScopedLimit]>, rules: Arc<[Self]>) -> Self {
+        let first = &rules[0];
+        let changes = rules.iter().map(|rule| rule.on_change);
+        Self {
+            limits,
+            on_change: changes.clone().find(|change| *change != OnChange::KeepUsed).unwrap_or_default(),
+            counts_overage: rules.iter().any(|rule| rule.counts_overage),
+            block_for: rules.iter().filter_map(|rule| rule.block_for).max(),
+            max_hold: rules.iter().filter_map(|rule| rule.max_hold).min(),
+            on_error: None,
+            rules: Some(Arc::clone(&rules)),
+            ..first.clone()
+        }
+    }
+}
+
+/// The limits of several calls, as those of one rule.
+#[derive(Default)]
+pub(crate) struct RuleOfCalls {
+    limits: Vec<ScopedLimit>,
+    rules: Vec<Rule>,
+}
+
+impl RuleOfCalls {
+    /// Adds the rule of a call, for whose parts the request has these names; returns its place.
+    pub(crate) fn add_rule(&mut self, rule: &Rule, part: impl Fn(&str) -> Arc<str>) -> usize {
+        let place = self.rules.len();
+        self.rules.extend(rule.each().iter().map(|own| Rule { tag: own.tag.as_deref().map(&part), ..own.clone() }));
+        place
+    }
+
+    /// Adds a limit of the rule at this place, which counts this part of the request (or its key) and takes so many
+    /// units; returns its place.
+    pub(crate) fn add_limit(&mut self, scoped: &ScopedLimit, rule: usize, by: Option<String>, units: u64) -> usize {
+        let (cost, rule_at) = (Some(OwnCost::Units(units)), rule + scoped.rule_at);
+        self.limits.push(ScopedLimit { by, cost, rule_at, ..scoped.clone() });
+        self.limits.len() - 1
+    }
+
+    /// Lets the limit at this place take more units, for another call on its key. False if that one's limit has other
+    /// numbers.
+    pub(crate) fn take_more(&mut self, place: usize, scoped: &ScopedLimit, units: u64) -> bool {
+        let limit = &mut self.limits[place];
+        if let Some(OwnCost::Units(taken)) = &mut limit.cost {
+            *taken = taken.saturating_add(units);
+        }
+        limit.limit == scoped.limit
+    }
+
+    /// All of them.
+    pub(crate) fn joined(self) -> Rule {
+        Rule::combined(self.limits.into(), self.rules.into())
     }
 }
 

@@ -213,11 +213,11 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         (json!({"name": "a b", "limits": ["gcra 5/1s"]}), "got \"a b\""),
         (json!({"name": "a", "limits": []}), "rule a: limits: they are missing: write at least one"),
         (json!({"name": "a", "limit": "gcra 5/1s"}), "unknown field `limit`"),
-        (json!({"name": "a", "limits": ["gcra 5/1s", "gcra 9/1s"]}), "token-bucket-1s twice"),
+        (json!({"name": "a", "limits": ["gcra 5/1s", "gcra 9/1s"]}), "are named token-bucket-1s"),
         (json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "key": ""}]}), "1 to 64 letters"),
         (
             json!({"name": "a", "limits": [{"limit": "gcra 5/1s", "key": "or g"}, {"limit": "gcra 9/1m", "key": "or-g"}]}),
-            "or-g twice",
+            "are named or-g",
         ),
         (
             json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "cost": 10}]}),

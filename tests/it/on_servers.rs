@@ -31,6 +31,7 @@ mod reserve_within;
 mod script_cache;
 mod script_calls;
 mod script_files;
+mod several_calls;
 mod several_slots;
 mod shards;
 mod tls;

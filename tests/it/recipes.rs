@@ -50,7 +50,7 @@ async fn ask_maps(
     limiter: &Limiter,
     maps: impl Future<Output = Result<String, Duration>>,
 ) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let rule = "concurrency 3 ttl 30s, token-bucket 10/1s burst 0".parse::<Rule>()?.named("maps")?;
+    let rule = "concurrency 3 ttl 30s, token-bucket 10/1s burst 1".parse::<Rule>()?.named("maps")?;
     // Waits for its turn for at most 5 s. The permit is given back when it is dropped, whatever happens.
     let _permit = limiter.hold_wait(&rule, "maps", Duration::from_secs(5)).await?.into_result()?.renewed();
     match maps.await {

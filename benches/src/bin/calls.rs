@@ -50,6 +50,7 @@ enum Variant {
     TwoLimits,
     OneShared,
     OwnCosts,
+    TwoCalls,
     ThreeRules,
     WithId,
     GivenBack,
@@ -68,12 +69,13 @@ enum Variant {
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 18] = [
+const VARIANTS: [(Variant, &str); 19] = [
     (OneLimit, "one limit"),
     (Owned, "one limit, by `acquire_owned`"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
     (OwnCosts, "two limits, each at its own cost"),
+    (TwoCalls, "two calls as one, by `acquire_all`"),
     (ThreeRules, "three rules of a file, of four limits"),
     (WithId, "an acquire with an id"),
     (GivenBack, "the same, given back by its id"),
@@ -105,6 +107,7 @@ impl Variant {
             SeveralNodes => Some((0.2, 0.3)),
             Owned => Some((0.8, 0.9)),
             Permit => Some((0.28, 0.35)),
+            TwoCalls => Some((0.25, 0.35)),
             ThreeRules => Some((0.25, 0.35)),
             GivenBack => Some((0.16, 0.25)),
             WithId => Some((0.35, 0.5)),
@@ -215,6 +218,7 @@ impl Bench {
             TwoLimits => callers(count, time, move |random| acquire(&self.of_one, &self.two, key(random))).await,
             OneShared => callers(count, time, move |random| self.shared(key(random))).await,
             OwnCosts => callers(count, time, move |random| self.at_own_costs(key(random), random)).await,
+            TwoCalls => callers(count, time, move |random| self.two_calls(random)).await,
             ThreeRules => callers(count, time, move |random| self.by_rules(key(random), random)).await,
             WithId => callers(count, time, move |random| self.with_id(key(random))).await,
             GivenBack => callers(count, time, move |random| self.given_back(key(random))).await,
@@ -257,6 +261,13 @@ impl Bench {
     async fn at_own_costs(&self, key: &str, random: u64) -> bool {
         let costs = [("tokens", random % 1000)];
         self.of_one.acquire(&self.own_costs, Request::new(key).costs(&costs)).await.expect("a decision").allowed
+    }
+
+    /// All or nothing.
+    async fn two_calls(&self, random: u64) -> bool {
+        let [key, other] = self.two_keys(random);
+        let decisions = self.of_one.acquire_all([(&self.plain, key), (&self.other, other)]).await.expect("decisions");
+        decisions.iter().all(|decision| decision.allowed)
     }
 
     async fn by_rules(&self, user: &str, random: u64) -> bool {

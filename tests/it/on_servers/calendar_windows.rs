@@ -349,7 +349,7 @@ async fn a_limit_keeps_its_state_where_its_number_or_its_zone_changes() {
     // A day is another limit than a month, unless they share a name.
     assert_eq!(at(&rule("fixed-window 10/day"), 1).await.0.remaining, 9);
     let error = rule("fixed-window 9/day").and("fixed-window 9/day tz Asia/Tokyo".parse().expect("a limit"));
-    assert!(error.expect_err("one key").to_string().contains("fixed-window-day twice"));
+    assert!(error.expect_err("one key").to_string().contains("named fixed-window-day"));
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl Tally {
             let lines = counted(count, "line");
             let are = if count == 1 { "is not a request" } else { "are not requests" };
             let hint = if is_sure { "" } else { "; leave out --input to have its format detected" };
-            messages::note(format!("{source}: {lines} {are}; skipped{hint}"));
+            messages::note(format!("{source}: {lines} {are}; ignored{hint}"));
         }
         let (without, with) =
             (self.without_client.swap(0, Ordering::Relaxed), self.with_client.swap(0, Ordering::Relaxed));

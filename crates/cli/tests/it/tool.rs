@@ -112,7 +112,7 @@ fn bad_input_is_one_line_that_names_the_value_and_exits_with_two() {
         (vec!["probe", "token-bucket 5/1s", "k", "--url", "http://:s3cret@localhost"], "http://***@localhost"),
         (vec!["probe", "token-bucket 5/1s"], "KEY"),
         (vec!["probe", "gcra", "5/10s", "k"], "not quoted"),
-        (vec!["probe", "token-bucket 5/1s", "token-bucket 9/1s", "k"], "token-bucket-1s twice"),
+        (vec!["probe", "token-bucket 5/1s", "token-bucket 9/1s", "k"], "are named token-bucket-1s"),
         (vec!["probe", "sliding-log 5/1s", "k", "--op", "reserve"], "got sliding-log 5/1s"),
         (vec!["replay", "--rule", "token-bucket 5/1s", "no-such-file"], "no-such-file"),
         (vec!["frobnicate"], "'frobnicate'"),

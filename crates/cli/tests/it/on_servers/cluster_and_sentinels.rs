@@ -56,7 +56,7 @@ fn every_command_works_on_a_cluster_and_leaves_no_key() {
     assert_eq!(left.sum::<u64>(), 1, "but that of the last probe");
     let blocked =
         tollgate(&["block", "gcra 3/1d", "user:1", "--prefix", "shop", "--for", "1m", "--url", &servers.url()]);
-    let there = "; there is tollgate:{user:1}:cli/token-bucket-1d: try --prefix tollgate\n";
+    let there = "; a similar key is in use: tollgate:{user:1}:cli/token-bucket-1d: try --prefix tollgate\n";
     assert!(code(&blocked) == 0 && stderr(&blocked).ends_with(there), "{}", stderr(&blocked));
 }
 

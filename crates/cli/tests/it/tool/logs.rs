@@ -291,7 +291,7 @@ fn lines_that_are_no_requests_are_passed_over_and_counted() {
     {
         let (output, said) = read(&folder().join(name), &["--strict"]);
         assert_eq!(code(&output), 0, "{said}");
-        assert!(said.contains(&format!("{count} lines are not requests; skipped")), "{name}: {said}");
+        assert!(said.contains(&format!("{count} lines are not requests; ignored")), "{name}: {said}");
     }
 }
 

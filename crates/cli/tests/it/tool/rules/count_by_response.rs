@@ -109,7 +109,7 @@ fn a_request_counts_until_it_has_its_response() {
 fn explanations_differences_and_suggestions_know_it() {
     let directory = directory();
     let rules = file(&directory, "login.toml", LOGIN);
-    let all = file(&directory, "all.toml", &LOGIN.replace("count = \"401\"\n", ""));
+    let all = file(&directory, "all.toml", &LOGIN.replace("count = 401\n", ""));
     let explain = ["rules", "explain", &rules, "--path", "/login", "--ip", "192.0.2.1"];
     let explained = stdout(&tollgate(&[&explain[..], &["--format", "table"]].concat()));
     let line = "counts     if its response has status 401; otherwise it is given back";
