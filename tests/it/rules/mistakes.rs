@@ -121,7 +121,10 @@ fn a_value_of_another_kind_is_reported_in_the_authors_words() {
             let (place, why) = message.split_once(": ").expect("a place");
             assert!(place.starts_with("rules:") && error.faults()[0].line().is_some(), "{field} = {value}: {message}");
             let tells_the_value = why.contains("expected ") && why.contains(", got ");
-            let tells_what_to_do = why.contains(": write ") || why.contains(": only ") || why.ends_with(" is missing");
+            let tells_what_to_do = why.contains(": write ")
+                || why.starts_with("write ")
+                || why.contains(": only ")
+                || why.ends_with(" is missing");
             assert!(tells_the_value || tells_what_to_do, "{field} = {value}: {message}");
             let mut words = why.split(|character: char| !character.is_ascii_alphanumeric());
             assert!(words.all(|word| !FOREIGN.contains(&word)), "{field} = {value}: {message}");
