@@ -211,16 +211,20 @@ impl ClusterServers {
         }
     }
 
-    /// Waits until every node knows by which epoch this one has its slots: a claim by an older one would lose to it
-    /// later.
+    /// Waits until every node knows which slots this one has, and by which epoch: a replica that claims a slot of another
+    /// primary's isn't elected, and asks again only after a minute; and a claim by an older epoch would lose later.
     pub fn wait_until_known(&self, at: usize) {
-        let epoch = |nodes: &str| {
+        let slots = |nodes: &str| {
             let line = nodes.lines().find(|line| line.starts_with(&self.ids[at])).unwrap_or_default().to_owned();
-            line.split(' ').nth(6).map(str::to_owned)
+            let mut fields = line.split(' ').skip(6).map(str::to_owned);
+            let epoch = fields.next();
+            // The state of its link is each node's own, and slots that are being moved are in brackets.
+            let slots: Vec<_> = fields.skip(1).filter(|slots| !slots.starts_with('[')).collect();
+            (epoch, slots)
         };
-        block_until("every node knows the epoch", || {
-            let own = epoch(&command_text(&self.nodes[at], &["CLUSTER", "NODES"]));
-            own.is_some() && self.on_each_node(|nodes| epoch(nodes) == own)
+        block_until("every node knows the slots", || {
+            let own = slots(&command_text(&self.nodes[at], &["CLUSTER", "NODES"]));
+            own.0.is_some() && self.on_each_node(|nodes| slots(nodes) == own)
         });
     }
 
