@@ -29,6 +29,7 @@ mod texts;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 mod transport;
+mod writing;
 
 use std::fmt;
 use std::sync::{Arc, Weak};

@@ -3,11 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::{Limiter, counted};
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::request::{OwnedRequest, Request};
 use crate::rule::{Rule, RuleOfCalls};
+
+/// The most calls: a script decides them while it holds up all others.
+const MOST: usize = 1000;
 
 /// What asks for all calls, and which of its limits are each call's, in their order.
 struct Joined {
@@ -31,8 +36,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The errors of [`acquire`](Self::acquire), of any of the calls. Calls with an id, and so calls with permits. Two
-    /// calls on one key whose limits of that name have different numbers.
+    /// The errors of [`acquire`](Self::acquire), of any of the calls. More than 1,000 calls. Calls with an id, and so
+    /// calls with permits. Two calls on one key whose limits of that name have different numbers.
     ///
     /// ```
     /// # #[cfg(feature = "embedded")]
@@ -71,8 +76,16 @@ impl Limiter {
     }
 
     async fn decide_all(&self, calls: &[(&Rule, Request<'_>)]) -> Result<Vec<Decision>, Error> {
+        let began = Instant::now();
+        if calls.len() > MOST {
+            return Err(Error::new(
+                Kind::Input,
+                format!("acquire_all: expected at most {MOST} calls, got {}", calls.len()),
+            ));
+        }
         let Joined { rule, request, places } = self.joined(calls)?;
         let request = Request::from(&request).with_terms_of(&calls[0].1);
+        let request = request.deadline(request.deadline_or(self.deadline).saturating_sub(began.elapsed()));
         let decision = self.acquire(&rule, request).uncounted().await?;
         Ok(places.iter().map(|places| decision.of_limits(places)).collect())
     }

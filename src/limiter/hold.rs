@@ -73,8 +73,9 @@ struct Renewing {
     until: Option<Instant>,
     /// Whether the longest hold was over first, so that the task gives the permit back.
     overdue: AtomicBool,
-    /// When the call began that last took or renewed it: it lasts a ttl from then at least.
+    /// When the call began that last took or renewed it: it lasts this long from then at least.
     held_from: Lock<Instant>,
+    ttl: Duration,
     lost: AtomicBool,
     becomes_lost: Notify,
 }
@@ -300,7 +301,9 @@ impl Permit {
             return self;
         }
         let until = self.rule.holds_for().map(|time| Instant::now() + time.min(LONGEST_WAIT));
-        let renewing = Arc::new(Renewing::new(self.own_id, until, *self.held_from.lock()));
+        let permits = self.rule.limits().filter(|limit| limit.algorithm().holds());
+        let ttl = permits.map(|limit| limit.period()).min().unwrap_or_default();
+        let renewing = Arc::new(Renewing::new(self.own_id, until, *self.held_from.lock(), ttl));
         self.renewing = Some(Arc::clone(&renewing));
         let (limiter, rule, request) = (self.limiter.clone(), self.rule.clone(), self.request.clone());
         let runtime = runtime::current().unwrap_or_else(|_| self.runtime.clone());
@@ -317,7 +320,7 @@ impl Permit {
     /// if it isn't renewed, and for a permit of a policy that is open, which limits nobody. Costs no round trip.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.renewing.as_ref().is_some_and(|renewing| renewing.lost.load(Ordering::Acquire))
+        self.renewing.as_ref().is_some_and(|renewing| renewing.is_lost())
     }
 
     /// Returns once the permit [is lost](Self::is_lost); never, if it isn't renewed. Costs no round trip, and loses
@@ -338,10 +341,17 @@ impl Permit {
         loop {
             // Made before looking, so that no loss is missed.
             let becomes_lost = renewing.becomes_lost.notified();
-            if renewing.lost.load(Ordering::Acquire) {
+            if renewing.is_lost() {
                 return;
             }
-            becomes_lost.await;
+            // By the timers of the runtime that polls this; without any, the renewing task tells.
+            let until = renewing.lasts_until();
+            if runtime::timeout_at(until, becomes_lost).await.is_none() && Instant::now() < until {
+                let becomes_lost = renewing.becomes_lost.notified();
+                if !renewing.is_lost() {
+                    becomes_lost.await;
+                }
+            }
         }
     }
 
@@ -375,10 +385,11 @@ impl Permit {
 }
 
 impl Renewing {
-    fn new(own_id: bool, until: Option<Instant>, held_from: Instant) -> Self {
+    fn new(own_id: bool, until: Option<Instant>, held_from: Instant, ttl: Duration) -> Self {
         let [begun, over, overdue, lost] = [(); 4].map(|()| AtomicBool::new(false));
         let (ended, becomes_lost) = (Notify::new(), Notify::new());
-        Self { own_id, begun, over, ended, until, overdue, held_from: Lock::new(held_from), lost, becomes_lost }
+        let held_from = Lock::new(held_from);
+        Self { own_id, begun, over, ended, until, overdue, held_from, ttl, lost, becomes_lost }
     }
 
     /// Notes the answer to a renewal that was asked for at this time.
@@ -395,24 +406,22 @@ impl Renewing {
         self.becomes_lost.notify_waiters();
     }
 
-    /// Loses the permit once no renewal has been answered for this long, and never ends.
-    async fn expire(&self, ttl: Duration) {
-        loop {
-            let until = *self.held_from.lock() + ttl.min(LONGEST_WAIT);
-            if Instant::now() >= until {
-                self.lose();
-                return pending().await;
-            }
-            if runtime::sleep_until(until).await.is_err() {
-                return pending().await;
-            }
+    /// Until when it certainly lasts, by the renewals so far.
+    fn lasts_until(&self) -> Instant {
+        *self.held_from.lock() + self.ttl.min(LONGEST_WAIT)
+    }
+
+    /// Also while the task that renews it is held up, since its runtime is blocked.
+    fn is_lost(&self) -> bool {
+        if !self.lost.load(Ordering::Acquire) && Instant::now() >= self.lasts_until() {
+            self.lose();
         }
+        self.lost.load(Ordering::Acquire)
     }
 
     /// Renews until the permit is given up or lost, or has been held for the longest time allowed.
     async fn renew(self: Arc<Self>, limiter: Limiter, rule: Rule, request: OwnedRequest) {
-        let permits = rule.limits().filter(|limit| limit.algorithm().holds());
-        let ttl = permits.map(|limit| limit.period()).min().unwrap_or_default();
+        let ttl = self.ttl;
         let every = (ttl / 3).max(SHORTEST);
         // Leaves room for further tries within the ttl.
         let request = Request::from(&request);
@@ -456,10 +465,8 @@ impl Renewing {
         if self.over.load(Ordering::Acquire) {
             return;
         }
-        let (renewals, expiry) = (pin!(renewals), pin!(self.expire(ttl)));
-        let (longest, ended) = (pin!(longest), pin!(self.ended.notified()));
-        let renewed = select(select(renewals, expiry), longest);
-        if !matches!(select(renewed, ended).await, Either::Left((Either::Right(_), _))) {
+        let (renewals, longest, ended) = (pin!(renewals), pin!(longest), pin!(self.ended.notified()));
+        if !matches!(select(select(renewals, longest), ended).await, Either::Left((Either::Right(_), _))) {
             return;
         }
         // Either this task gives the permit back or its value does: the first to set `over`.

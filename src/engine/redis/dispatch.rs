@@ -117,15 +117,18 @@ impl Redis {
     async fn send(&self, per_runtime: &Arc<PerRuntime>, mut connection: Connection, mut in_flight: InFlight<'_>) {
         let mut retries = Retries::new();
         loop {
-            let (numbers, calls): (Vec<_>, Vec<_>) = in_flight.batch.calls().unzip();
-            if calls.is_empty() {
-                // All have given up.
-                return;
-            }
-            telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
-            let confirm_by = calls.iter().any(|call| call.takes()).then_some(in_flight.last);
-            let options = CallOptions { asking: Asking::No, confirm_by };
-            let outcomes = self.exchange(per_runtime, &connection, &calls, options, &retries).await;
+            let exchanged = async {
+                let (numbers, calls): (Vec<_>, Vec<_>) = in_flight.batch.calls().unzip();
+                if calls.is_empty() {
+                    // All have given up.
+                    return None;
+                }
+                telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
+                let confirm_by = calls.iter().any(|call| call.takes()).then_some(in_flight.last);
+                let options = CallOptions { asking: Asking::No, confirm_by };
+                Some((numbers, self.exchange(per_runtime, &connection, &calls, options, &retries).await))
+            };
+            let Some((numbers, outcomes)) = per_runtime.writing.in_order(exchanged).await else { return };
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {
                 match outcome {

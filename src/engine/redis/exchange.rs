@@ -64,7 +64,8 @@ impl Retries {
         self.waits.len() > 0
     }
 
-    /// A connection to retry on: at once, or after a wait if the server refused for now.
+    /// A connection to retry on: after a wait if the server refused for now, otherwise at once, unless the breaker has
+    /// opened meanwhile, since connections break as soon as they are used.
     pub(super) async fn next(
         &mut self,
         redis: &Redis,
@@ -73,6 +74,8 @@ impl Retries {
     ) -> Result<Connection, Error> {
         if refused {
             per_runtime.sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
+        } else {
+            per_runtime.breaker.check()?;
         }
         redis.connection(per_runtime).await
     }
@@ -97,7 +100,8 @@ impl Redis {
                 until.check()?;
                 stage = Stage::Sent;
                 let calls = std::slice::from_ref(&call);
-                let mut outcomes = self.exchange(per_runtime, &connection, calls, options, &retries).await;
+                let sending = self.exchange(per_runtime, &connection, calls, options, &retries);
+                let mut outcomes = per_runtime.writing.in_order(sending).await;
                 stage = match outcomes.pop() {
                     Some(Outcome::Answered(answer)) => return answer,
                     Some(Outcome::Refused(error)) => Stage::Refused(error),

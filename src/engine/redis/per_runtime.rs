@@ -18,6 +18,7 @@ use super::connection::{Connection, lost};
 use super::errors::{Called, from_call};
 use super::pipeline::Answers;
 use super::queue::Queue;
+use super::writing::Writing;
 use crate::error::{Error, ErrorKind};
 use crate::runtime;
 use crate::single_flight::SingleFlight;
@@ -30,6 +31,7 @@ pub(super) struct PerRuntime {
     pub(super) connecting: Arc<SingleFlight>,
     pub(super) queue: Arc<Queue>,
     pub(super) breaker: Arc<CircuitBreaker>,
+    pub(super) writing: Writing,
     /// A task that lives as long as both the runtime and this.
     lifetime: AbortHandle,
     dropped: Arc<Notify>,
@@ -92,7 +94,8 @@ impl PerRuntime {
         };
         let lifetime = runtime.spawn(lifetime).abort_handle();
         let connecting = Arc::default();
-        Self { runtime: runtime.clone(), current, connecting, queue, breaker, lifetime, dropped }
+        let (runtime, writing) = (runtime.clone(), Writing::default());
+        Self { runtime, current, connecting, queue, breaker, writing, lifetime, dropped }
     }
 
     /// Sleeps on whichever runtime polls the caller; outside a runtime, no longer than this one lives.

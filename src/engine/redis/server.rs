@@ -1,6 +1,7 @@
 //! One server as connections to it are made: by its address, by way of its Sentinels, or from the caller's own pool;
 //! and whether it is still the same process.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 #[cfg(feature = "redis-rs")]
@@ -175,11 +176,18 @@ impl Server {
 
 /// The error of a task that was to connect and didn't end by itself.
 pub(super) fn interrupted(ended: JoinError) -> Error {
-    let error = match ended.is_panic() {
-        true => runtime::misused("this one has no I/O"),
-        false => Error::new(Kind::Unreachable, "no connection to redis: the runtime is shutting down"),
+    let why = match ended.try_into_panic() {
+        Ok(panic) if is_without_io(&*panic) => return runtime::misused("this one has no I/O"),
+        Ok(_) => "its stream panicked",
+        Err(_) => "the runtime is shutting down",
     };
-    error.caused_by(ended)
+    Error::new(Kind::Unreachable, format!("no connection to redis: {why}"))
+}
+
+/// Whether tokio panicked since the runtime was made without I/O. There is no other way to ask.
+fn is_without_io(panic: &(dyn Any + Send)) -> bool {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.is_some_and(|text| text.contains("IO is disabled") || text.contains("enable_io"))
 }
 
 /// Redis 7.0 introduced EVALSHA_RO and error codes from scripts. If the user may not ask, the version isn't known.

@@ -2,11 +2,14 @@
 //! credentials that expire.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tollgate::{
     Connect, CredentialFuture, CredentialSource, Credentials, ErrorKind, Limiter, OnError, Redis, StreamFuture,
@@ -215,6 +218,78 @@ async fn without_credentials_redis_is_unreachable_and_the_policy_answers() {
     let limiter = Limiter::builder(redis).deadline(Duration::from_millis(50)).build();
     let error = limiter.acquire(&rule("token-bucket 5/1d"), "key").await.expect_err("no login");
     assert!(error.is_unreachable(), "{error}");
+}
+
+/// A stream that works until so many bytes have been read, and then ends, or panics.
+struct Failing {
+    stream: TcpStream,
+    left: usize,
+    panics: bool,
+}
+
+impl AsyncRead for Failing {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.left == 0 {
+            assert!(!this.panics, "a mistake of the stream's own");
+            return Poll::Ready(Ok(()));
+        }
+        let mut some = buffer.take(this.left);
+        let polled = Pin::new(&mut this.stream).poll_read(context, &mut some);
+        let read = some.filled().len();
+        this.left -= read;
+        buffer.advance(read);
+        polled
+    }
+}
+
+impl AsyncWrite for Failing {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+/// After so many bytes, whether its streams panic.
+#[derive(Clone)]
+struct FailingAfter(usize, bool, Counting);
+
+impl Connect for FailingAfter {
+    fn connect<'a>(&'a self, host: &'a str, port: u16) -> StreamFuture<'a> {
+        self.2.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            let stream = TcpStream::connect((host, port)).await?;
+            Ok(Box::new(Failing { stream, left: self.0, panics: self.1 }) as _)
+        })
+    }
+}
+
+/// Wherever that is: within the login, after it, or in a script's answer.
+#[tokio::test]
+async fn streams_that_always_fail_are_an_unreachable_redis_and_connected_to_a_few_times_alone() {
+    let server = Server::start();
+    for panics in [false, true] {
+        for bytes in [0, 10, 100, 300, 500, 5000] {
+            let connector = FailingAfter(bytes, panics, Counting::default());
+            let redis = Redis::builder().connector(connector.clone()).open(&server.tcp_url()).expect("an address");
+            let open = Limiter::builder(redis).deadline(PATIENCE).on_error(OnError::Open).build();
+            let rule = rule("token-bucket 1000/1d");
+            for _ in 0..40 {
+                let decision = open.acquire(&rule, "key").await.expect("open");
+                assert!(decision.allowed, "{bytes}, {panics}: {decision:?}");
+                tokio::task::yield_now().await;
+            }
+            let opened = connector.2.opened();
+            assert!((1..=40).contains(&opened), "{bytes}, {panics}: {opened} streams for 40 calls");
+        }
+    }
 }
 
 #[test]

@@ -124,6 +124,49 @@ async fn a_permit_that_redis_has_not_renewed_for_a_ttl_is_lost() {
     assert!(permit.is_lost());
 }
 
+/// While the runtime that renews it is blocked, or isn't driven.
+#[test]
+fn a_permit_is_lost_after_its_ttl_whatever_its_renewals_do() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (server, rule) = (Server::start(), rule("concurrency 1 ttl 300ms"));
+    let limiter = patient(&server.url());
+    let first = runtime();
+    let permit = first.block_on(async {
+        let permit = held(&limiter, &rule).await.expect("one").renewed();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(permit.is_lost());
+        permit
+    });
+    runtime().block_on(async { tokio::time::timeout(MINUTE, permit.lost()).await.expect("lost already") });
+    drop(permit);
+
+    let permit = first.block_on(async { wait_for_value(async || held(&limiter, &rule).await).await.renewed() });
+    runtime().block_on(async { tokio::time::timeout(MINUTE, permit.lost()).await.expect("in time") });
+}
+
+/// At any moment: before it is sent, as it is written by another thread, and while its answer is on the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_that_are_dropped_at_any_moment_leave_no_permit() {
+    let server = Server::start();
+    let limiter = patient(&server.tcp_url());
+    let rule = rule("concurrency 1000 ttl 1h");
+    let tasks = (0..8_u64).map(|seed| {
+        let (limiter, rule) = (limiter.clone(), rule.clone());
+        tokio::spawn(async move {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            for _ in 0..1500 {
+                let patience = Duration::from_micros(rng.u64(0..2000));
+                let _ = tokio::time::timeout(patience, limiter.hold(&rule, "key")).await;
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("no panic");
+    }
+    limiter.finish().await;
+    assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 1000);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_waiting_caller_is_served_when_a_permit_is_released_not_when_it_would_expire() {
     let limiter = Limiter::new(Embedded::new());

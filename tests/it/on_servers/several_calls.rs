@@ -143,6 +143,12 @@ async fn what_cannot_be_one_decision_is_an_error_that_names_why() {
         assert!(error.kind() == ErrorKind::Input && error.to_string().contains(why), "{error}");
     }
     assert_eq!(left(&limiter, &api, "a").await, 5);
+
+    let keys: Vec<_> = (0..1001).map(|key| format!("key:{key}")).collect();
+    let most = limiter.acquire_all(keys[1..].iter().map(|key| (&api, key))).await.expect("decisions");
+    assert!(most.len() == 1000 && most.iter().all(|decision| decision.allowed));
+    let error = limiter.acquire_all(keys.iter().map(|key| (&api, key))).await.expect_err("too many");
+    assert_eq!(error.to_string(), "acquire_all: expected at most 1000 calls, got 1001");
 }
 
 #[tokio::test]
