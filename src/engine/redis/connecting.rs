@@ -50,20 +50,24 @@ impl Redis {
         };
         // A separate task, so that callers with deadlines shorter than connecting takes still leave a connection for
         // the next one. The caller may be polled on another runtime than the one that the connection is for.
-        let (this, per_runtime) = (self.clone(), Arc::clone(per_runtime));
-        let connect = per_runtime.runtime.clone().spawn(async move {
-            let made = this.make_at_last(&per_runtime).await;
+        let (this, of_task) = (self.clone(), Arc::clone(per_runtime));
+        let connect = per_runtime.runtime.spawn(async move {
+            let made = this.make_at_last(&of_task).await;
             match &made {
                 Ok(connection) => {
-                    per_runtime.set_connection(connection.clone());
-                    per_runtime.breaker.connected();
+                    of_task.set_connection(connection.clone());
+                    of_task.breaker.connected();
                 }
-                Err(error) => per_runtime.report_failure(error),
+                Err(error) => of_task.report_failure(error),
             }
             drop(attempt);
             made
         });
-        connect.await.unwrap_or_else(|ended| Err(interrupted(ended)))
+        connect.await.unwrap_or_else(|ended| {
+            let error = interrupted(ended);
+            per_runtime.report_failure(&error);
+            Err(error)
+        })
     }
 
     /// Replaces a connection whose credentials expire soon, while calls go on over it. If that fails, the next call

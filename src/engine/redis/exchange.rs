@@ -10,8 +10,8 @@ use redis::{RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::Redis;
-use super::connection::Connection;
-use super::errors::{Called, is_of_a_key};
+use super::connection::{Connection, lost};
+use super::errors::{Called, from_answer, is_of_a_key};
 use super::per_runtime::PerRuntime;
 use super::pipeline::{Asking, command, send};
 use super::queue::Stage;
@@ -52,11 +52,13 @@ pub(super) struct CallOptions {
 /// The retries left for calls that didn't run, and the waits between them.
 pub(super) struct Retries {
     waits: std::array::IntoIter<Duration, 3>,
+    /// How often nothing could be written.
+    unsent: u32,
 }
 
 impl Retries {
     pub(super) fn new() -> Self {
-        Self { waits: WAITS.into_iter() }
+        Self { waits: WAITS.into_iter(), unsent: 0 }
     }
 
     /// Whether a retry is left for a call that the server refuses for now.
@@ -75,6 +77,11 @@ impl Retries {
         if refused {
             per_runtime.sleep(jittered(self.waits.next().unwrap_or_default(), 50)).await;
         } else {
+            // The first time, a connection may have broken while it was idle; after that, new ones do.
+            if self.unsent > 0 {
+                per_runtime.report_failure(&from_answer(&lost()));
+            }
+            self.unsent += 1;
             per_runtime.breaker.check()?;
         }
         redis.connection(per_runtime).await
