@@ -106,7 +106,7 @@ async fn each_call_counts_by_its_own_rule() {
     let by_org = rule("fixed-window 100/30d").and_by("org", "fixed-window 3/1h".parse().expect("a limit"));
     let by_org = by_org.and_then(|rule| rule.named("by-org")).expect("two limits");
     let call = |org| Request::new("user:1").parts(org);
-    let (one, two): ([(&str, &[u8]); 1], [(&str, &[u8]); 1]) = ([("org", b"one")], [("org", b"two")]);
+    let [one, two]: [[(&str, &[u8]); 1]; 2] = [[("org", b"one")], [("org", b"two")]];
     for allowed in [true, false] {
         let decisions = limiter
             .acquire_all([(&by_org, call(&one)), (&by_org, call(&two).cost(2)), (&blocking, Request::new("user:1"))])
