@@ -22,7 +22,7 @@ impl Statuses {
     pub(super) fn read(patterns: &[String]) -> Result<Self, (usize, String)> {
         let read = patterns.iter().enumerate().map(|(index, text)| {
             let why = || {
-                let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+                let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
                 let got = if is_number { text.clone() } else { format!("{text:?}") };
                 format!("count: expected an HTTP status, such as 401, or a class of them, such as 4xx, got {got}")
             };
