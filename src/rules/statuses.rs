@@ -132,7 +132,8 @@ mod tests {
         assert_eq!(counted, [401].into_iter().chain(500..600).collect::<Vec<_>>());
         for bad in ["", "4", "4x", "4XX", "xx4", "40x", "099", "600", "6xx", "0xx", "4xxx", "-40", "+40", "٤٠١"] {
             let (index, why) = read(&["200", bad]).expect_err(bad);
-            assert_eq!((index, why.ends_with(&format!("got {bad:?}"))), (1, true), "{why}");
+            let got = if matches!(bad, "4" | "099" | "600") { bad.to_owned() } else { format!("{bad:?}") };
+            assert_eq!((index, why.ends_with(&format!("got {got}"))), (1, true), "{why}");
         }
     }
 }
