@@ -115,9 +115,12 @@ impl Redis {
     /// Sends a batch, and resends what didn't run, for callers still waiting. Each call is answered as its reply
     /// arrives.
     async fn send(&self, per_runtime: &Arc<PerRuntime>, mut connection: Connection, mut in_flight: InFlight<'_>) {
-        let mut retries = Retries::new();
+        let (mut retries, mut is_again) = (Retries::new(), false);
         loop {
             let exchanged = async {
+                if is_again && !in_flight.prepare_resend() {
+                    return None;
+                }
                 let (numbers, calls): (Vec<_>, Vec<_>) = in_flight.batch.calls().unzip();
                 if calls.is_empty() {
                     // All have given up.
@@ -128,7 +131,13 @@ impl Redis {
                 let options = CallOptions { asking: Asking::No, confirm_by };
                 Some((numbers, self.exchange(per_runtime, &connection, &calls, options, &retries).await))
             };
-            let Some((numbers, outcomes)) = per_runtime.writing.in_order(exchanged).await else { return };
+            // The first time, the dispatch that calls this writes in order.
+            let exchanged = match is_again {
+                false => exchanged.await,
+                true => per_runtime.writing.in_order(exchanged).await,
+            };
+            let Some((numbers, outcomes)) = exchanged else { return };
+            is_again = true;
             let (mut unsent, mut refused) = (false, false);
             for (call, outcome) in numbers.into_iter().zip(outcomes) {
                 match outcome {
@@ -150,9 +159,6 @@ impl Redis {
             match retries.next(self, per_runtime, refused).await {
                 Ok(connected) => connection = connected,
                 Err(error) => return in_flight.answer_all(&error),
-            }
-            if !in_flight.prepare_resend() {
-                return;
             }
         }
     }
@@ -198,15 +204,17 @@ impl Dispatch {
                     return queue.unconnected(generation, &error);
                 }
             };
-            let next = queue.next(generation);
             self.is_responsible = false;
-            if let Some((batches, more)) = next {
+            // Whoever gives up before this isn't sent, and what is sent then isn't overtaken.
+            let sending = async {
+                let Some((batches, more)) = queue.next(generation) else { return };
                 if let Some(generation) = more {
                     Self::new(&self.redis, &self.per_runtime, generation, true).spawn();
                 }
                 let send = |batch| self.redis.send(&self.per_runtime, connection.clone(), batch);
                 join_all(batches.into_iter().map(send)).await;
-            }
+            };
+            self.per_runtime.writing.in_order(sending).await;
             self.is_responsible = queue.resume_dispatch(generation);
         }
     }
