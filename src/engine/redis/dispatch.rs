@@ -205,7 +205,7 @@ impl Dispatch {
                 }
             };
             self.is_responsible = false;
-            // Whoever gives up before this isn't sent, and what is sent then isn't overtaken.
+            // Calls that are given up before this aren't sent. Those that are sent are written before any later call.
             let sending = async {
                 let Some((batches, more)) = queue.next(generation) else { return };
                 if let Some(generation) = more {
