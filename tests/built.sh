@@ -4,6 +4,10 @@
 # Tests wait for servers most of the time, so more of them run at once than there are processors.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(getconf _NPROCESSORS_ONLN) * 2))}
 
+# What properties draw their cases from: the same cases in each run, so that none fails by chance for a change that has
+# nothing to do with it. Others are drawn by tests/repeat.sh and tests/nightly.sh, and by a bare `cargo test`.
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-1}
+
 # Which packages are named decides what their dependencies are built with. So every script names these: what one has
 # built is there for the others. The tool's targets have `test = false`, and are named too.
 tested=(--workspace --exclude tollgate-benches --exclude tollgate-public-api --all-features)

@@ -8,6 +8,9 @@ cd "$(dirname "$0")/.."
 
 [ $# -eq 0 ] || { printf 'tests/nightly.sh: expected no argument, got %s\n' "$1" >&2; exit 2; }
 export CARGO_INCREMENTAL=0
+# Other cases of properties in each night.
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-$((RANDOM * 32768 + RANDOM))}
+printf 'PROPTEST_RNG_SEED=%s draws the same cases again\n' "$PROPTEST_RNG_SEED"
 
 # For the example in Go, which tests/run.sh runs only where they are. Elsewhere than on Debian it isn't run.
 if command -v apt-get >/dev/null; then

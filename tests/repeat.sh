@@ -83,10 +83,12 @@ while read -r package source; do
     printf '%s/%s: %s tests\n' "$package" "$source" "${#tests[@]}"
     tried=$((tried + ${#tests[@]}))
     for ((at = 1; at <= times; at++)); do
-        run_tests "$package" "$source" --exact "${tests[@]}" >"$output" 2>&1 </dev/null && continue
+        seed=$((RANDOM * 32768 + RANDOM))
+        PROPTEST_RNG_SEED=$seed run_tests "$package" "$source" --exact "${tests[@]}" >"$output" 2>&1 </dev/null &&
+            continue
         failed=$((failed + 1))
         cat "$output"
-        printf 'run %s of %s failed\n' "$at" "$times"
+        printf 'run %s of %s failed, PROPTEST_RNG_SEED=%s\n' "$at" "$times" "$seed"
     done
 done < <(programs_built)
 rm -f "$output"

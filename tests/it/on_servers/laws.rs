@@ -417,6 +417,37 @@ fn law_8_every_operation_is_exact_up_to_the_largest_numbers() {
     });
 }
 
+/// A state of another version that lies decades ahead, as a denied call leaves it.
+#[test]
+fn law_9_a_denied_call_leaves_a_state_far_ahead_to_the_version_that_wrote_it() {
+    use Operation::{Acquire, AtMost};
+    let month = |units| {
+        let limit = Limit::calendar(units, CalendarUnit::Month).tz("Australia/Lord_Howe").build();
+        limit.expect("within the bounds")
+    };
+    let begin = 1 << 50;
+    let (later, earlier) = (begin + 877_136_714, begin + 877_136_714 - (1 << 49));
+    let steps = [
+        (Some(AtMost), 1 << 53, begin),
+        (None, 0, begin + 1),
+        (Some(Acquire), 1, later),
+        (None, 0, earlier),
+        (Some(Acquire), 6, earlier),
+        (None, 0, earlier),
+    ];
+    for engine in [Engine::embedded(), Engine::redis()] {
+        let mut compared =
+            Compared::new(&engine, (month(5), month(6)), (OnChange::Reset, oracle::Change::Reset), false, None);
+        for (operation, cost, at) in steps {
+            match operation {
+                Some(operation) => compared.call(operation, cost, cost, at).expect("the same answer"),
+                None => compared.change(),
+            }
+            assert_eq!(compared.subject.peek(1, at), compared.oracle.peek(1, at), "{operation:?} {cost} at {at}");
+        }
+    }
+}
+
 /// Rules so far apart in size that what one version can count as taken exceeds the other's debt.
 #[test]
 fn law_9_two_versions_at_the_bounds_are_charged_and_forgotten_alike() {

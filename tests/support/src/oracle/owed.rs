@@ -151,7 +151,8 @@ impl Rule {
 impl Found {
     /// Counts units that the call takes.
     pub(super) fn count(&mut self, units: i128, by_id: bool) {
-        if self.life.is_none() && (by_id || self.changed) {
+        let converted = self.is_converted();
+        if self.life.is_none() && (by_id || converted) {
             self.life = Some(Life::new());
         }
         if let Some(life) = &mut self.life {
@@ -160,17 +161,22 @@ impl Found {
                 *life = life.over();
             }
             life.taken += units;
-            life.altered |= self.changed;
-            if by_id || self.changed {
+            life.altered |= converted;
+            if by_id || converted {
                 life.until = None;
             }
         }
     }
 
+    /// Whether the state was written under other numbers and is moved to the call's own. No window of the calendar is
+    /// another's, and permits last as long as they were given.
+    fn is_converted(&self) -> bool {
+        self.changed && !matches!(self.rule().kind, Kind::Calendar | Kind::Permits)
+    }
+
     /// What is written under other numbers than before is noted, whether or not units are taken.
     pub(super) fn note_change(&mut self, own: Spec) {
-        let is_converted = !matches!(self.rule().kind, Kind::Calendar | Kind::Permits);
-        if self.changed && is_converted && self.spec == own && self.used() > 0 {
+        if self.is_converted() && self.spec == own && self.used() > 0 {
             let life = self.life.get_or_insert_with(Life::new);
             (life.altered, life.until) = (true, None);
         }
