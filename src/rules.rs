@@ -48,10 +48,12 @@ mod error;
 mod file;
 mod find;
 mod index;
+mod named_values;
 mod names;
 mod optional;
 mod path;
 mod reload;
+mod rule_request;
 mod snapshot;
 mod source;
 mod statuses;
@@ -96,6 +98,7 @@ pub(crate) use deciding::{Acquisition, FollowUp};
 pub use definition::{Action, Cost, Definition, LimitDefinition, OneOrMore, Paths, Reading};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
+pub use rule_request::RuleRequest;
 pub use source::{DecisionSink, OnResponse, RuleSource};
 #[cfg(feature = "http")]
 pub(crate) use statuses::{CountedBy, GivenBack};
@@ -253,13 +256,13 @@ impl RuleSet {
         }
     }
 
-    /// Which rule applies to a request, or which rules together.
+    /// Which rule applies to a request, or which rules together, and what it is charged.
     ///
     /// # Errors
     ///
     /// The cost, taken from an attribute, is no whole number.
-    pub fn applies(&self, request: &Attributes<'_>) -> Result<Applies<'_>, Error> {
-        self.found(request).map(|(applies, _)| applies)
+    pub fn applies<'a>(&self, request: impl Into<RuleRequest<'a>>) -> Result<Applies<'_>, Error> {
+        self.found_for(&request.into()).map(|(applies, _)| applies)
     }
 
     /// What the rule with this name makes of a request, ignoring its conditions and whichever rule applies: to inspect
@@ -301,6 +304,15 @@ impl RuleSet {
     }
 
     /// The same, and what the shadow rules before it would have done.
+    fn found_for(&self, request: &RuleRequest<'_>) -> Result<(Applies<'_>, Vec<Shadow<'_>>), Error> {
+        let costs = request.costs_as_text();
+        let (mut applies, mut shadows) = self.found(&request.attributes_with(self, &costs))?;
+        request.charged_to(&mut applies);
+        shadows.iter_mut().filter_map(|(_, shadow)| shadow.as_mut().ok()).for_each(|own| request.charged_to(own));
+        Ok((applies, shadows))
+    }
+
+    /// The same for a request with these attributes, at the rules' costs.
     pub(crate) fn found(&self, request: &Attributes<'_>) -> Result<(Applies<'_>, Vec<Shadow<'_>>), Error> {
         if let Some(block) = request.account.and_then(Account::block) {
             return Ok((Applies::blocked(block), Vec::new()));
@@ -324,6 +336,11 @@ impl RuleSet {
     /// out.
     pub fn attributes(&self) -> impl Iterator<Item = &str> {
         self.shared.attributes.iter().map(|name| &**name)
+    }
+
+    /// Whether its rules match, count or cost by this attribute.
+    fn counts_by(&self, attribute: &str) -> bool {
+        self.shared.attributes.contains(attribute)
     }
 
     /// Whether a rule other than a shadow rule looks at paths, and this path could be read in two ways, while the set

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::{Limiter, counted};
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
+use crate::operation::Operation;
 use crate::request::{OwnedRequest, Request};
 use crate::rule::{Rule, RuleOfCalls};
 
@@ -67,7 +68,7 @@ impl Limiter {
         if calls.len() == 1 {
             return self.acquire(first, *request).await.map(|decision| vec![decision]);
         }
-        let decided = self.decide_all(&calls).await;
+        let decided = self.decide_all(&calls, Operation::Acquire).await;
         match &decided {
             Ok(decisions) => calls.iter().zip(decisions).for_each(|((rule, _), own)| counted(rule, Ok(own))),
             Err(error) => calls.iter().for_each(|(rule, _)| counted(rule, Err(error))),
@@ -75,7 +76,12 @@ impl Limiter {
         decided
     }
 
-    async fn decide_all(&self, calls: &[(&Rule, Request<'_>)]) -> Result<Vec<Decision>, Error> {
+    /// The same, or what it would answer; for a caller that counts the outcome.
+    pub(crate) async fn decide_all(
+        &self,
+        calls: &[(&Rule, Request<'_>)],
+        operation: Operation,
+    ) -> Result<Vec<Decision>, Error> {
         let began = Instant::now();
         if calls.len() > MOST {
             return Err(Error::new(
@@ -86,7 +92,7 @@ impl Limiter {
         let Joined { rule, request, places } = self.joined(calls)?;
         let request = Request::from(&request).with_terms_of(&calls[0].1);
         let request = request.deadline(request.deadline_or(self.deadline).saturating_sub(began.elapsed()));
-        let decision = self.acquire(&rule, request).uncounted().await?;
+        let decision = self.decide(&rule, request, operation).uncounted().await?;
         Ok(places.iter().map(|places| decision.of_limits(places)).collect())
     }
 

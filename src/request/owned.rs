@@ -89,11 +89,11 @@ impl OwnedRequest {
         self.terms.cost = Some(units);
     }
 
-    /// Sets the units that it takes of the limits with this name.
-    #[allow(dead_code, reason = "asked by the middleware, which is a feature")]
+    /// Sets the units that it takes of the limits with this name, before what it has said of them by another.
+    #[allow(dead_code, reason = "asked by sets of rules, which are a feature")]
     pub(crate) fn set_cost_of(&mut self, name: &str, units: u64) {
         self.costs.retain(|(other, _)| **other != *name);
-        self.costs.push((name.into(), units));
+        self.costs.insert(0, (name.into(), units));
     }
 
     /// The call had this decision: see [`Request::following`].

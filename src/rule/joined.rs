@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{OnChange, OnError, OwnCost, Rule, ScopedLimit};
 use crate::call::Options;
+use crate::limit::Limit;
 
 /// A rule that applies together with others, and what it counts by among them.
 #[allow(dead_code, reason = "sets of rules join them, which are a feature")]
@@ -39,6 +40,16 @@ impl Rule {
             Self { tag, ..joining.rule.clone() }
         };
         Self::combined(limits, rules.iter().enumerate().map(tagged).collect())
+    }
+
+    /// This rule with one limit in place of its own, which counts its key; of several rules, the first one.
+    pub(crate) fn with_limit(&self, limit: &Limit) -> Self {
+        let first = &self.each()[0];
+        let name = first.name.as_deref().unwrap_or_default();
+        let limits = [ScopedLimit::new(name, Arc::new(limit.clone()), None, None)].into();
+        // What a request to several rules calls the part of a tag is known to the joined rule alone.
+        let tag = first.tag.clone().filter(|_| !self.is_joined());
+        Self { limits, tag, rules: None, ..first.clone() }.governed_as(first)
     }
 
     /// A rule of these limits, each of one of these rules.

@@ -103,6 +103,14 @@ impl Applies<'_> {
         self.rule_name
     }
 
+    /// What it charges, if its limits decide.
+    pub(super) fn charge(&self) -> Option<&Charge<'_>> {
+        match &self.effect {
+            Effect::Limit(charge) => Some(charge),
+            _ => None,
+        }
+    }
+
     pub(super) fn none() -> Self {
         Self {
             rule: None,

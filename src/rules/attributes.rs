@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::Ipv6Net;
-use smallvec::SmallVec;
 
 use super::account::Account;
 use super::definition::{Paths, Reading};
+use super::named_values::NamedValues;
 use super::names::{API_KEY, IP, METHOD, Name, PATH, TIER, USER};
 use super::path;
 use crate::error::{Error, Kind};
@@ -36,7 +36,7 @@ pub struct Attributes<'a> {
     /// The path as sent, unless it is normalised already.
     sent: Option<&'a str>,
     pub(super) method: Option<Cow<'a, str>>,
-    others: SmallVec<[(&'a str, &'a [u8]); 4]>,
+    others: NamedValues<'a>,
     pub(super) account: Option<&'a Account>,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Attributes<'a> {
     #[must_use]
     pub fn account(self, account: &'a Account) -> Self {
         let mut request = self;
-        request.others.retain(|(name, _)| ![USER, API_KEY, TIER].contains(name));
+        request.others.remove(&[USER, API_KEY, TIER]);
         let request = request.set(USER, account.user());
         let known = [(API_KEY, account.key_id()), (TIER, account.paid_tier())];
         let known = known.into_iter().filter_map(|(name, value)| Some((name, value?)));
@@ -80,10 +80,11 @@ impl<'a> Attributes<'a> {
         Self { account: Some(account), ..request }
     }
 
-    /// What is known of the request's own user: unlike [`account`](Self::account), keeps what the request says itself
-    /// where the account has nothing.
-    #[cfg(feature = "http")]
-    pub(crate) fn known_user(self, account: &'a Account) -> Self {
+    /// What is known of the request's own user, by
+    /// [`RuleSource::account_of_user`](super::RuleSource::account_of_user): its limits, its block and its tier. Unlike
+    /// [`account`](Self::account), keeps what the request says itself where the account has nothing.
+    #[must_use]
+    pub fn known_user(self, account: &'a Account) -> Self {
         let request = match account.paid_tier() {
             Some(tier) => self.set(TIER, tier),
             None => self,
@@ -131,10 +132,7 @@ impl<'a> Attributes<'a> {
             },
             METHOD => self.method(text().unwrap_or_default()),
             _ => {
-                match self.others.iter_mut().find(|(other, _)| *other == name) {
-                    Some(set) => set.1 = bytes,
-                    None => self.others.push((name, bytes)),
-                }
+                self.others.set(name, bytes);
                 self
             }
         }
@@ -210,7 +208,7 @@ impl<'a> Attributes<'a> {
     /// The attributes that are compared as given: all but address and path.
     pub(super) fn texts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let methods = self.values(METHOD).map(|method| (METHOD, method));
-        self.others.iter().copied().filter(|(_, value)| !value.is_empty()).chain(methods)
+        self.others.iter().filter(|(_, value)| !value.is_empty()).chain(methods)
     }
 
     /// What a condition on one of these may name: its value and, for a method that isn't a standard one, `OTHER`.
@@ -224,8 +222,7 @@ impl<'a> Attributes<'a> {
         if name == METHOD {
             return self.method.as_deref().map(str::as_bytes);
         }
-        let found = self.others.iter().find(|(other, _)| *other == name);
-        found.map(|(_, value)| *value).filter(|value| !value.is_empty())
+        self.others.get(name).filter(|value| !value.is_empty())
     }
 
     /// What conditions compare an attribute as, for a message.

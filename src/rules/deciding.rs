@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 
-use super::{Applies, Attributes, Charge, Effect, Reason, RuleSet, Shadow, ShadowVerdict, Verdict};
+use super::{Applies, Attributes, Charge, Effect, Reason, RuleRequest, RuleSet, Shadow, ShadowVerdict, Verdict};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limiter::call::Call;
@@ -13,6 +13,7 @@ use crate::limiter::hold::Permit;
 #[cfg(feature = "http")]
 use crate::limiter::wait::Blocks;
 use crate::limiter::{Limiter, counted};
+use crate::operation::Operation;
 use crate::telemetry;
 
 /// A verdict, and the permits that the request took.
@@ -31,6 +32,8 @@ pub struct HoldVerdict {
 pub(crate) enum Acquisition<'a> {
     /// As [`Limiter::acquire`] does.
     Acquire,
+    /// As [`Limiter::call`] does.
+    Call(Operation),
     /// The same, or as [`Limiter::hold`] for limits with permits.
     Hold(Option<FollowUp<'a>>),
     /// The same, as soon as the limits allow, if that is within this time.
@@ -51,17 +54,25 @@ pub(crate) struct FollowUp<'a> {
 impl<'a> Acquisition<'a> {
     fn follow_up(self) -> Option<FollowUp<'a>> {
         match self {
-            Self::Acquire => None,
+            Self::Acquire | Self::Call(_) => None,
             Self::Hold(next) => next,
             #[cfg(feature = "http")]
             Self::Wait(.., next) => next,
         }
     }
 
+    /// Whether the outcome is a decision, which telemetry counts.
+    fn decides(self) -> bool {
+        match self {
+            Self::Call(operation) => operation.decides(),
+            _ => true,
+        }
+    }
+
     /// How shadow rules are asked: nothing waits for them, and their cost is never settled.
     fn of_shadows(self) -> Self {
         match self {
-            Self::Acquire => Self::Acquire,
+            Self::Acquire | Self::Call(_) => self,
             _ => Self::Hold(self.follow_up().map(|next| FollowUp { settles: false, ..next })),
         }
     }
@@ -75,9 +86,29 @@ impl Limiter {
     ///
     /// The errors of [`acquire`](Self::acquire). A rule with permits: use [`hold_by`](Self::hold_by). A cost taken from
     /// an attribute that is no whole number. Shadow rules cause none.
-    pub async fn acquire_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<Verdict, Error> {
-        let (applies, shadows) = Self::found(rules, request)?;
+    pub async fn acquire_by<'a>(&self, rules: &RuleSet, request: impl Into<RuleRequest<'a>>) -> Result<Verdict, Error> {
+        let (applies, shadows) = Self::found_for(rules, &request.into())?;
         self.judge(&applies, &shadows, Acquisition::Acquire).await.map(|held| held.verdict)
+    }
+
+    /// Makes a call of this operation, as [`call`](Self::call) does, by the rule of the set that applies to a request,
+    /// and by shadow rules before it: what [`acquire_by`](Self::acquire_by) would answer (peek), or what gives back,
+    /// settles or renews what an earlier call with the request's id took. If the rules have changed since that call,
+    /// another one may apply. Costs as many round trips as [`acquire_by`](Self::acquire_by).
+    ///
+    /// # Errors
+    ///
+    /// Those of the operation's method. A cost taken from an attribute that is no whole number. Shadow rules cause
+    /// none.
+    pub async fn call_by<'a>(
+        &self,
+        operation: Operation,
+        rules: &RuleSet,
+        request: impl Into<RuleRequest<'a>>,
+    ) -> Result<Verdict, Error> {
+        let (applies, shadows) = Self::found_for(rules, &request.into())?;
+        let asking = if operation == Operation::Acquire { Acquisition::Acquire } else { Acquisition::Call(operation) };
+        self.judge(&applies, &shadows, asking).await.map(|held| held.verdict)
     }
 
     /// The same, and holds the permits of rules with a concurrency limit until they are dropped, as
@@ -115,9 +146,110 @@ impl Limiter {
     /// # #[cfg(not(feature = "embedded"))]
     /// # fn main() {}
     /// ```
-    pub async fn hold_by(&self, rules: &RuleSet, request: &Attributes<'_>) -> Result<HoldVerdict, Error> {
-        let (applies, shadows) = Self::found(rules, request)?;
+    pub async fn hold_by<'a>(
+        &self,
+        rules: &RuleSet,
+        request: impl Into<RuleRequest<'a>>,
+    ) -> Result<HoldVerdict, Error> {
+        let (applies, shadows) = Self::found_for(rules, &request.into())?;
         self.judge(&applies, &shadows, Acquisition::Hold(None)).await
+    }
+
+    /// Takes what several requests cost by the rules that apply to each, or nothing: they are one decision, atomic on
+    /// one Redis, such as of a gateway's call that falls under several descriptors. Costs one round trip if any of the
+    /// rules has limits.
+    ///
+    /// The verdicts are the requests', in their order. `allowed` is whether the request would be allowed by itself;
+    /// units are taken only if all requests are allowed. Shadow rules are asked beside that, each by itself. As by
+    /// [`acquire_all`](Self::acquire_all), a deadline is that of the first request with limits, and requests that count
+    /// the same key take the sum of their costs.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`acquire_all`](Self::acquire_all), and so: requests with an id, rules with permits, more than
+    /// 1,000 requests. A cost taken from an attribute that is no whole number.
+    ///
+    /// ```
+    /// # #[cfg(feature = "embedded")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollgate::rules::{Attributes, RuleSet};
+    /// use tollgate::{Embedded, Limiter, Operation};
+    ///
+    /// let rules: RuleSet = r#"
+    ///     [[rule]]
+    ///     name = "users"
+    ///     match = { user = "*" }
+    ///     key = "user"
+    ///     limits = ["fixed-window 10/1d"]
+    ///
+    ///     [[rule]]
+    ///     name = "models"
+    ///     match = { model = "*" }
+    ///     key = "model"
+    ///     limits = ["fixed-window 2/1d"]
+    /// "#
+    /// .parse()?;
+    ///
+    /// let limiter = Limiter::new(Embedded::new());
+    /// let requests = [Attributes::new().user("42"), Attributes::new().set("model", "large")];
+    /// for _ in 0..2 {
+    ///     let verdicts = limiter.acquire_all_by(&rules, &requests).await?;
+    ///     assert!(verdicts.iter().all(|verdict| verdict.allowed));
+    /// }
+    /// let verdicts = limiter.acquire_all_by(&rules, &requests).await?;
+    /// assert!(verdicts[0].allowed && !verdicts[1].allowed, "the model has none left");
+    /// let verdict = limiter.call_by(Operation::Peek, &rules, &requests[0]).await?;
+    /// assert_eq!(verdict.decision.map(|decision| decision.remaining), Some(8), "so the user wasn't charged");
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "embedded"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn acquire_all_by<'a, R: Into<RuleRequest<'a>>>(
+        &self,
+        rules: &RuleSet,
+        requests: impl IntoIterator<Item = R>,
+    ) -> Result<Vec<Verdict>, Error> {
+        let found = requests.into_iter().map(|request| Self::found_for(rules, &request.into()));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        if let [(applies, shadows)] = found.as_slice() {
+            let held = self.judge(applies, shadows, Acquisition::Acquire).await?;
+            return Ok(vec![held.verdict]);
+        }
+        // What a rule denies before any limits are asked takes nothing of the others either.
+        let denied = found.iter().any(|(applies, _)| matches!(applies.effect, Effect::Block | Effect::Missing(_)));
+        let (operation, asking) = match denied {
+            true => (Operation::Peek, Acquisition::Call(Operation::Peek)),
+            false => (Operation::Acquire, Acquisition::Acquire),
+        };
+        let charges = || found.iter().filter_map(|(applies, _)| applies.charge());
+        let calls: Vec<_> = charges().map(|charge| (charge.rule(), charge.request())).collect();
+        let shadows = found.iter().flat_map(|(_, shadows)| shadows).map(|shadow| self.shadow(shadow, asking));
+        let (decided, shadowed) = Box::pin(join(self.decide_all(&calls, operation), join_all(shadows))).await;
+        if operation.decides() {
+            match &decided {
+                Ok(decisions) => calls.iter().zip(decisions).for_each(|((rule, _), own)| counted(rule, Ok(own))),
+                Err(error) => calls.iter().for_each(|(rule, _)| counted(rule, Err(error))),
+            }
+        }
+        let decided = decided.inspect_err(|error| {
+            found.iter().for_each(|(applies, _)| telemetry::judged(applies.name(), Err(error.kind().name())));
+        });
+        let (mut decisions, mut shadowed) = (decided?.into_iter(), shadowed.into_iter());
+        let verdicts = found.iter().map(|(applies, shadows)| {
+            let decision = applies.charge().and_then(|_| decisions.next());
+            let mut verdict = self.verdict(applies, decision);
+            verdict.shadows.extend(shadowed.by_ref().take(shadows.len()).map(|(shadow, _)| shadow));
+            verdict.counted();
+            verdict
+        });
+        Ok(verdicts.collect())
+    }
+
+    /// The rule that applies to a request, and the shadow rules that would, at the request's own costs.
+    fn found_for<'r>(rules: &'r RuleSet, request: &RuleRequest<'_>) -> Result<(Applies<'r>, Vec<Shadow<'r>>), Error> {
+        rules.found_for(request).inspect_err(|error| telemetry::judged(None, Err(error.kind().name())))
     }
 
     /// The rule that applies to a request, and the shadow rules that would.
@@ -127,7 +259,7 @@ impl Limiter {
     /// A cost taken from an attribute that is no whole number.
     pub(crate) fn found<'r>(
         rules: &'r RuleSet,
-        request: &'r Attributes<'_>,
+        request: &Attributes<'_>,
     ) -> Result<(Applies<'r>, Vec<Shadow<'r>>), Error> {
         rules.found(request).inspect_err(|error| telemetry::judged(None, Err(error.kind().name())))
     }
@@ -139,7 +271,7 @@ impl Limiter {
         shadows: &[Shadow<'_>],
         asking: Acquisition<'_>,
     ) -> Result<HoldVerdict, Error> {
-        let own = self.verdict(applies, asking);
+        let own = self.judge_own(applies, asking);
         // Most sets have none.
         let held = if shadows.is_empty() {
             own.await
@@ -156,29 +288,34 @@ impl Limiter {
             })
         };
         match &held {
-            Ok(HoldVerdict { verdict, .. }) => {
-                telemetry::judged(verdict.rule.as_ref(), Ok((verdict.allowed, verdict.reason.name())));
-                verdict.shadows.iter().for_each(|shadow| telemetry::shadowed(&shadow.rule, shadow.allowed));
-            }
+            _ if !asking.decides() => {}
+            Ok(HoldVerdict { verdict, .. }) => verdict.counted(),
             Err(error) => telemetry::judged(applies.name(), Err(error.kind().name())),
         }
         held
     }
 
-    async fn verdict(&self, applies: &Applies<'_>, asking: Acquisition<'_>) -> Result<HoldVerdict, Error> {
-        let (decision, permit) = match &applies.effect {
-            Effect::Limit(charge) => {
+    async fn judge_own(&self, applies: &Applies<'_>, asking: Acquisition<'_>) -> Result<HoldVerdict, Error> {
+        let (decision, permit) = match applies.charge() {
+            Some(charge) => {
                 let answer = self.ask_limits(charge, asking).await;
-                counted(charge.rule(), answer.as_ref().map(|(decision, _)| decision));
+                if asking.decides() {
+                    counted(charge.rule(), answer.as_ref().map(|(decision, _)| decision));
+                }
                 let (decision, permit) = answer?;
                 (Some(decision), permit)
             }
-            _ => {
+            None => {
                 // The answer is ready at once, and the caller may ask again at once: other tasks must get their turn.
                 tokio::task::consume_budget().await;
                 (None, None)
             }
         };
+        Ok(HoldVerdict { verdict: self.verdict(applies, decision), permits: permit.into_iter().collect() })
+    }
+
+    /// The verdict of the rules that apply, given what their limits decided, if they were asked.
+    fn verdict(&self, applies: &Applies<'_>, decision: Option<Decision>) -> Verdict {
         let (allowed, reason) = match &applies.effect {
             Effect::Allow if applies.rule.is_none() => (true, Reason::NoRule),
             Effect::Allow => (true, Reason::Allowed),
@@ -191,9 +328,8 @@ impl Limiter {
         };
         let decisive = decision.as_ref().filter(|_| !allowed).and_then(|decision| {
             // A policy knows that a cost could never be admitted, though no limit was asked.
-            let never = |own: &&Applies<'_>| match &own.effect {
-                Effect::Limit(charge) => !self.may_fit(Call::acquire(charge.rule(), &charge.request())),
-                _ => false,
+            let never = |own: &&Applies<'_>| {
+                own.charge().is_some_and(|charge| !self.may_fit(Call::acquire(charge.rule(), &charge.request())))
             };
             applies.denied_by(decision).or_else(|| applies.together.iter().find(never))
         });
@@ -203,16 +339,8 @@ impl Limiter {
         if let (Some(response), Some(block)) = (&mut response, &applies.user_block) {
             response.retry_after = block.left();
         }
-        let verdict = Verdict {
-            allowed,
-            rule: decisive.name().cloned(),
-            together,
-            reason,
-            decision,
-            response,
-            shadows: Vec::new(),
-        };
-        Ok(HoldVerdict { verdict, permits: permit.into_iter().collect() })
+        let rule = decisive.name().cloned();
+        Verdict { allowed, rule, together, reason, decision, response, shadows: Vec::new() }
     }
 
     /// What a shadow rule decides. It has no effect.
@@ -250,6 +378,9 @@ impl Limiter {
             #[cfg(feature = "http")]
             Acquisition::Wait(max_wait, blocks, _) => {
                 return Ok((Box::pin(self.wait_within(rule, request, max_wait, blocks)).await?, None));
+            }
+            Acquisition::Call(operation) => {
+                return Ok((self.decide(rule, request, operation).uncounted().await?, None));
             }
             _ => return Ok((self.acquire(rule, request).uncounted().await?, None)),
         };

@@ -6,6 +6,7 @@ use super::account::UserBlock;
 use super::compiled::Response;
 use crate::decision::Decision;
 use crate::error::Error;
+use crate::telemetry;
 
 /// The verdict of a set of rules on a request.
 #[derive(Clone, Debug)]
@@ -47,6 +48,12 @@ pub enum Reason {
 }
 
 impl Verdict {
+    /// Counts it, and those of shadow rules.
+    pub(super) fn counted(&self) {
+        telemetry::judged(self.rule.as_ref(), Ok((self.allowed, self.reason.name())));
+        self.shadows.iter().for_each(|shadow| telemetry::shadowed(&shadow.rule, shadow.allowed));
+    }
+
     /// For a decision made without a set of rules.
     #[cfg(feature = "http")]
     pub(crate) fn of(decision: Decision) -> Self {

@@ -10,6 +10,7 @@ mod mistakes;
 mod optional_limits;
 mod own_costs;
 mod reload;
+mod requests;
 mod together_in_trouble;
 
 use tollgate::Limiter;

@@ -1,0 +1,120 @@
+//! Envoy's protocol: `envoy.service.ratelimit.v3.RateLimitService`, which Envoy, Istio, Envoy Gateway and others ask.
+
+mod descriptor;
+mod status;
+
+use std::time::Instant;
+
+use axum::Router;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::future::try_join_all;
+use tollgate::Operation;
+use tollgate::rules::{Attributes, RuleRequest, RuleSet, Verdict};
+use tonic::{Request, Response, Status};
+
+use crate::failure::Failure;
+use crate::metrics;
+use crate::service::{Descriptors, Service, Unmatched};
+use crate::token::require;
+use descriptor::{Asked, MOST_DESCRIPTORS};
+
+/// The most bytes of a request: some hundred descriptors of ten entries fit ten times.
+const MOST_BYTES: usize = 256 << 10;
+
+impl Service {
+    /// The service by Envoy's protocol, and `grpc.health.v1` beside it: for [`listen`](crate::listen), or as routes of a
+    /// server of your own that speaks HTTP/2.
+    pub fn grpc(&self) -> Router {
+        let server = RateLimitServiceServer::new(self.clone()).max_decoding_message_size(MOST_BYTES);
+        let tokens = axum::middleware::from_fn_with_state(self.tokens().clone(), require);
+        tonic::service::Routes::new(server).into_axum_router().layer(tokens)
+    }
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Service {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let began = Instant::now();
+        let decided = self.decide(&request.into_inner()).await;
+        let response = decided.map(|(asked, verdicts)| {
+            verdicts.iter().for_each(metrics::judged);
+            status::response(&asked, &verdicts, self.unmatched(), self.headers())
+        });
+        let allowed = response.as_ref().map(|response| response.overall_code() == Code::Ok);
+        metrics::answered("envoy", allowed.ok(), began.elapsed());
+        Ok(response.map(Response::new)?)
+    }
+}
+
+impl Service {
+    /// What is asked for each descriptor, and the verdict on it, in their order.
+    async fn decide(&self, request: &RateLimitRequest) -> Result<(Vec<Asked>, Vec<Verdict>), Failure> {
+        let began = Instant::now();
+        let RateLimitRequest { domain, descriptors, hits_addend } = request;
+        if domain.is_empty() {
+            return Err(Failure::Request("domain: it is missing: it names the set of limits that apply".into()));
+        }
+        if descriptors.is_empty() || descriptors.len() > MOST_DESCRIPTORS {
+            let got = descriptors.len();
+            return Err(Failure::Request(format!("descriptors: expected 1 to {MOST_DESCRIPTORS}, got {got}")));
+        }
+        let rules = self.rules();
+        let attributes: Vec<_> = descriptors.iter().map(|one| descriptor::attributes(domain, &one.entries)).collect();
+        let accounts: Vec<_> = attributes.iter().map(|attributes| self.account_of(attributes)).collect();
+        let known = attributes.into_iter().zip(&accounts).map(|(attributes, account)| match account {
+            Some(account) => attributes.known_user(account),
+            None => attributes,
+        });
+        let attributes: Vec<_> = known.collect();
+        let asked = descriptors.iter().zip(&attributes);
+        let asked = asked.map(|(descriptor, attributes)| Asked::of(descriptor, *hits_addend, &rules, attributes));
+        let asked = asked.collect::<Result<Vec<_>, _>>()?;
+        // What no rule applies to may be denied, and takes nothing of the others then.
+        let is_unmatched = |own: &Attributes<'_>| rules.applies(own).is_ok_and(|applies| applies.rule.is_none());
+        let refused = self.unmatched() == Unmatched::Deny && attributes.iter().any(is_unmatched);
+        let requests = asked.iter().zip(&attributes).map(|(asked, own)| (asked.operation, asked.request(own)));
+        let requests: Vec<_> = requests.collect();
+        let verdicts = match self.descriptors() {
+            Descriptors::Together => self.together(&rules, &requests, refused).await?,
+            Descriptors::Each => self.each(&rules, &requests).await?,
+        };
+        for (attributes, verdict) in attributes.iter().zip(&verdicts) {
+            self.decided(attributes, verdict, began);
+        }
+        Ok((asked, verdicts))
+    }
+
+    /// Takes what all descriptors take, or nothing. Those that only look come first, and what they deny takes nothing of
+    /// the others.
+    async fn together(&self, rules: &RuleSet, requests: &[Call<'_>], refused: bool) -> Result<Vec<Verdict>, Failure> {
+        let takes = |(operation, _): &&Call<'_>| *operation == Operation::Acquire;
+        let looks: Vec<_> = requests.iter().filter(|call| !takes(call)).copied().collect();
+        let mut looked = self.each(rules, &looks).await?.into_iter();
+        let taking = requests.iter().filter(takes);
+        let denied = looked.as_slice().iter().any(|verdict| !verdict.allowed);
+        let mut taken = if denied || refused {
+            let peeks: Vec<_> = taking.map(|(_, request)| (Operation::Peek, *request)).collect();
+            self.each(rules, &peeks).await?.into_iter()
+        } else {
+            self.limiter().acquire_all_by(rules, taking.map(|(_, request)| *request)).await?.into_iter()
+        };
+        let verdicts = requests.iter().filter_map(|call| if takes(&call) { taken.next() } else { looked.next() });
+        Ok(verdicts.collect())
+    }
+
+    /// Makes each call by itself, at once.
+    async fn each(&self, rules: &RuleSet, requests: &[Call<'_>]) -> Result<Vec<Verdict>, Failure> {
+        let calls = requests.iter().map(|(operation, request)| self.limiter().call_by(*operation, rules, *request));
+        Ok(try_join_all(calls).await?)
+    }
+}
+
+/// What is asked for a descriptor, of the rules.
+type Call<'a> = (Operation, RuleRequest<'a>);

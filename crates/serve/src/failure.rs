@@ -1,0 +1,84 @@
+//! What a caller is told where there is no decision.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Serialize;
+use tollgate::{Charged, Error, ErrorKind};
+
+/// No decision, as HTTP and gRPC report it.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The request can't be read: this was expected.
+    Request(String),
+    /// No rule with limits applies, so there is nothing to settle, renew or give back.
+    Nothing(String),
+    /// The limiter made none.
+    Limiter(Error),
+}
+
+/// The body of an HTTP response without a decision.
+#[derive(Serialize)]
+struct Body<'a> {
+    error: &'a str,
+    kind: &'a str,
+    /// Whether units were taken all the same; null if nobody can tell.
+    charged: Option<bool>,
+}
+
+impl Failure {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Request(_) => ErrorKind::Input,
+            Self::Nothing(_) => ErrorKind::UnknownId,
+            Self::Limiter(error) => error.kind(),
+        }
+    }
+
+    fn charged(&self) -> Option<bool> {
+        match self {
+            Self::Request(_) | Self::Nothing(_) => Some(false),
+            Self::Limiter(error) => match error.charged() {
+                Charged::Yes => Some(true),
+                Charged::No => Some(false),
+                _ => None,
+            },
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::Request(why) | Self::Nothing(why) => why.clone(),
+            Self::Limiter(error) => error.to_string(),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Limiter(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = match self.kind() {
+            ErrorKind::Input => StatusCode::BAD_REQUEST,
+            ErrorKind::UnknownId => StatusCode::NOT_FOUND,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let body = Body { error: &self.message(), kind: self.kind().name(), charged: self.charged() };
+        (status, Json(body)).into_response()
+    }
+}
+
+impl From<Failure> for tonic::Status {
+    fn from(failure: Failure) -> Self {
+        match failure.kind() {
+            ErrorKind::Input => Self::invalid_argument(failure.message()),
+            ErrorKind::UnknownId => Self::not_found(failure.message()),
+            ErrorKind::Deadline => Self::deadline_exceeded(failure.message()),
+            _ => Self::unavailable(failure.message()),
+        }
+    }
+}

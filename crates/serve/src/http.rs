@@ -1,0 +1,175 @@
+//! HTTP with JSON, for who has no gRPC.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
+use axum::{Json, Router};
+use http::{HeaderName, HeaderValue, StatusCode};
+use serde::Deserialize;
+use serde_json::Value;
+use tollgate::rules::{Attributes, Effect, Reason, RuleRequest, Verdict};
+use tollgate::{Algorithm, Operation};
+
+use crate::answer::Answer;
+use crate::failure::Failure;
+use crate::service::{Service, Unmatched};
+use crate::token::require;
+use crate::{auth, metrics, ready};
+
+/// The most bytes of a body.
+const MOST_BYTES: usize = 64 << 10;
+
+/// The most units that scripts compute with.
+const MOST_UNITS: u64 = 1 << 53;
+
+/// What is asked, as JSON.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    /// What rules match and count: text, numbers, `true` or `false`.
+    attributes: BTreeMap<String, Value>,
+    cost: Option<u64>,
+    #[serde(default)]
+    costs: BTreeMap<String, u64>,
+    id: Option<String>,
+    /// For how long the id is remembered.
+    id_ttl_ms: Option<u64>,
+}
+
+impl Service {
+    /// The service by HTTP with JSON: `POST /v1/decide` and its siblings, `/v1/forward-auth` and `/v1/auth-request` for
+    /// proxies, `/v1/openapi.json`, `/healthz` and `/readyz`. For [`listen`](crate::listen), or as routes of a server of
+    /// your own.
+    pub fn http(&self) -> Router {
+        let tokens = axum::middleware::from_fn_with_state(self.tokens().clone(), require);
+        let mut routes = Router::new();
+        for operation in [
+            Operation::Acquire,
+            Operation::Peek,
+            Operation::Refund,
+            Operation::Settle,
+            Operation::Cancel,
+            Operation::Renew,
+            Operation::Release,
+        ] {
+            let name = if operation == Operation::Acquire { "decide" } else { operation.name() };
+            let call = move |State(service): State<Service>, body: Bytes| async move {
+                let began = Instant::now();
+                let answered = service.call(operation, &body).await;
+                let allowed = answered.as_ref().map(|response| response.status().is_success());
+                metrics::answered("json", allowed.ok(), began.elapsed());
+                answered
+            };
+            routes = routes.route(&format!("/v1/{name}"), post(call));
+        }
+        routes
+            .route("/v1/forward-auth", any(auth::forward_auth))
+            .route("/v1/auth-request", any(auth::auth_request))
+            .route_layer(tokens)
+            .route("/v1/openapi.json", get(openapi))
+            .layer(DefaultBodyLimit::max(MOST_BYTES))
+            .with_state(self.clone())
+            .merge(self.health())
+    }
+
+    /// `/healthz` and `/readyz` alone, which nobody needs a token for.
+    pub fn health(&self) -> Router {
+        let routes = Router::new().route("/healthz", get(ready::healthz)).route("/readyz", get(ready::readyz));
+        routes.with_state(self.clone())
+    }
+
+    /// Makes this call for the request in the body.
+    async fn call(&self, operation: Operation, body: &[u8]) -> Result<Response, Failure> {
+        let began = Instant::now();
+        let asked: Asked = serde_json::from_slice(body).map_err(|error| Failure::Request(format!("body: {error}")))?;
+        let values = asked.attributes.iter().map(|(name, value)| Ok((name.as_str(), text(name, value)?)));
+        let values = values.collect::<Result<Vec<_>, Failure>>()?;
+        let attributes = values.iter().try_fold(Attributes::new(), |all, (name, value)| all.try_set(name, value))?;
+        let account = self.account_of(&attributes);
+        let attributes = match &account {
+            Some(account) => attributes.known_user(account),
+            None => attributes,
+        };
+        let costs: Vec<_> = asked.costs.iter().map(|(name, units)| (name.as_str(), *units)).collect();
+        let most = asked.cost.iter().chain(asked.costs.values()).max();
+        if let Some(units) = most.filter(|units| **units > MOST_UNITS) {
+            return Err(Failure::Request(format!("cost: expected at most 2^53 units, got {units}")));
+        }
+        let mut request = RuleRequest::new(&attributes).costs(&costs);
+        request = asked.cost.map_or(request, |units| request.cost(units));
+        request = asked.id.as_deref().map_or(request, |id| request.id(id));
+        request = asked.id_ttl_ms.map_or(request, |ttl| request.id_ttl(Duration::from_millis(ttl)));
+        let rules = self.rules();
+        let applies = rules.applies(request)?;
+        let takes = matches!(operation, Operation::Acquire | Operation::Peek);
+        match (&applies.effect, applies.rule) {
+            (Effect::Limit(charge), Some(rule)) if operation == Operation::Acquire && asked.id.is_none() => {
+                if charge.rule().limits().any(|limit| limit.algorithm() == Algorithm::Concurrency) {
+                    let why = format!("id: it is missing: rule {rule} has permits, which are held and released by it");
+                    return Err(Failure::Request(why));
+                }
+            }
+            (Effect::Missing(attribute), Some(rule)) if !takes => {
+                return Err(Failure::Request(format!("attributes.{attribute}: it is missing: rule {rule} needs it")));
+            }
+            (Effect::Allow | Effect::Block, rule) if !takes => {
+                return Err(Failure::Nothing(match rule {
+                    Some(rule) => format!("rule {rule} has no limits for this request"),
+                    None => "no rule applies to these attributes".to_owned(),
+                }));
+            }
+            _ => {}
+        }
+        let verdict = self.limiter().call_by(operation, &rules, request).await?;
+        metrics::judged(&verdict);
+        if operation == Operation::Acquire {
+            self.decided(&attributes, &verdict, began);
+        }
+        let (status, fields) = self.head(&verdict);
+        let answer = Answer::new(operation, &applies, &verdict, asked.id.as_deref());
+        let answer = if status.is_success() { answer } else { answer.denied() };
+        let mut response = (status, Json(answer)).into_response();
+        add(&mut response, fields);
+        Ok(response)
+    }
+
+    /// The status and the header fields that tell a client of a verdict.
+    pub(crate) fn head(&self, verdict: &Verdict) -> (StatusCode, Vec<(&'static str, String)>) {
+        let refused = verdict.reason == Reason::NoRule && self.unmatched() == Unmatched::Deny;
+        let denied = || match &verdict.response {
+            Some(response) => StatusCode::from_u16(response.status.get()).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
+            None => StatusCode::TOO_MANY_REQUESTS,
+        };
+        let status = if verdict.allowed && !refused { StatusCode::OK } else { denied() };
+        (status, self.headers().of(verdict))
+    }
+}
+
+/// An attribute's value as text.
+fn text(name: &str, value: &Value) -> Result<String, Failure> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Number(number) => Ok(number.to_string()),
+        Value::Bool(yes) => Ok(yes.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => {
+            Err(Failure::Request(format!("attributes.{name}: expected text, a number, true or false, got {value}")))
+        }
+    }
+}
+
+/// Adds header fields to a response.
+pub(crate) fn add(response: &mut Response, fields: Vec<(&'static str, String)>) {
+    for (name, value) in fields {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
+    }
+}
+
+async fn openapi() -> impl IntoResponse {
+    ([(http::header::CONTENT_TYPE, "application/json")], include_str!("openapi.json"))
+}

@@ -1,0 +1,259 @@
+//! Ports that outlast careless clients: a number of connections, a time for each of their parts, a size of each, and an
+//! end that lets what has begun be answered.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+
+#[cfg(feature = "tls")]
+use crate::tls::Certificate;
+
+/// Where a port is: `127.0.0.1:8080`, or a socket in the file system, `unix:/run/tollgate.sock`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A host and a port.
+    Tcp(String),
+    /// A socket's path. One that is left there from before is replaced.
+    Unix(PathBuf),
+}
+
+/// What clients may take of a port.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Bounds {
+    /// Connections at once: more wait to be accepted.
+    pub connections: usize,
+    /// How long a client may take for the head of a request, which begins with its connection or the end of the request
+    /// before; also for a TLS handshake.
+    pub head: Duration,
+    /// How long a request may take, its body and its answer included.
+    pub request: Duration,
+    /// Requests at once on a connection of HTTP/2.
+    pub streams: u32,
+    /// Bytes of a request's head.
+    pub head_bytes: u32,
+    /// How long requests may go on once the service is to end.
+    pub ending: Duration,
+}
+
+impl Default for Bounds {
+    /// 10,000 connections, 10 s for a head, 10 s for a request, 1,000 streams, 16 KiB, and 10 s for the end.
+    fn default() -> Self {
+        let seconds = Duration::from_secs(10);
+        Self {
+            connections: 10_000,
+            head: seconds,
+            request: seconds,
+            streams: 1000,
+            head_bytes: 16 << 10,
+            ending: seconds,
+        }
+    }
+}
+
+/// A port that is open.
+#[derive(Debug)]
+pub struct Port {
+    listener: Listener,
+    #[cfg(feature = "tls")]
+    certificate: Option<Certificate>,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, Socket),
+}
+
+/// A socket's file, which goes with its port.
+#[derive(Debug)]
+struct Socket(PathBuf);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Port {
+    /// Opens a port.
+    ///
+    /// # Errors
+    ///
+    /// An address that is in use, or isn't this machine's.
+    pub async fn open(address: &Address) -> io::Result<Self> {
+        let listener = match address {
+            Address::Tcp(address) => Listener::Tcp(TcpListener::bind(address).await?),
+            Address::Unix(path) => {
+                remove_unused(path).await?;
+                Listener::Unix(UnixListener::bind(path)?, Socket(path.clone()))
+            }
+        };
+        Ok(Self {
+            listener,
+            #[cfg(feature = "tls")]
+            certificate: None,
+        })
+    }
+
+    /// The port as others reach it: with the number that the system has chosen, if the address had 0.
+    #[must_use]
+    pub fn address(&self) -> String {
+        match &self.listener {
+            Listener::Tcp(listener) => {
+                listener.local_addr().map_or_else(|_| "?".to_owned(), |address| address.to_string())
+            }
+            Listener::Unix(_, Socket(path)) => format!("unix:{}", path.display()),
+        }
+    }
+
+    /// The same by TLS with this certificate.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_certificate(mut self, certificate: Certificate) -> Self {
+        self.certificate = Some(certificate);
+        self
+    }
+
+    /// Serves these routes by HTTP/1.1 and HTTP/2 until `ended`, and then what has begun.
+    pub async fn serve(self, routes: Router, bounds: Bounds, ended: impl Future<Output = ()>) {
+        let routes = routes.layer(axum::middleware::from_fn(move |request, next: axum::middleware::Next| async move {
+            let answer = tokio::time::timeout(bounds.request, next.run(request)).await;
+            answer.unwrap_or_else(|_| axum::response::IntoResponse::into_response(http::StatusCode::REQUEST_TIMEOUT))
+        }));
+        let (server, connections) = (Arc::new(server(bounds)), Arc::new(Semaphore::new(bounds.connections)));
+        let graceful = GracefulShutdown::new();
+        let mut ended = pin!(ended);
+        loop {
+            let next = async {
+                let place = Arc::clone(&connections).acquire_owned().await;
+                (place, self.accept().await)
+            };
+            let (place, stream) = tokio::select! {
+                () = &mut ended => break,
+                accepted = next => accepted,
+            };
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    // Of a client that has gone, or a process out of file descriptors, which others may soon close.
+                    tracing::warn!(%error, "a connection couldn't be accepted");
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    continue;
+                }
+            };
+            let (server, watcher, routes) = (Arc::clone(&server), graceful.watcher(), routes.clone());
+            #[cfg(feature = "tls")]
+            let certificate = self.certificate.clone();
+            tokio::spawn(async move {
+                let _place = place;
+                #[cfg(feature = "tls")]
+                let stream = match certificate {
+                    None => stream,
+                    Some(certificate) => match tokio::time::timeout(bounds.head, certificate.accept(stream)).await {
+                        Ok(Ok(stream)) => stream,
+                        _ => return,
+                    },
+                };
+                let service = TowerToHyperService::new(routes);
+                let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
+                // A client that breaks off has nobody to tell.
+                let _ended = watcher.watch(connection).await;
+            });
+        }
+        // Nothing new is accepted.
+        drop(self);
+        let _in_time = tokio::time::timeout(bounds.ending, graceful.shutdown()).await;
+    }
+
+    async fn accept(&self) -> io::Result<Stream> {
+        match &self.listener {
+            Listener::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Box::pin(stream))
+            }
+            Listener::Unix(listener, _) => Ok(Box::pin(listener.accept().await?.0)),
+        }
+    }
+}
+
+/// A connection of any kind.
+pub(crate) type Stream = std::pin::Pin<Box<dyn Io>>;
+
+/// What is read and written.
+pub(crate) trait Io: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Io for S {}
+
+fn server(bounds: Bounds) -> auto::Builder<TokioExecutor> {
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    let head_bytes = bounds.head_bytes as usize;
+    server.http1().timer(TokioTimer::new()).header_read_timeout(bounds.head).max_buf_size(head_bytes.max(8 << 10));
+    server
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(bounds.streams)
+        .max_header_list_size(bounds.head_bytes)
+        .max_pending_accept_reset_streams(Some(32))
+        // A client that is gone without a word is noticed.
+        .keep_alive_interval(Some(bounds.head))
+        .keep_alive_timeout(bounds.head);
+    server
+}
+
+/// Removes a socket on which nobody listens any more.
+async fn remove_unused(path: &Path) -> io::Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+    if tokio::net::UnixStream::connect(path).await.is_ok() {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this socket"));
+    }
+    let is_socket = std::os::unix::fs::FileTypeExt::is_socket(&std::fs::symlink_metadata(path)?.file_type());
+    if !is_socket {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket has this name"));
+    }
+    std::fs::remove_file(path)
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => f.write_str(address),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("expected a path after unix:".into()),
+            Some(path) => Ok(Self::Unix(path.into())),
+            None if text
+                .rsplit_once(':')
+                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) =>
+            {
+                Ok(Self::Tcp(text.to_owned()))
+            }
+            None => Err(format!("expected an address such as 127.0.0.1:8080, or unix:PATH, got {text:?}")),
+        }
+    }
+}

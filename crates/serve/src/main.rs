@@ -1,0 +1,21 @@
+//! `tollgate-serve`: the rate limit service as a process.
+
+mod options;
+mod run;
+
+use clap::Parser;
+
+use options::Options;
+
+#[tokio::main]
+async fn main() -> std::process::ExitCode {
+    let options = Options::parse();
+    match run::run(options).await {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            // One line, whatever the chain of causes.
+            eprintln!("tollgate-serve: {error:#}");
+            std::process::ExitCode::from(2)
+        }
+    }
+}

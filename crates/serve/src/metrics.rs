@@ -1,0 +1,24 @@
+//! Metrics of the service itself, beside those of the library, by the facade `metrics`.
+
+use std::time::Duration;
+
+use metrics::{counter, histogram};
+use tollgate::rules::{Reason, Verdict};
+
+/// Counts a verdict where no rule applied.
+pub(crate) fn judged(verdict: &Verdict) {
+    if verdict.reason == Reason::NoRule {
+        counter!("tollgate_serve_unmatched_total").increment(1);
+    }
+}
+
+/// Counts a request that was answered, and how long that took; `allowed` is none if there was no decision.
+pub(crate) fn answered(protocol: &'static str, allowed: Option<bool>, took: Duration) {
+    let outcome = match allowed {
+        Some(true) => "allowed",
+        Some(false) => "denied",
+        None => "error",
+    };
+    counter!("tollgate_serve_requests_total", "protocol" => protocol, "outcome" => outcome).increment(1);
+    histogram!("tollgate_serve_request_duration_seconds", "protocol" => protocol).record(took.as_secs_f64());
+}

@@ -1,0 +1,162 @@
+//! The command line and the environment.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use tollgate_serve::listen::Address;
+use tollgate_serve::{Descriptors, HeaderFields, Unmatched};
+
+/// A rate limit service: the same rules for gateways, by Envoy's protocol, and for every language, by HTTP with JSON.
+#[derive(Debug, Parser)]
+#[command(name = "tollgate-serve", version, max_term_width = 100)]
+pub(crate) struct Options {
+    /// The file of rules, which is followed: a change is in force within a second, or at once on SIGHUP.
+    #[arg(value_name = "RULES", required_unless_present = "database", conflicts_with = "database")]
+    pub(crate) rules: Option<PathBuf>,
+    /// The PostgreSQL that has the rules, users and API keys, in place of a file.
+    #[arg(long, value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
+    pub(crate) database: Option<String>,
+
+    /// The Redis that decides, such as redis://127.0.0.1:6379.
+    ///
+    /// Also unix:///run/redis.sock, redis-sentinel://host:26379,host:26379/primary and
+    /// redis-cluster://host:7000,host:7001. Without one, the engine in this process decides, for this process alone.
+    #[arg(long, short, env = "TOLLGATE_URL", hide_env_values = true, help_heading = "Redis")]
+    pub(crate) url: Option<String>,
+    /// How long a decision may take before the rule's policy answers.
+    ///
+    /// Envoy waits 20ms by default (`timeout` of its filter): less than that, so that the policy and not the filter
+    /// decides.
+    #[arg(long, value_name = "D", env = "TOLLGATE_DEADLINE", default_value = "15ms", value_parser = duration, help_heading = "Redis")]
+    pub(crate) deadline: Duration,
+    /// What all keys begin with.
+    #[arg(long, value_name = "PREFIX", env = "TOLLGATE_PREFIX", default_value = "tollgate", help_heading = "Redis")]
+    pub(crate) prefix: String,
+    /// What to answer while Redis is unreachable, by rules that don't say.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "closed", help_heading = "Redis")]
+    pub(crate) on_error: OnErrorArgument,
+    /// How many of these services share the rules, if each decides locally.
+    #[arg(long, value_name = "N", default_value = "1", help_heading = "Redis")]
+    pub(crate) processes: std::num::NonZeroU32,
+    /// The certificate authorities to trust for rediss://..., in PEM. Default: the platform's.
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CA", help_heading = "Redis")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// The client certificate for rediss://..., in PEM.
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_CERT", requires = "tls_key", help_heading = "Redis")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The private key of the client certificate, in PEM.
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_TLS_KEY", requires = "tls_cert", help_heading = "Redis")]
+    pub(crate) tls_key: Option<PathBuf>,
+
+    /// Where Envoy's protocol is served: an address, unix:PATH, or off.
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_SERVE_GRPC", default_value = "127.0.0.1:8081", value_parser = port, help_heading = "Ports")]
+    pub(crate) grpc: Port,
+    /// Where HTTP with JSON is served.
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_SERVE_HTTP", default_value = "127.0.0.1:8080", value_parser = port, help_heading = "Ports")]
+    pub(crate) http: Port,
+    /// Where metrics are served, and /healthz and /readyz.
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_SERVE_METRICS", default_value = "127.0.0.1:9090", value_parser = port, help_heading = "Ports")]
+    pub(crate) metrics: Port,
+    /// The certificate of the ports for gRPC and HTTP, in PEM: read again on SIGHUP.
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_CERT", requires = "key", help_heading = "Ports")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key, in PEM.
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_KEY", requires = "cert", help_heading = "Ports")]
+    pub(crate) key: Option<PathBuf>,
+    /// A file with the tokens of those who may ask, one a line: read again on start alone.
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_TOKENS", help_heading = "Ports")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Connections to each port at once.
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = "Ports")]
+    pub(crate) connections: u32,
+
+    /// How the descriptors of one request by Envoy's protocol are decided.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "together", help_heading = "Answers")]
+    pub(crate) descriptors: DescriptorsArgument,
+    /// The answer where no rule applies.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "allow", help_heading = "Answers")]
+    pub(crate) unmatched: UnmatchedArgument,
+    /// The header fields for clients.
+    #[arg(long, value_name = "STYLE", default_value = "draft", value_parser = header_fields(), help_heading = "Answers")]
+    pub(crate) headers: HeaderFields,
+}
+
+/// What `--on-error` accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnErrorArgument {
+    /// An error, with which a gateway does as it is set.
+    Closed,
+    /// Allowed.
+    Open,
+    /// What the engine in this process decides, by its share.
+    Local,
+}
+
+/// What `--descriptors` accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DescriptorsArgument {
+    /// All are allowed, or nothing is taken.
+    Together,
+    /// Each by itself.
+    Each,
+}
+
+/// What `--unmatched` accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnmatchedArgument {
+    /// Allowed.
+    Allow,
+    /// Denied.
+    Deny,
+}
+
+/// Where a port is, unless it is off.
+#[derive(Clone, Debug)]
+pub(crate) struct Port(pub(crate) Option<Address>);
+
+impl From<DescriptorsArgument> for Descriptors {
+    fn from(argument: DescriptorsArgument) -> Self {
+        match argument {
+            DescriptorsArgument::Together => Self::Together,
+            DescriptorsArgument::Each => Self::Each,
+        }
+    }
+}
+
+impl From<UnmatchedArgument> for Unmatched {
+    fn from(argument: UnmatchedArgument) -> Self {
+        match argument {
+            UnmatchedArgument::Allow => Self::Allow,
+            UnmatchedArgument::Deny => Self::Deny,
+        }
+    }
+}
+
+fn port(text: &str) -> Result<Port, String> {
+    if text == "off" {
+        return Ok(Port(None));
+    }
+    text.parse().map(|address| Port(Some(address))).map_err(|why| format!("{why} (or off)"))
+}
+
+fn header_fields() -> impl clap::builder::TypedValueParser<Value = HeaderFields> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser};
+    let names = HeaderFields::ALL.map(|(name, _)| name);
+    PossibleValuesParser::new(names).map(|chosen| {
+        let found = HeaderFields::ALL.iter().find(|(name, _)| *name == chosen);
+        found.map_or_else(HeaderFields::default, |(_, fields)| *fields)
+    })
+}
+
+/// A duration such as `15ms` or `1s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|signed| Duration::try_from(signed).ok());
+    let expected = || "expected a duration such as 15ms or 1s".to_owned();
+    parsed.filter(|time| !time.is_zero()).ok_or_else(expected)
+}

@@ -1,0 +1,34 @@
+//! Whether the service runs, and whether it can decide.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde_json::json;
+use tollgate::{Error, OnError, Rule};
+
+use crate::service::Service;
+
+/// The process answers.
+pub(crate) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// It has rules, and Redis answers.
+pub(crate) async fn readyz(State(service): State<Service>) -> Response {
+    let rules = service.rules().len();
+    let redis = service.redis().await;
+    let is_ready = rules > 0 && redis.is_ok();
+    let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let redis = redis.map_or_else(|error| error.kind().name(), |()| "ok");
+    (status, Json(json!({ "ready": is_ready, "rules": rules, "redis": redis }))).into_response()
+}
+
+impl Service {
+    /// Whether Redis answers: by a look at a key that nothing counts.
+    async fn redis(&self) -> Result<(), Error> {
+        let rule = "fixed-window 1/1s".parse::<Rule>().and_then(|rule| rule.named("ready"));
+        let rule = rule.and_then(|rule| rule.on_error(OnError::Closed)).expect("a good rule");
+        self.limiter().peek(&rule, "ready").await.map(drop)
+    }
+}

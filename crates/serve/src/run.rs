@@ -1,0 +1,180 @@
+//! From the options to a running service, and to its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::routing::get;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tollgate::rules::{RuleSource, WatchedRules};
+use tollgate::{Embedded, Engine, Limiter, OnError, Redis};
+use tollgate_serve::listen::{self, Bounds};
+use tollgate_serve::{Service, Tokens};
+
+use crate::options::{OnErrorArgument, Options, Port};
+
+/// Serves until SIGTERM or Ctrl-C, and answers what has begun.
+pub(crate) async fn run(options: Options) -> Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let metrics = metrics_of_process()?;
+    let limiter = limiter(&options)?;
+    let rules = rules(&options, &limiter).await?;
+    let tokens = match &options.tokens {
+        None => Tokens::default(),
+        Some(path) => {
+            let read = std::fs::read_to_string(path).with_context(|| format!("--tokens {}", path.display()))?;
+            let tokens = Tokens::new(read.lines());
+            anyhow::ensure!(!tokens.is_empty(), "--tokens {}: expected a token on each line, got none", path.display());
+            tokens
+        }
+    };
+    let service = Service::builder(limiter.clone(), rules)
+        .descriptors(options.descriptors.into())
+        .unmatched(options.unmatched.into())
+        .headers(options.headers)
+        .tokens(tokens)
+        .build();
+
+    let (end, ended) = watch::channel(false);
+    let bounds = bounds(&options);
+    let mut serving = Vec::new();
+    #[cfg(feature = "tls")]
+    let certificate = match (&options.cert, &options.key) {
+        (Some(cert), Some(key)) => Some(tollgate_serve::tls::Certificate::read(cert, key).context("--cert, --key")?),
+        _ => None,
+    };
+    let ports = [
+        ("grpc", &options.grpc, service.grpc()),
+        ("http", &options.http, service.http()),
+        ("metrics", &options.metrics, service.health().merge(metrics_route(metrics))),
+    ];
+    for (name, Port(address), routes) in ports {
+        let Some(address) = address else { continue };
+        let port = listen::Port::open(address).await.with_context(|| format!("--{name} {address}"))?;
+        #[cfg(feature = "tls")]
+        let port = match &certificate {
+            Some(certificate) if name != "metrics" => port.with_certificate(certificate.clone()),
+            _ => port,
+        };
+        println!("{name} {}", port.address());
+        let mut ended = ended.clone();
+        serving.push(tokio::spawn(port.serve(routes, bounds, async move {
+            let _gone = ended.wait_for(|ended| *ended).await;
+        })));
+    }
+    anyhow::ensure!(!serving.is_empty(), "--grpc, --http, --metrics: all are off, so there is nothing to serve");
+
+    let (mut hangup, mut terminate) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted?;
+                break;
+            }
+            _ = hangup.recv() => {
+                #[cfg(feature = "tls")]
+                if let Some(Err(error)) = certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
+                    tracing::error!(%error, "the certificate stays the one before");
+                }
+            }
+        }
+    }
+    end.send_replace(true);
+    for port in serving {
+        port.await?;
+    }
+    // What was given back without a caller to wait for it.
+    limiter.finish().await;
+    Ok(())
+}
+
+fn limiter(options: &Options) -> Result<Limiter> {
+    let engine: Engine = match &options.url {
+        None => {
+            eprintln!("tollgate-serve: no --url, so the engine in this process decides, for this process alone");
+            Embedded::new().into()
+        }
+        Some(url) => {
+            let builder = Redis::builder();
+            #[cfg(feature = "tls")]
+            let builder = match redis_tls(options)? {
+                Some(tls) => builder.tls(&tls),
+                None => builder,
+            };
+            builder.open_engine(url).context("--url")?
+        }
+    };
+    let on_error = match options.on_error {
+        OnErrorArgument::Closed => OnError::Closed,
+        OnErrorArgument::Open => OnError::Open,
+        OnErrorArgument::Local => OnError::Local { processes: options.processes },
+    };
+    let limiter = Limiter::builder(engine).deadline(options.deadline).on_error(on_error);
+    Ok(limiter.prefix(&options.prefix).context("--prefix")?.build())
+}
+
+#[cfg(feature = "tls")]
+fn redis_tls(options: &Options) -> Result<Option<tollgate::Tls>> {
+    let read = |name: &str, path: &std::path::Path| {
+        std::fs::read(path).with_context(|| format!("--tls-{name} {}", path.display()))
+    };
+    if options.tls_ca.is_none() && options.tls_cert.is_none() {
+        return Ok(None);
+    }
+    let mut tls = tollgate::Tls::new();
+    if let Some(path) = &options.tls_ca {
+        tls = tls.authority(&read("ca", path)?).context("--tls-ca")?;
+    }
+    if let (Some(cert), Some(key)) = (&options.tls_cert, &options.tls_key) {
+        tls = tls.certificate(&read("cert", cert)?, &read("key", key)?).context("--tls-cert, --tls-key")?;
+    }
+    Ok(Some(tls))
+}
+
+async fn rules(options: &Options, limiter: &Limiter) -> Result<Arc<dyn RuleSource>> {
+    if let Some(path) = &options.rules {
+        return Ok(Arc::new(WatchedRules::open(path)?));
+    }
+    let database = options.database.as_deref().unwrap_or_default();
+    #[cfg(feature = "postgres")]
+    {
+        let postgres = tollgate_record::Postgres::open(database).context("--database")?;
+        Ok(Arc::new(postgres.follow(limiter).await.context("--database")?))
+    }
+    #[cfg(not(feature = "postgres"))]
+    {
+        let _ = (database, limiter);
+        anyhow::bail!("--database: this tollgate-serve was built without its feature postgres")
+    }
+}
+
+fn bounds(options: &Options) -> Bounds {
+    let mut bounds = Bounds::default();
+    bounds.connections = options.connections as usize;
+    bounds
+}
+
+/// Collects what the library and the service count.
+fn metrics_of_process() -> Result<PrometheusHandle> {
+    const SECONDS: &[f64] =
+        &[0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.05, 0.1, 0.5, 1.0];
+    let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)?;
+    let handle = builder.install_recorder()?;
+    let upkeep = handle.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(handle)
+}
+
+fn metrics_route(handle: PrometheusHandle) -> Router {
+    let text = [(http::header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    Router::new().route("/metrics", get(move || async move { (text, handle.render()) }))
+}

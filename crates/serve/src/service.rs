@@ -1,0 +1,164 @@
+//! What all protocols share: who decides, by which rules, and how those are answered for whom there is no rule.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tollgate::Limiter;
+use tollgate::rules::{Account, Attributes, RuleSet, RuleSource, Verdict};
+
+use crate::headers::HeaderFields;
+use crate::token::Tokens;
+
+/// A rate limit service: decides by a set of rules, for whoever asks by [gRPC](Self::grpc) or [HTTP](Self::http).
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Service {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    limiter: Limiter,
+    rules: Box<dyn RuleSource>,
+    settings: Settings,
+}
+
+/// What is set once, before there are requests.
+#[derive(Clone, Debug, Default)]
+struct Settings {
+    descriptors: Descriptors,
+    unmatched: Unmatched,
+    headers: HeaderFields,
+    tokens: Tokens,
+}
+
+/// Settings of a [`Service`] that is being made.
+pub struct ServiceBuilder {
+    limiter: Limiter,
+    rules: Box<dyn RuleSource>,
+    settings: Settings,
+}
+
+/// How the descriptors of one request by Envoy's protocol are decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Descriptors {
+    /// All are allowed, or nothing is taken: one decision, atomic on one Redis, with a status for each.
+    #[default]
+    Together,
+    /// Each takes what it is allowed, whatever becomes of the others, as Envoy's own service does.
+    Each,
+}
+
+/// The answer to a descriptor, or a request by HTTP, that no rule applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unmatched {
+    /// Allowed.
+    #[default]
+    Allow,
+    /// Denied: a gateway that leaves out an attribute passes no limit by that.
+    Deny,
+}
+
+impl Service {
+    /// A service with default settings.
+    pub fn new(limiter: Limiter, rules: impl RuleSource) -> Self {
+        Self::builder(limiter, rules).build()
+    }
+
+    /// A service whose settings are to be made.
+    pub fn builder(limiter: Limiter, rules: impl RuleSource) -> ServiceBuilder {
+        ServiceBuilder { limiter, rules: Box::new(rules), settings: Settings::default() }
+    }
+
+    pub(crate) fn limiter(&self) -> &Limiter {
+        &self.shared.limiter
+    }
+
+    pub(crate) fn rules(&self) -> RuleSet {
+        self.shared.rules.rules()
+    }
+
+    pub(crate) fn descriptors(&self) -> Descriptors {
+        self.shared.settings.descriptors
+    }
+
+    pub(crate) fn unmatched(&self) -> Unmatched {
+        self.shared.settings.unmatched
+    }
+
+    pub(crate) fn headers(&self) -> HeaderFields {
+        self.shared.settings.headers
+    }
+
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.shared.settings.tokens
+    }
+
+    /// What is known of the request's user beside the request.
+    pub(crate) fn account_of(&self, attributes: &Attributes<'_>) -> Option<Account> {
+        let rules = &self.shared.rules;
+        attributes.user_name().filter(|_| rules.knows_users()).and_then(|user| rules.account_of_user(user))
+    }
+
+    /// Hands a decision to whoever keeps account of it. Who asked has no response of its own to report.
+    pub(crate) fn decided(&self, attributes: &Attributes<'_>, verdict: &Verdict, began: Instant) {
+        if let Some(sink) = self.shared.rules.sink() {
+            let latency: Duration = began.elapsed();
+            if let Some(next) = sink.decided(attributes, verdict, latency) {
+                let denied = verdict.response.as_ref().map_or(429, |response| response.status.get());
+                next.responded(if verdict.allowed { 200 } else { denied });
+            }
+        }
+    }
+}
+
+impl ServiceBuilder {
+    /// How the descriptors of one request by Envoy's protocol are decided: together, unless this says otherwise.
+    #[must_use]
+    pub fn descriptors(mut self, descriptors: Descriptors) -> Self {
+        self.settings.descriptors = descriptors;
+        self
+    }
+
+    /// The answer where no rule applies: allowed, unless this says otherwise. The metric
+    /// `tollgate_serve_unmatched_total` counts them.
+    #[must_use]
+    pub fn unmatched(mut self, unmatched: Unmatched) -> Self {
+        self.settings.unmatched = unmatched;
+        self
+    }
+
+    /// Which header fields clients get: those of the draft, unless this says otherwise.
+    #[must_use]
+    pub fn headers(mut self, fields: HeaderFields) -> Self {
+        self.settings.headers = fields;
+        self
+    }
+
+    /// The tokens of those who may ask: anybody, unless this names some.
+    #[must_use]
+    pub fn tokens(mut self, tokens: Tokens) -> Self {
+        self.settings.tokens = tokens;
+        self
+    }
+
+    /// The service.
+    #[must_use]
+    pub fn build(self) -> Service {
+        let Self { limiter, rules, settings } = self;
+        Service { shared: Arc::new(Shared { limiter, rules, settings }) }
+    }
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("settings", &self.shared.settings).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for ServiceBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServiceBuilder").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}

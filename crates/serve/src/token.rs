@@ -1,0 +1,89 @@
+//! Who may ask: whoever has one of the service's tokens.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, StatusCode};
+use subtle::ConstantTimeEq;
+
+/// The tokens of those who may ask, sent as `Authorization: Bearer TOKEN`, by gRPC as metadata of that name. Several, so
+/// that one can be replaced while both are in use. None: anybody may ask.
+#[derive(Clone, Default)]
+pub struct Tokens(Arc<[Box<[u8]>]>);
+
+impl Tokens {
+    /// These tokens; empty ones are left out.
+    pub fn new(tokens: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
+        let tokens = tokens.into_iter().map(|token| token.as_ref().trim_ascii().into());
+        Self(tokens.filter(|token: &Box<[u8]>| !token.is_empty()).collect())
+    }
+
+    /// Whether there are none, so that anybody may ask.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a request with these header fields may ask. Takes as long for a token that is nearly right as for any
+    /// other of its length.
+    fn admit(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(AUTHORIZATION).and_then(|value| {
+            let (scheme, token) = value.as_bytes().split_at_checked(7)?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+        });
+        let given = given.unwrap_or_default();
+        // All are compared, whichever is the right one.
+        let right = self.0.iter().map(|token| token.ct_eq(given)).fold(0, |right, same| right | same.unwrap_u8());
+        self.is_empty() || right == 1
+    }
+}
+
+/// Refuses requests without a token, in the words of the protocol that they speak.
+pub(crate) async fn require(State(tokens): State<Tokens>, request: Request, next: Next) -> Response {
+    if tokens.admit(request.headers()) {
+        return next.run(request).await;
+    }
+    const WHY: &str = "a token is missing, or isn't one of the service's: send it as Authorization: Bearer TOKEN";
+    let content = request.headers().get(http::header::CONTENT_TYPE);
+    if content.is_some_and(|content| content.as_bytes().starts_with(b"application/grpc")) {
+        return tonic::Status::unauthenticated(WHY).into_http::<axum::body::Body>();
+    }
+    (StatusCode::UNAUTHORIZED, [("www-authenticate", "Bearer")], axum::Json(serde_json::json!({ "error": WHY })))
+        .into_response()
+}
+
+impl std::fmt::Debug for Tokens {
+    /// How many there are: they are secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokens({})", self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_the_tokens_admits_and_nothing_else_does() {
+        let tokens = Tokens::new(["first", " second\n", ""]);
+        let admits = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, value.parse().expect("a header's value"));
+            tokens.admit(&headers)
+        };
+        for right in ["Bearer first", "bearer second", "BEARER  first "] {
+            assert!(admits(right), "{right}");
+        }
+        for wrong in
+            ["", "Bearer", "Bearer ", "Basic first", "first", "Bearer firs", "Bearer firstsecond", "Bearer third"]
+        {
+            assert!(!admits(wrong), "{wrong}");
+        }
+        assert!(!tokens.admit(&HeaderMap::new()));
+        assert!(Tokens::default().admit(&HeaderMap::new()));
+        assert_eq!(format!("{tokens:?}"), "Tokens(2)");
+    }
+}
