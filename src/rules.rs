@@ -308,7 +308,10 @@ impl RuleSet {
         let costs = request.costs_as_text();
         let (mut applies, mut shadows) = self.found(&request.attributes_with(self, &costs))?;
         request.charged_to(&mut applies);
-        shadows.iter_mut().filter_map(|(_, shadow)| shadow.as_mut().ok()).for_each(|own| request.charged_to(own));
+        shadows
+            .iter_mut()
+            .filter_map(|(_, shadow)| shadow.as_mut().ok())
+            .for_each(|own| request.charged_to_shadow(own));
         Ok((applies, shadows))
     }
 

@@ -64,9 +64,8 @@ impl Limiter {
         calls: impl IntoIterator<Item = (&'a Rule, R)>,
     ) -> Result<Vec<Decision>, Error> {
         let calls: Vec<(&Rule, Request<'a>)> = calls.into_iter().map(|(rule, call)| (rule, call.into())).collect();
-        let [(first, request), ..] = calls.as_slice() else { return Ok(Vec::new()) };
-        if calls.len() == 1 {
-            return self.acquire(first, *request).await.map(|decision| vec![decision]);
+        if let [(only, request)] = calls.as_slice() {
+            return self.acquire(only, *request).await.map(|decision| vec![decision]);
         }
         let decided = self.decide_all(&calls, Operation::Acquire).await;
         match &decided {
@@ -83,6 +82,9 @@ impl Limiter {
         operation: Operation,
     ) -> Result<Vec<Decision>, Error> {
         let began = Instant::now();
+        if calls.is_empty() {
+            return Ok(Vec::new());
+        }
         if calls.len() > MOST {
             return Err(Error::new(
                 Kind::Input,

@@ -11,6 +11,7 @@ use super::attributes::Attributes;
 use super::charge::{Charge, ChargedBy};
 use crate::limit::Limit;
 use crate::request::Request;
+use crate::rule::Rule;
 
 /// A request to a set of rules: its attributes and, for a caller that knows better than the rules, what it takes. A
 /// reference to [`Attributes`] is a request at the rules' costs.
@@ -101,6 +102,15 @@ impl<'a> RuleRequest<'a> {
 
     /// What rules that apply to its attributes make of it, at its own costs.
     pub(super) fn charged_to(&self, applies: &mut Applies<'_>) {
+        self.change_if(applies, |_, _| true);
+    }
+
+    /// The same of a shadow rule, which may lack the limits that it names.
+    pub(super) fn charged_to_shadow(&self, applies: &mut Applies<'_>) {
+        self.change_if(applies, Rule::costs_by);
+    }
+
+    fn change_if(&self, applies: &mut Applies<'_>, takes: impl Fn(&Rule, &str) -> bool + Copy) {
         let changes_charge = self.cost.is_some()
             || !self.costs.is_empty()
             || self.id.is_some()
@@ -110,12 +120,12 @@ impl<'a> RuleRequest<'a> {
             return;
         }
         if let Effect::Limit(charge) = &mut applies.effect {
-            self.change(charge);
+            self.change(charge, takes);
         }
-        applies.together.iter_mut().for_each(|own| self.charged_to(own));
+        applies.together.iter_mut().for_each(|own| self.change_if(own, takes));
     }
 
-    fn change(&self, charge: &mut Charge<'_>) {
+    fn change(&self, charge: &mut Charge<'_>, takes: impl Fn(&Rule, &str) -> bool) {
         if let Some(limit) = self.limit {
             charge.rule = ChargedBy::Own(Box::new(charge.rule.with_limit(limit)));
         }
@@ -133,7 +143,8 @@ impl<'a> RuleRequest<'a> {
             request = request.deadline(deadline);
         }
         let mut request = request.into_owned();
-        self.costs.iter().for_each(|(name, units)| request.set_cost_of(name, *units));
+        let costs = self.costs.iter().filter(|(name, _)| takes(&charge.rule, name));
+        costs.for_each(|(name, units)| request.set_cost_of(name, *units));
         charge.request = request;
     }
 }
