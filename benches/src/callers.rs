@@ -4,6 +4,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use tokio::task::JoinHandle;
 
 use crate::Random;
 
@@ -39,7 +40,42 @@ where
         (latencies_ns, allowed)
     };
     let tasks: Vec<_> = (0..count).map(|number| tokio::spawn(caller(number))).collect();
-    let mut done = Vec::with_capacity(count);
+    summed(tasks, started).await
+}
+
+/// The same, where all callers together call so many times a second. Latency counts from the time at which a call was
+/// due, so that a late one isn't hidden by what it delays.
+pub async fn paced<F, A>(count: usize, per_second: u64, time: Duration, ask: F) -> Slice
+where
+    F: Fn(u64) -> A + Copy + Send + 'static,
+    A: Future<Output = bool> + Send,
+{
+    let (started, between) = (Instant::now(), Duration::from_secs(1) * count as u32 / per_second as u32);
+    let caller = |number: usize| async move {
+        let (mut latencies, mut allowed) = (Vec::<u32>::with_capacity(4096), 0);
+        let mut due = started + between * number as u32 / count as u32;
+        for random in Random::seeded(number as u64) {
+            if due >= started + time {
+                break;
+            }
+            tokio::time::sleep_until(due.into()).await;
+            let sent = Instant::now();
+            allowed += u64::from(ask(random).await);
+            // The runtime's timers have a resolution of a millisecond, which isn't the callee's.
+            let late = sent.saturating_duration_since(due);
+            let late = late.saturating_sub(Duration::from_millis(2));
+            latencies.push(u32::try_from((sent.elapsed() + late).as_nanos()).unwrap_or(u32::MAX));
+            due += between;
+        }
+        (latencies, allowed)
+    };
+    let tasks: Vec<_> = (0..count).map(|number| tokio::spawn(caller(number))).collect();
+    summed(tasks, started).await
+}
+
+/// What callers that were started then have done.
+async fn summed(tasks: Vec<JoinHandle<(Vec<u32>, u64)>>, started: Instant) -> Slice {
+    let mut done = Vec::with_capacity(tasks.len());
     for task in tasks {
         done.push(task.await.expect("a caller that was answered"));
     }

@@ -30,8 +30,10 @@ impl Service {
     /// server of your own that speaks HTTP/2.
     pub fn grpc(&self) -> Router {
         let server = RateLimitServiceServer::new(self.clone()).max_decoding_message_size(MOST_BYTES);
-        let tokens = axum::middleware::from_fn_with_state(self.tokens().clone(), require);
-        tonic::service::Routes::new(server).into_axum_router().layer(tokens)
+        let routes = tonic::service::Routes::new(server).into_axum_router();
+        // Serving from its start: whether Redis answers is for the policies, and for `/readyz`.
+        let (_, health) = tonic_health::server::health_reporter();
+        require(self.tokens(), routes).route_service("/grpc.health.v1.Health/{*call}", health)
     }
 }
 
@@ -81,9 +83,10 @@ impl Service {
         let refused = self.unmatched() == Unmatched::Deny && attributes.iter().any(is_unmatched);
         let requests = asked.iter().zip(&attributes).map(|(asked, own)| (asked.operation, asked.request(own)));
         let requests: Vec<_> = requests.collect();
-        let verdicts = match self.descriptors() {
-            Descriptors::Together => self.together(&rules, &requests, refused).await?,
-            Descriptors::Each => self.each(&rules, &requests).await?,
+        let verdicts = match (&*requests, self.descriptors()) {
+            ([(operation, request)], _) => vec![self.limiter().call_by(*operation, &rules, *request).await?],
+            (several, Descriptors::Together) => Box::pin(self.together(&rules, several, refused)).await?,
+            (several, Descriptors::Each) => Box::pin(self.each(&rules, several)).await?,
         };
         for (attributes, verdict) in attributes.iter().zip(&verdicts) {
             self.decided(attributes, verdict, began);

@@ -45,7 +45,6 @@ impl Service {
     /// proxies, `/v1/openapi.json`, `/healthz` and `/readyz`. For [`listen`](crate::listen), or as routes of a server of
     /// your own.
     pub fn http(&self) -> Router {
-        let tokens = axum::middleware::from_fn_with_state(self.tokens().clone(), require);
         let mut routes = Router::new();
         for operation in [
             Operation::Acquire,
@@ -66,10 +65,10 @@ impl Service {
             };
             routes = routes.route(&format!("/v1/{name}"), post(call));
         }
-        routes
+        let routes = routes
             .route("/v1/forward-auth", any(auth::forward_auth))
-            .route("/v1/auth-request", any(auth::auth_request))
-            .route_layer(tokens)
+            .route("/v1/auth-request", any(auth::auth_request));
+        require(self.tokens(), routes)
             .route("/v1/openapi.json", get(openapi))
             .layer(DefaultBodyLimit::max(MOST_BYTES))
             .with_state(self.clone())

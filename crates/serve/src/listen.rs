@@ -5,19 +5,27 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::response::IntoResponse;
+use futures_util::FutureExt;
+use http::StatusCode;
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
+use tower::Service;
 
 #[cfg(feature = "tls")]
 use crate::tls::Certificate;
@@ -131,10 +139,6 @@ impl Port {
 
     /// Serves these routes by HTTP/1.1 and HTTP/2 until `ended`, and then what has begun.
     pub async fn serve(self, routes: Router, bounds: Bounds, ended: impl Future<Output = ()>) {
-        let routes = routes.layer(axum::middleware::from_fn(move |request, next: axum::middleware::Next| async move {
-            let answer = tokio::time::timeout(bounds.request, next.run(request)).await;
-            answer.unwrap_or_else(|_| axum::response::IntoResponse::into_response(http::StatusCode::REQUEST_TIMEOUT))
-        }));
         let (server, connections) = (Arc::new(server(bounds)), Arc::new(Semaphore::new(bounds.connections)));
         let graceful = GracefulShutdown::new();
         let mut ended = pin!(ended);
@@ -169,10 +173,23 @@ impl Port {
                         _ => return,
                     },
                 };
-                let service = TowerToHyperService::new(routes);
+                // Not as a layer of the routes, which would box each request's future once more.
+                let service = tower::service_fn(move |request: http::Request<Incoming>| {
+                    let answer = tokio::time::timeout(bounds.request, routes.clone().call(request.map(Body::new)));
+                    answer.map(|answer| answer.unwrap_or_else(|_| Ok(StatusCode::REQUEST_TIMEOUT.into_response())))
+                });
+                let service = TowerToHyperService::new(service);
+                let (stream, begun) = Beginning::of(stream);
                 let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
+                let mut connection = pin!(watcher.watch(connection));
                 // A client that breaks off has nobody to tell.
-                let _ended = watcher.watch(connection).await;
+                tokio::select! {
+                    _ended = &mut connection => return,
+                    () = tokio::time::sleep(bounds.head) => {}
+                }
+                if begun.load(Ordering::Relaxed) >= PREFACE {
+                    let _ended = connection.await;
+                }
             });
         }
         // Nothing new is accepted.
@@ -192,8 +209,61 @@ impl Port {
     }
 }
 
+/// The bytes by which a connection says that it speaks HTTP/2. Until so many have come, hyper doesn't know which
+/// protocol's time for a head applies, and waits for ever.
+const PREFACE: usize = 24;
+
+/// A connection that counts what was read from it at its beginning.
+struct Beginning {
+    stream: Stream,
+    read: Arc<AtomicUsize>,
+}
+
+impl Beginning {
+    fn of(stream: Stream) -> (Self, Arc<AtomicUsize>) {
+        let read = Arc::new(AtomicUsize::new(0));
+        (Self { stream, read: Arc::clone(&read) }, read)
+    }
+}
+
+impl AsyncRead for Beginning {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        let polled = this.stream.as_mut().poll_read(context, buffer);
+        this.read.fetch_add(buffer.filled().len() - before, Ordering::Relaxed);
+        polled
+    }
+}
+
+impl AsyncWrite for Beginning {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.get_mut().stream.as_mut().poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream.as_mut().poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream.as_mut().poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().stream.as_mut().poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
 /// A connection of any kind.
-pub(crate) type Stream = std::pin::Pin<Box<dyn Io>>;
+pub(crate) type Stream = Pin<Box<dyn Io>>;
 
 /// What is read and written.
 pub(crate) trait Io: AsyncRead + AsyncWrite + Send {}

@@ -7,6 +7,11 @@ use clap::Parser;
 
 use options::Options;
 
+/// Requests allocate much and on several threads.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> std::process::ExitCode {
     let options = Options::parse();

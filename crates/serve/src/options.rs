@@ -11,7 +11,7 @@ use tollgate_serve::{Descriptors, HeaderFields, Unmatched};
 #[derive(Debug, Parser)]
 #[command(name = "tollgate-serve", version, max_term_width = 100)]
 pub(crate) struct Options {
-    /// The file of rules, which is followed: a change is in force within a second, or at once on SIGHUP.
+    /// The file of rules, which is followed: a change is in force within a second.
     #[arg(value_name = "RULES", required_unless_present = "database", conflicts_with = "database")]
     pub(crate) rules: Option<PathBuf>,
     /// The PostgreSQL that has the rules, users and API keys, in place of a file.
@@ -69,7 +69,7 @@ pub(crate) struct Options {
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_KEY", requires = "cert", help_heading = "Ports")]
     pub(crate) key: Option<PathBuf>,
-    /// A file with the tokens of those who may ask, one a line: read again on start alone.
+    /// A file with the tokens of those who may ask, one a line. They are read at the start alone.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_TOKENS", help_heading = "Ports")]
     pub(crate) tokens: Option<PathBuf>,
     /// Connections to each port at once.

@@ -80,6 +80,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
                 if let Some(Err(error)) = certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
                     tracing::error!(%error, "the certificate stays the one before");
                 }
+                tracing::info!(rules = service.rules().len(), "read again");
             }
         }
     }

@@ -75,7 +75,9 @@ impl Service {
         &self.shared.limiter
     }
 
-    pub(crate) fn rules(&self) -> RuleSet {
+    /// The rules in force.
+    #[must_use]
+    pub fn rules(&self) -> RuleSet {
         self.shared.rules.rules()
     }
 

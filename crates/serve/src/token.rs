@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -41,8 +42,16 @@ impl Tokens {
     }
 }
 
+/// These routes, for those alone who have a token.
+pub(crate) fn require<S: Clone + Send + Sync + 'static>(tokens: &Tokens, routes: Router<S>) -> Router<S> {
+    match tokens.is_empty() {
+        true => routes,
+        false => routes.route_layer(axum::middleware::from_fn_with_state(tokens.clone(), refuse)),
+    }
+}
+
 /// Refuses requests without a token, in the words of the protocol that they speak.
-pub(crate) async fn require(State(tokens): State<Tokens>, request: Request, next: Next) -> Response {
+async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> Response {
     if tokens.admit(request.headers()) {
         return next.run(request).await;
     }

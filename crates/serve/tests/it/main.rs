@@ -1,2 +1,10 @@
-//! The service as its clients see it, on a real Redis.
+//! The service as its clients see it: on a real Redis, by Envoy's protocol and by HTTP, and its binary.
 #![allow(missing_docs)]
+
+mod binary;
+mod client;
+mod envoy;
+mod json;
+mod ports;
+mod proxies;
+mod running;

@@ -1,0 +1,64 @@
+//! What proxies ask by header fields.
+
+use tollgate_testing::redis_server::Server;
+
+use crate::client::send;
+use crate::running::{Running, builder};
+
+const RULES: &str = r#"
+    paths = "decoded"
+
+    [[rule]]
+    name = "users"
+    match = { path = "/api/*", method = "POST" }
+    key = "user"
+    limits = ["fixed-window 2/30d"]
+    message = "slow down"
+
+    [[rule]]
+    name = "addresses"
+    match = { path = "/*" }
+    key = "ip"
+    limits = ["fixed-window 1/30d"]
+"#;
+
+#[tokio::test]
+async fn a_proxy_names_the_request_by_header_fields() {
+    let server = Server::start();
+    let running = Running::start(builder(&server, RULES).build()).await;
+    let traefik = |user: &'static str| {
+        vec![
+            ("x-forwarded-method", "POST"),
+            ("x-forwarded-uri", "/api/items?page=2"),
+            ("x-forwarded-for", "198.51.100.7, 192.0.2.1"),
+            ("x-tollgate-user", user),
+        ]
+    };
+    for status in [200, 200, 429] {
+        let answer = send(&running.http, "GET", "/v1/forward-auth", &traefik("ada"), "").await;
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.field("ratelimit-policy"), Some("\"users\";q=2;w=2592000"));
+        assert_eq!(answer.body, if status == 429 { "slow down" } else { "" });
+        assert_eq!(answer.field("retry-after").is_some(), status == 429);
+    }
+    let nginx = |user: &'static str| {
+        vec![
+            ("x-original-method", "POST"),
+            ("x-original-uri", "/api/items"),
+            ("x-real-ip", "192.0.2.1"),
+            ("x-tollgate-user", user),
+        ]
+    };
+    for (user, status, own) in [("ada", 403, "429"), ("bob", 200, "200")] {
+        let answer = send(&running.http, "GET", "/v1/auth-request", &nginx(user), "").await;
+        assert_eq!((answer.status, answer.field("x-tollgate-status")), (status, Some(own)), "{user}");
+    }
+    // The last address of the list is the one that the proxy has added.
+    for (list, status) in [("203.0.113.9, 192.0.2.5", 200), ("203.0.113.8, 192.0.2.5", 429), ("192.0.2.6", 200)] {
+        let fields = [("x-forwarded-uri", "/"), ("x-forwarded-for", list)];
+        assert_eq!(send(&running.http, "GET", "/v1/forward-auth", &fields, "").await.status, status, "{list}");
+    }
+    let answer = send(&running.http, "GET", "/v1/forward-auth", &[("x-real-ip", "localhost")], "").await;
+    assert_eq!((answer.status, answer.json()["kind"].as_str()), (400, Some("input")));
+    running.end().await;
+}
