@@ -29,9 +29,10 @@ tollgate embedded,serde
 tollgate axum,tls
 tollgate-record archive,tls
 tollgate-cli postgres,tls
+tollgate-serve tls
 END
 # The published library passes its own tests, in a directory of its own.
-cargo package --quiet --allow-dirty --all-features -p tollgate -p tollgate-record -p tollgate-cli
+cargo package --quiet --allow-dirty --all-features -p tollgate -p tollgate-record -p tollgate-cli -p tollgate-serve
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 cargo test --manifest-path "target/package/tollgate-$version/Cargo.toml" --target-dir target --all-features --lib
 # That the measurements run; what they say is for a machine that does nothing else.

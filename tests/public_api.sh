@@ -21,11 +21,11 @@ trap 'rm -rf "$work"' EXIT
 printf '#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc "$@"\n' >"$work/rustdoc"
 chmod +x "$work/rustdoc"
 RUSTDOC=$work/rustdoc RUSTDOCFLAGS='-Z unstable-options --output-format json' \
-    cargo doc --quiet --no-deps --all-features --lib -p tollgate -p tollgate-record
+    cargo doc --quiet --no-deps --all-features --lib -p tollgate -p tollgate-record -p tollgate-serve
 cargo build --quiet -p tollgate-public-api
 
 target=${CARGO_TARGET_DIR:-target} result=0
-for library in tollgate tollgate-record; do
+for library in tollgate tollgate-record tollgate-serve; do
     status=0
     "$target/debug/tollgate-public-api" "$target/doc/${library//-/_}.json" >"$work/$library.txt" || status=$?
     if [ "$status" -eq 3 ]; then

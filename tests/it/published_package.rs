@@ -18,10 +18,11 @@ struct Published {
     others: &'static [&'static str],
 }
 
-const PUBLISHED: [Published; 3] = [
+const PUBLISHED: [Published; 4] = [
     Published { name: "tollgate", folder: "", others: &["lua/", "examples/", "README.md", "CHANGELOG.md"] },
     Published { name: "tollgate-record", folder: "crates/record", others: &["sql/"] },
     Published { name: "tollgate-cli", folder: "crates/cli", others: &["README.md", "build.rs"] },
+    Published { name: "tollgate-serve", folder: "crates/serve", others: &["README.md"] },
 ];
 
 impl Published {

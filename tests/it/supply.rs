@@ -49,7 +49,7 @@ fn deny() -> Deny {
 }
 
 /// What is handed out; examples and benches are for readers.
-const PUBLISHED: [&str; 3] = ["tollgate", "tollgate-record", "tollgate-cli"];
+const PUBLISHED: [&str; 4] = ["tollgate", "tollgate-record", "tollgate-cli", "tollgate-serve"];
 
 /// These crates and all that they and their tests can depend on, on whatever system.
 fn packages() -> &'static [Package] {
