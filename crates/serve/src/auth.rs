@@ -76,13 +76,16 @@ impl Service {
             attributes = attributes.path(path);
         }
         // The last address is the one that the proxy itself has added.
-        let client = field(CLIENTS).and_then(|listed| listed.rsplit(',').next()).map(str::trim);
+        let client = field(CLIENTS)
+            .and_then(|listed| listed.rsplit(',').next())
+            .map(str::trim)
+            .filter(|client| !client.is_empty());
         if let Some(client) = client {
-            attributes = attributes.try_set("ip", client)?;
+            attributes = attributes.try_set("ip", client).map_err(Failure::unreadable)?;
         }
         for (name, value) in headers {
             if let Some(attribute) = name.as_str().strip_prefix(ATTRIBUTE) {
-                attributes = attributes.try_set(attribute, value.as_bytes())?;
+                attributes = attributes.try_set(attribute, value.as_bytes()).map_err(Failure::unreadable)?;
             }
         }
         let account = self.account_of(&attributes);

@@ -68,7 +68,10 @@ impl Service {
             return Err(Failure::Request(format!("descriptors: expected 1 to {MOST_DESCRIPTORS}, got {got}")));
         }
         let rules = self.rules();
-        let attributes: Vec<_> = descriptors.iter().map(|one| descriptor::attributes(domain, &one.entries)).collect();
+        let names: Vec<_> = descriptors.iter().map(|one| descriptor::names(&one.entries)).collect();
+        let attributes = descriptors.iter().zip(&names);
+        let attributes = attributes.map(|(one, names)| descriptor::attributes(domain, names, &one.entries));
+        let attributes: Vec<_> = attributes.collect();
         let accounts: Vec<_> = attributes.iter().map(|attributes| self.account_of(attributes)).collect();
         let known = attributes.into_iter().zip(&accounts).map(|(attributes, account)| match account {
             Some(account) => attributes.known_user(account),

@@ -11,6 +11,8 @@ use tollgate::{Charged, Error, ErrorKind};
 pub(crate) enum Failure {
     /// The request can't be read: this was expected.
     Request(String),
+    /// It can, but doesn't fit the rules in force.
+    Unfit(String),
     /// No rule with limits applies, so there is nothing to settle, renew or give back.
     Nothing(String),
     /// The limiter made none.
@@ -29,7 +31,7 @@ struct Body<'a> {
 impl Failure {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Request(_) => ErrorKind::Input,
+            Self::Request(_) | Self::Unfit(_) => ErrorKind::Input,
             Self::Nothing(_) => ErrorKind::UnknownId,
             Self::Limiter(error) => error.kind(),
         }
@@ -37,7 +39,7 @@ impl Failure {
 
     fn charged(&self) -> Option<bool> {
         match self {
-            Self::Request(_) | Self::Nothing(_) => Some(false),
+            Self::Request(_) | Self::Unfit(_) | Self::Nothing(_) => Some(false),
             Self::Limiter(error) => match error.charged() {
                 Charged::Yes => Some(true),
                 Charged::No => Some(false),
@@ -48,9 +50,16 @@ impl Failure {
 
     fn message(&self) -> String {
         match self {
-            Self::Request(why) | Self::Nothing(why) => why.clone(),
+            Self::Request(why) | Self::Unfit(why) | Self::Nothing(why) => why.clone(),
             Self::Limiter(error) => error.to_string(),
         }
+    }
+}
+
+impl Failure {
+    /// What a request says can't be an attribute.
+    pub(crate) fn unreadable(error: Error) -> Self {
+        Self::Request(error.to_string())
     }
 }
 
@@ -62,9 +71,11 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = match self.kind() {
-            ErrorKind::Input => StatusCode::BAD_REQUEST,
-            ErrorKind::UnknownId => StatusCode::NOT_FOUND,
+        let status = match (&self, self.kind()) {
+            (Self::Request(_), _) => StatusCode::BAD_REQUEST,
+            // What the limiter refuses is a matter of the rule, such as permits without an id.
+            (_, ErrorKind::Input) => StatusCode::CONFLICT,
+            (_, ErrorKind::UnknownId) => StatusCode::NOT_FOUND,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         let body = Body { error: &self.message(), kind: self.kind().name(), charged: self.charged() };

@@ -1,16 +1,17 @@
 //! HTTP with JSON, for who has no gRPC.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Number, Value};
 use tollgate::rules::{Attributes, Effect, Reason, RuleRequest, Verdict};
 use tollgate::{Algorithm, Operation};
 
@@ -26,18 +27,20 @@ const MOST_BYTES: usize = 64 << 10;
 /// The most units that scripts compute with.
 const MOST_UNITS: u64 = 1 << 53;
 
+/// The longest time that an id is remembered: a year.
+const MOST_TTL_MS: u64 = 366 * 86_400_000;
+
 /// What is asked, as JSON.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked {
     /// What rules match and count: text, numbers, `true` or `false`.
     attributes: BTreeMap<String, Value>,
-    cost: Option<u64>,
-    #[serde(default)]
-    costs: BTreeMap<String, u64>,
+    cost: Option<Number>,
+    costs: Option<BTreeMap<String, Number>>,
     id: Option<String>,
     /// For how long the id is remembered.
-    id_ttl_ms: Option<u64>,
+    id_ttl_ms: Option<Number>,
 }
 
 impl Service {
@@ -66,8 +69,8 @@ impl Service {
             routes = routes.route(&format!("/v1/{name}"), post(call));
         }
         let routes = routes
-            .route("/v1/forward-auth", any(auth::forward_auth))
-            .route("/v1/auth-request", any(auth::auth_request));
+            .route("/v1/forward-auth", get(auth::forward_auth))
+            .route("/v1/auth-request", get(auth::auth_request));
         require(self.tokens(), routes)
             .route("/v1/openapi.json", get(openapi))
             .layer(DefaultBodyLimit::max(MOST_BYTES))
@@ -87,21 +90,25 @@ impl Service {
         let asked: Asked = serde_json::from_slice(body).map_err(|error| Failure::Request(format!("body: {error}")))?;
         let values = asked.attributes.iter().map(|(name, value)| Ok((name.as_str(), text(name, value)?)));
         let values = values.collect::<Result<Vec<_>, Failure>>()?;
-        let attributes = values.iter().try_fold(Attributes::new(), |all, (name, value)| all.try_set(name, value))?;
+        let attributes = values.iter().try_fold(Attributes::new(), |all, (name, value)| all.try_set(name, value));
+        let attributes = attributes.map_err(Failure::unreadable)?;
         let account = self.account_of(&attributes);
         let attributes = match &account {
             Some(account) => attributes.known_user(account),
             None => attributes,
         };
-        let costs: Vec<_> = asked.costs.iter().map(|(name, units)| (name.as_str(), *units)).collect();
-        let most = asked.cost.iter().chain(asked.costs.values()).max();
-        if let Some(units) = most.filter(|units| **units > MOST_UNITS) {
-            return Err(Failure::Request(format!("cost: expected at most 2^53 units, got {units}")));
+        let cost = asked.cost.as_ref().map(|cost| whole("cost", cost, 0..=MOST_UNITS)).transpose()?;
+        let costs = asked.costs.iter().flatten();
+        let costs = costs.map(|(name, units)| Ok((&**name, whole(&format!("costs.{name}"), units, 0..=MOST_UNITS)?)));
+        let costs = costs.collect::<Result<Vec<_>, Failure>>()?;
+        let id_ttl_ms = asked.id_ttl_ms.as_ref().map(|ttl| whole("id_ttl_ms", ttl, 1..=MOST_TTL_MS)).transpose()?;
+        if asked.id.as_deref() == Some("") {
+            return Err(Failure::Request("id: expected at least one character, got none".into()));
         }
         let mut request = RuleRequest::new(&attributes).costs(&costs);
-        request = asked.cost.map_or(request, |units| request.cost(units));
+        request = cost.map_or(request, |units| request.cost(units));
         request = asked.id.as_deref().map_or(request, |id| request.id(id));
-        request = asked.id_ttl_ms.map_or(request, |ttl| request.id_ttl(Duration::from_millis(ttl)));
+        request = id_ttl_ms.map_or(request, |ttl| request.id_ttl(Duration::from_millis(ttl)));
         let rules = self.rules();
         let applies = rules.applies(request)?;
         let takes = matches!(operation, Operation::Acquire | Operation::Peek);
@@ -109,11 +116,11 @@ impl Service {
             (Effect::Limit(charge), Some(rule)) if operation == Operation::Acquire && asked.id.is_none() => {
                 if charge.rule().limits().any(|limit| limit.algorithm() == Algorithm::Concurrency) {
                     let why = format!("id: it is missing: rule {rule} has permits, which are held and released by it");
-                    return Err(Failure::Request(why));
+                    return Err(Failure::Unfit(why));
                 }
             }
             (Effect::Missing(attribute), Some(rule)) if !takes => {
-                return Err(Failure::Request(format!("attributes.{attribute}: it is missing: rule {rule} needs it")));
+                return Err(Failure::Unfit(format!("attributes.{attribute}: it is missing: rule {rule} needs it")));
             }
             (Effect::Allow | Effect::Block, rule) if !takes => {
                 return Err(Failure::Nothing(match rule {
@@ -158,6 +165,17 @@ fn text(name: &str, value: &Value) -> Result<String, Failure> {
             Err(Failure::Request(format!("attributes.{name}: expected text, a number, true or false, got {value}")))
         }
     }
+}
+
+/// A number without a fraction within these bounds: JSON has one kind of number, and some languages write 1 as 1.0.
+fn whole(name: &str, number: &Number, within: RangeInclusive<u64>) -> Result<u64, Failure> {
+    let of_fraction =
+        || number.as_f64().filter(|number| number.fract() == 0.0 && (0.0..=MOST_UNITS as f64).contains(number));
+    let whole = number.as_u64().or_else(|| of_fraction().map(|number| number as u64));
+    whole.filter(|whole| within.contains(whole)).ok_or_else(|| {
+        let (least, most) = within.into_inner();
+        Failure::Request(format!("{name}: expected a whole number from {least} to {most}, got {number}"))
+    })
 }
 
 /// Adds header fields to a response.

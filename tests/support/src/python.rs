@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The Python that has DuckDB, pyarrow, moto and a client of Redis.
+/// The Python that has DuckDB, pyarrow, moto, a client of Redis and schemathesis.
 pub fn python() -> PathBuf {
     if let Some(python) = std::env::var_os("TOLLGATE_TEST_PYTHON") {
         return python.into();

@@ -1,5 +1,6 @@
 //! What a descriptor asks: the attributes that its entries are, and what it takes.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -118,15 +119,25 @@ fn counts(algorithm: Algorithm) -> bool {
     !matches!(algorithm, Algorithm::CalendarWindow | Algorithm::Concurrency)
 }
 
-/// The attributes that these entries are, each by its key; of two with one key, the last. A remote address is the
-/// client's `ip` too.
-pub(super) fn attributes<'a>(domain: &'a str, entries: &'a [Entry]) -> Attributes<'a> {
+/// The names of the attributes that these entries are: their keys. A key that comes again is numbered, as `rules import`
+/// names it: `key.2`.
+pub(super) fn names(entries: &[Entry]) -> Vec<Cow<'_, str>> {
+    let name = |(at, entry): (usize, &Entry)| match entries[..at].iter().filter(|other| other.key == entry.key).count()
+    {
+        0 => Cow::Borrowed(&*entry.key),
+        before => Cow::Owned(format!("{}.{}", entry.key, before + 1)),
+    };
+    entries.iter().enumerate().map(name).collect()
+}
+
+/// The attributes of these names that these entries are. A remote address is the client's `ip` too.
+pub(super) fn attributes<'a>(domain: &'a str, names: &'a [Cow<'a, str>], entries: &'a [Entry]) -> Attributes<'a> {
     let mut attributes = Attributes::new();
-    for Entry { key, value } in entries {
-        if key == "remote_address" {
+    for (name, Entry { value, .. }) in names.iter().zip(entries) {
+        if name == "remote_address" {
             attributes = attributes.set("ip", value);
         }
-        attributes = attributes.set(key, value);
+        attributes = attributes.set(name, value);
     }
     // Set last: no entry of that key pretends to be of another domain.
     attributes.set("domain", domain)

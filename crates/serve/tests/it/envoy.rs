@@ -192,6 +192,18 @@ async fn a_descriptor_may_bring_a_limit_of_its_own() {
     running.end().await;
 }
 
+/// As `tollgate rules import` names them.
+#[tokio::test]
+async fn a_key_that_comes_again_is_an_attribute_of_its_own() {
+    let server = Server::start();
+    let rules = "[[rule]]\nname = \"pairs\"\nmatch = { key = \"a\", \"key.2\" = \"b\" }\nkey = [\"key\", \"key.2\"]\nlimits = [\"fixed-window 2/30d\"]";
+    let running = Running::start(builder(&server, rules).build()).await;
+    let client = &mut running.client().await;
+    assert_eq!(codes(&ask(client, &[descriptor(&[("key", "a"), ("key", "b")])], 0).await), [(true, 1)]);
+    assert_eq!(codes(&ask(client, &[descriptor(&[("key", "b"), ("key", "a")])], 0).await), [(true, 0)], "no rule");
+    running.end().await;
+}
+
 #[tokio::test]
 async fn numbers_saturate_at_what_the_protocol_holds() {
     let server = Server::start();

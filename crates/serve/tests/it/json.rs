@@ -170,13 +170,32 @@ async fn what_cant_be_used_is_named() {
             "/v1/decide",
             r#"{"attributes":{"user":"ada"},"cost":9007199254740993}"#,
             400,
-            "cost: expected at most 2^53 units, got 9007199254740993",
+            "cost: expected a whole number from 0 to 9007199254740992, got 9007199254740993",
         ),
         (
             "/v1/decide",
             r#"{"attributes":{"job":"a"}}"#,
-            400,
+            409,
             "id: it is missing: rule jobs has permits, which are held and released by it",
+        ),
+        (
+            "/v1/decide",
+            r#"{"attributes":{"user":"ada"},"cost":1.5}"#,
+            400,
+            "cost: expected a whole number from 0 to 9007199254740992, got 1.5",
+        ),
+        (
+            "/v1/decide",
+            r#"{"attributes":{"user":"ada"},"cost":1.0,"costs":{"tokens":-1}}"#,
+            400,
+            "costs.tokens: expected a whole number from 0 to 9007199254740992, got -1",
+        ),
+        ("/v1/decide", r#"{"attributes":{},"id":""}"#, 400, "id: expected at least one character, got none"),
+        (
+            "/v1/release",
+            r#"{"attributes":{"user":"ada"},"id":"a","cost":null,"costs":null}"#,
+            409,
+            "release: expected a concurrency limit, got fixed-window 10/30d",
         ),
         ("/v1/settle", r#"{"attributes":{"nothing":"a"},"id":"a"}"#, 404, "no rule applies to these attributes"),
         (
@@ -188,7 +207,7 @@ async fn what_cant_be_used_is_named() {
         (
             "/v1/settle",
             r#"{"attributes":{"model":"a"},"id":"a"}"#,
-            400,
+            409,
             "attributes.tokens: it is missing: rule models needs it",
         ),
     ] {

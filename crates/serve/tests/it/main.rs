@@ -5,6 +5,7 @@ mod binary;
 mod client;
 mod envoy;
 mod json;
+mod openapi;
 mod ports;
 mod proxies;
 mod running;
