@@ -122,12 +122,14 @@ fn counts(algorithm: Algorithm) -> bool {
 /// The names of the attributes that these entries are: their keys. A key that comes again is numbered, as `rules import`
 /// names it: `key.2`.
 pub(super) fn names(entries: &[Entry]) -> Vec<Cow<'_, str>> {
-    let name = |(at, entry): (usize, &Entry)| match entries[..at].iter().filter(|other| other.key == entry.key).count()
-    {
-        0 => Cow::Borrowed(&*entry.key),
-        before => Cow::Owned(format!("{}.{}", entry.key, before + 1)),
-    };
-    entries.iter().enumerate().map(name).collect()
+    let mut names = Vec::with_capacity(entries.len());
+    for (at, Entry { key, .. }) in entries.iter().enumerate() {
+        names.push(match entries[..at].iter().filter(|other| other.key == *key).count() {
+            0 => Cow::Borrowed(&**key),
+            before => Cow::Owned(format!("{key}.{}", before + 1)),
+        });
+    }
+    names
 }
 
 /// The attributes of these names that these entries are. A remote address is the client's `ip` too.
