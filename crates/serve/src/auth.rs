@@ -1,6 +1,7 @@
 //! For proxies that ask another service whether a request may pass: Traefik's and Caddy's `forward_auth`, nginx's
 //! `auth_request`.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use axum::extract::State;
@@ -16,76 +17,89 @@ use crate::service::Service;
 /// What begins the name of a header field that is an attribute: `X-Tollgate-User` is `user`.
 const ATTRIBUTE: &str = "x-tollgate-";
 
-/// Where the proxies name the request's path, method and client, in the order in which they are looked for.
-const PATHS: [&str; 2] = ["x-forwarded-uri", "x-original-uri"];
-const METHODS: [&str; 2] = ["x-forwarded-method", "x-original-method"];
-const CLIENTS: [&str; 2] = ["x-real-ip", "x-forwarded-for"];
+/// Where a proxy names the request's path, method and client. What another one would write isn't read: a client may have.
+struct Fields {
+    path: &'static str,
+    method: &'static str,
+    client: &'static str,
+}
+
+const FORWARDED: Fields = Fields { path: "x-forwarded-uri", method: "x-forwarded-method", client: "x-forwarded-for" };
+const ORIGINAL: Fields = Fields { path: "x-original-uri", method: "x-original-method", client: "x-real-ip" };
 
 /// Answers a denial with its own status, as Traefik and Caddy hand it on.
 pub(crate) async fn forward_auth(State(service): State<Service>, method: Method, headers: HeaderMap) -> Response {
-    service.answer(&method, &headers, |status, _| status).await
+    service.answer(&FORWARDED, &method, &headers, |status, _| status).await
 }
 
 /// Answers a denial with 403, since nginx takes any other status for a failure, and with the true one in
 /// `X-Tollgate-Status`.
 pub(crate) async fn auth_request(State(service): State<Service>, method: Method, headers: HeaderMap) -> Response {
-    let answer = service.answer(&method, &headers, |status, fields| {
-        fields.push(("x-tollgate-status", status.as_str().to_owned()));
+    let answer = service.answer(&ORIGINAL, &method, &headers, |status, told| {
+        told.push(("x-tollgate-status", status.as_str().to_owned()));
         if status.is_success() { status } else { StatusCode::FORBIDDEN }
     });
     answer.await
 }
 
-fn respond(status: StatusCode, fields: Fields, verdict: &Verdict) -> Response {
+fn respond(status: StatusCode, told: Told, verdict: &Verdict) -> Response {
     let message = verdict.response.as_ref().filter(|_| !status.is_success());
     let message = message.and_then(|response| response.message.as_deref()).unwrap_or_default().to_owned();
     let mut response = (status, message).into_response();
-    add(&mut response, fields);
+    add(&mut response, told);
     response
 }
 
-/// Header fields.
-type Fields = Vec<(&'static str, String)>;
+/// What a client is told by header fields.
+type Told = Vec<(&'static str, String)>;
 
 impl Service {
     /// The answer to a proxy, with the status that this makes of a verdict's own.
     async fn answer(
         &self,
+        fields: &Fields,
         method: &Method,
         headers: &HeaderMap,
-        status_of: impl FnOnce(StatusCode, &mut Fields) -> StatusCode,
+        status_of: impl FnOnce(StatusCode, &mut Told) -> StatusCode,
     ) -> Response {
         let began = Instant::now();
-        let admitted = self.admitted(method, headers).await;
+        let admitted = self.admitted(fields, method, headers).await;
         let answered = admitted.map(|verdict| {
             metrics::judged(&verdict);
-            let (own, mut fields) = self.head(&verdict);
-            (own.is_success(), respond(status_of(own, &mut fields), fields, &verdict))
+            let (own, mut told) = self.head(&verdict);
+            (own.is_success(), respond(status_of(own, &mut told), told, &verdict))
         });
         metrics::answered("proxy", answered.as_ref().ok().map(|(allowed, _)| *allowed), began.elapsed());
-        answered.map_or_else(IntoResponse::into_response, |(_, response)| response)
+        match answered {
+            Ok((_, response)) => response,
+            // Proxies hand the answer on to clients, whom the address of a Redis is none of the business of.
+            Err(Failure::Limiter(error)) => {
+                tracing::warn!(target: "tollgate", %error, "a proxy got no decision");
+                StatusCode::SERVICE_UNAVAILABLE.into_response()
+            }
+            Err(failure) => failure.into_response(),
+        }
     }
 
     /// Decides on the request that a proxy describes by header fields. It sets or removes all of them itself: a client
     /// that could write one would choose whom it counts as.
-    async fn admitted(&self, method: &Method, headers: &HeaderMap) -> Result<Verdict, Failure> {
+    async fn admitted(&self, fields: &Fields, method: &Method, headers: &HeaderMap) -> Result<Verdict, Failure> {
         let began = Instant::now();
-        let field = |names: [&str; 2]| names.iter().find_map(|name| headers.get(*name)?.to_str().ok());
-        let mut attributes = Attributes::new().method(field(METHODS).unwrap_or(method.as_str()));
-        if let Some(path) = field(PATHS) {
+        let field = |name: &str| headers.get_all(name).iter().next_back()?.to_str().ok();
+        let mut attributes = Attributes::new().method(field(fields.method).unwrap_or(method.as_str()));
+        if let Some(path) = field(fields.path) {
             attributes = attributes.path(path);
         }
         // The last address is the one that the proxy itself has added.
-        let client = field(CLIENTS)
-            .and_then(|listed| listed.rsplit(',').next())
-            .map(str::trim)
-            .filter(|client| !client.is_empty());
-        if let Some(client) = client {
-            attributes = attributes.try_set("ip", client).map_err(Failure::unreadable)?;
+        let client = field(fields.client).and_then(|listed| listed.rsplit(',').next()).map(str::trim);
+        if let Some(client) = client.filter(|client| !client.is_empty()) {
+            attributes = attributes.ip(address(client)?);
         }
         for (name, value) in headers {
-            if let Some(attribute) = name.as_str().strip_prefix(ATTRIBUTE) {
-                attributes = attributes.try_set(attribute, value.as_bytes()).map_err(Failure::unreadable)?;
+            match name.as_str().strip_prefix(ATTRIBUTE) {
+                // Those that have a field of their own.
+                None | Some("ip" | "path" | "method" | "status") => {}
+                Some(attribute) => attributes = attributes.set(attribute, value.as_bytes()),
             }
         }
         let account = self.account_of(&attributes);
@@ -98,4 +112,13 @@ impl Service {
         self.decided(&attributes, &verdict, began);
         Ok(verdict)
     }
+}
+
+/// A client's address, to which some load balancers add its port.
+fn address(text: &str) -> Result<IpAddr, Failure> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let with_port = || text.parse::<SocketAddr>().map(|address| address.ip());
+    bare.parse().or_else(|_| with_port()).map_err(|_| {
+        Failure::Request(format!("the client's address: expected one such as 192.0.2.1 or 2001:db8::1, got {text:?}"))
+    })
 }

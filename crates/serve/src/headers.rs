@@ -3,8 +3,7 @@
 use tollgate::middleware::HeaderStyle;
 use tollgate::rules::Verdict;
 
-/// Which header fields a client gets. `Retry-After` is in all but [`Off`](Self::Off)'s allowed answers: each has it on a
-/// denial that ends by waiting.
+/// Which header fields a client gets, beside `Retry-After` on a denial that ends by waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderFields {

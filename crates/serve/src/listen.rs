@@ -1,9 +1,11 @@
 //! Ports that outlast careless clients: a number of connections, a time for each of their parts, a size of each, and an
 //! end that lets what has begun be answered.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::str::FromStr;
@@ -175,8 +177,16 @@ impl Port {
                 };
                 // Not as a layer of the routes, which would box each request's future once more.
                 let service = tower::service_fn(move |request: http::Request<Incoming>| {
-                    let answer = tokio::time::timeout(bounds.request, routes.clone().call(request.map(Body::new)));
-                    answer.map(|answer| answer.unwrap_or_else(|_| Ok(StatusCode::REQUEST_TIMEOUT.into_response())))
+                    let mut routes = routes.clone();
+                    async move {
+                        let answer = AssertUnwindSafe(routes.call(request.map(Body::new))).catch_unwind();
+                        Ok::<_, Infallible>(match tokio::time::timeout(bounds.request, answer).await {
+                            Ok(Ok(Ok(answer))) => answer,
+                            // It would take the connection's other requests with it. The panic itself is on stderr.
+                            Ok(Err(_)) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                            Err(_) => StatusCode::REQUEST_TIMEOUT.into_response(),
+                        })
+                    }
                 });
                 let service = TowerToHyperService::new(service);
                 let (stream, begun) = Beginning::of(stream);

@@ -1,5 +1,6 @@
 //! From the options to a running service, and to its end.
 
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::options::{OnErrorArgument, Options, Port};
 
 /// Serves until SIGTERM or Ctrl-C, and answers what has begun.
 pub(crate) async fn run(options: Options) -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
     let metrics = metrics_of_process()?;
     let limiter = limiter(&options)?;
     let rules = rules(&options, &limiter).await?;

@@ -28,7 +28,12 @@ pub(super) fn response(
     let statuses: Vec<_> =
         asked.iter().zip(verdicts).map(|(asked, verdict)| status(asked, verdict, unmatched)).collect();
     let over = statuses.iter().any(|status| status.code == Code::OverLimit as i32);
-    let decisive = decisive(verdicts);
+    let (decisive, asked) = match decisive(verdicts, unmatched).map(|at| (&verdicts[at], &asked[at])) {
+        Some((verdict, asked)) => (Some(verdict), Some(asked)),
+        None => (None, None),
+    };
+    // A limit of nothing stands for itself by another.
+    let fields = if asked.is_some_and(Asked::is_refused) { HeaderFields::Off } else { fields };
     let headers = decisive.map(|verdict| fields.of(verdict)).unwrap_or_default();
     let message = decisive.and_then(|verdict| verdict.response.as_ref()?.message.as_deref());
     RateLimitResponse {
@@ -37,15 +42,16 @@ pub(super) fn response(
         response_headers_to_add: headers.into_iter().map(|(name, value)| header(name, value)).collect(),
         request_headers_to_add: Vec::new(),
         raw_body: message.unwrap_or_default().into(),
-        dynamic_metadata: Some(metadata(verdicts)),
+        dynamic_metadata: Some(metadata(decisive, verdicts)),
         quota: None,
     }
 }
 
-/// The verdict that a client hears of: the first denial or, if there is none, of what is left least.
-fn decisive(verdicts: &[Verdict]) -> Option<&Verdict> {
-    let remaining = |verdict: &&Verdict| verdict.decision.as_ref().map_or(u64::MAX, |decision| decision.remaining);
-    verdicts.iter().find(|verdict| !verdict.allowed).or_else(|| verdicts.iter().min_by_key(remaining))
+/// The place of the verdict that a client hears of: the first denial or, if there is none, of what is left least.
+fn decisive(verdicts: &[Verdict], unmatched: Unmatched) -> Option<usize> {
+    let remaining = |at: &usize| verdicts[*at].decision.as_ref().map_or(u64::MAX, |decision| decision.remaining);
+    let denied = verdicts.iter().position(|verdict| !is_allowed(verdict, unmatched));
+    denied.or_else(|| (0..verdicts.len()).min_by_key(remaining))
 }
 
 /// Whether a descriptor is within its limits, as far as a rule applies to it.
@@ -122,12 +128,12 @@ fn header(name: &str, value: String) -> HeaderValue {
     HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }
 }
 
-/// For whoever routes or logs by it: `allowed`, the decisive verdict's `rule` and `reason`, and `shadow_denied`, the
-/// shadow rules that would have denied.
-fn metadata(verdicts: &[Verdict]) -> Struct {
+/// For whoever routes or logs by it: the decisive verdict's `rule` and `reason`, and `shadow_denied`, the shadow rules that
+/// would have denied.
+fn metadata(decisive: Option<&Verdict>, verdicts: &[Verdict]) -> Struct {
     let text = |text: &str| Value { kind: Some(value::Kind::StringValue(text.to_owned())) };
     let mut fields = HashMap::new();
-    if let Some(verdict) = decisive(verdicts) {
+    if let Some(verdict) = decisive {
         fields.insert("reason".to_owned(), text(verdict.reason.name()));
         fields.extend(verdict.rule.as_ref().map(|rule| ("rule".to_owned(), text(rule))));
     }

@@ -246,6 +246,8 @@ async fn where_no_rule_applies_the_answer_is_chosen() {
         let response = ask(client, &[descriptor(&[("usr", "ada")]), descriptor(&[("user", user)])], 0).await;
         assert_eq!(over(&response), !allowed);
         assert_eq!(codes(&response), [(allowed, 0), (true, if allowed { 9 } else { 10 })], "{unmatched:?}");
+        // A client hears of what denies it, which has nothing to say here.
+        assert_eq!(response.response_headers_to_add.is_empty(), !allowed);
         running.end().await;
     }
 }

@@ -24,7 +24,7 @@ const RULES: &str = r#"
 
 #[tokio::test]
 async fn a_proxy_names_the_request_by_header_fields() {
-    let server = Server::start();
+    let mut server = Server::start();
     let running = Running::start(builder(&server, RULES).build()).await;
     let traefik = |user: &'static str| {
         vec![
@@ -58,7 +58,18 @@ async fn a_proxy_names_the_request_by_header_fields() {
         let fields = [("x-forwarded-uri", "/"), ("x-forwarded-for", list)];
         assert_eq!(send(&running.http, "GET", "/v1/forward-auth", &fields, "").await.status, status, "{list}");
     }
-    let answer = send(&running.http, "GET", "/v1/forward-auth", &[("x-real-ip", "localhost")], "").await;
+    // Some load balancers add the port; a client's own fields of another proxy aren't read.
+    for (address, status) in [("192.0.2.6:4711", 429), ("[2001:db8::1]:443", 200), ("[2001:db8::2]", 429)] {
+        let fields = [("x-forwarded-uri", "/"), ("x-forwarded-for", address), ("x-real-ip", "203.0.113.1")];
+        let fields = [&fields[..], &[("x-tollgate-ip", "203.0.113.2"), ("x-original-uri", "/api/a")]].concat();
+        assert_eq!(send(&running.http, "GET", "/v1/forward-auth", &fields, "").await.status, status, "{address}");
+    }
+    let answer = send(&running.http, "GET", "/v1/auth-request", &[("x-real-ip", "localhost")], "").await;
     assert_eq!((answer.status, answer.json()["kind"].as_str()), (400, Some("input")));
+    // The answer is for clients, who need not know where Redis is.
+    server.stop();
+    let fields = [("x-original-uri", "/"), ("x-real-ip", "192.0.2.77")];
+    let answer = send(&running.http, "GET", "/v1/auth-request", &fields, "").await;
+    assert_eq!((answer.status, answer.body.as_str()), (503, ""));
     running.end().await;
 }

@@ -1,0 +1,214 @@
+"""Envoy with examples/envoy.yaml: exact limits over several services, faults, and details of the protocol."""
+
+import signal
+import textwrap
+import time
+import unittest
+
+from load import Load, basic, get
+from servers import EXAMPLES, Servers
+
+# Long enough that a busy machine doesn't decide.
+PATIENT = {"timeout: 0.020s": "timeout: 2s"}
+DENY = {"failure_mode_deny: false": "failure_mode_deny: true"}
+
+
+def rules(limit, on_error="closed"):
+    return f"""
+        [[rule]]
+        name = "users"
+        match = {{ domain = "shop", route = "api", user = "*" }}
+        key = "user"
+        limits = ["{limit}"]
+        on_error = "{on_error}"
+    """
+
+
+class Envoy(unittest.TestCase):
+    def setUp(self):
+        self.servers = self.enterContext(Servers())
+        self.redis, self.application = self.servers.redis(), self.servers.application()
+
+    def services(self, text, *options):
+        path = self.servers.write("rules.toml", text)
+        return [self.servers.service(path, self.redis, *options, name=name) for name in ("first", "second")]
+
+    def log(self, name):
+        return (self.servers.dir / f"{name}.log").read_text()
+
+    def test_the_example_as_it_is(self):
+        service = self.servers.service(EXAMPLES / "envoy-rules.toml", self.redis, "--deadline", "1s")
+        envoy = self.servers.envoy(self.application, [service], PATIENT)
+        self.assertEqual(get(envoy.port, "/")[0], 401)
+        # A client can't say who it is.
+        status, fields, body = get(envoy.port, "/", {**basic("alice"), "x-user": "eve"})
+        self.assertEqual((status, body.split()[0]), (200, "user=alice"))
+        self.assertEqual(fields["ratelimit-policy"], '"users";q=600;w=60')
+        self.assertEqual(fields["ratelimit"], '"users";r=99')
+        answers = [get(envoy.port, "/login", {"x-forwarded-for": f"192.0.2.{turn}"}) for turn in range(11)]
+        self.assertEqual([status for status, _, _ in answers], [200] * 10 + [429])
+        denied = answers[-1][1]
+        self.assertIn(int(denied["retry-after"]), range(80, 91))
+        self.assertEqual(denied["ratelimit"], f'"login";r=0;t={denied["retry-after"]}')
+        self.assertEqual(denied["x-envoy-ratelimited"], "true")
+        time.sleep(0.2)
+        envoy.stop()
+        self.assertIn("GET /login 429 request_rate_limited rule=login reason=limits", self.log("envoy"))
+
+    def test_two_services_admit_exactly_the_limit(self):
+        services = self.services(rules("fixed-window 500/7d"), "--deadline", "1s")
+        envoy = self.servers.envoy(self.application, services, PATIENT | DENY)
+        load = Load(envoy.port, headers=basic("alice"), requests=1500).wait()
+        self.assertEqual(load.counts(), {200: 500, 429: 1000})
+        print(f"\n1,500 requests, limit 500: {load.counts()}, p50 {load.milliseconds(0.5)} ms,",
+              f"p99 {load.milliseconds(0.99)} ms")
+        # Both were asked.
+        self.assertTrue(all("tollgate_decisions_total" in get(one.metrics, "/metrics")[2] for one in services))
+
+    def test_while_redis_is_down(self):
+        services = self.services(rules("fixed-window 20/7d"))
+        lets_pass = self.servers.envoy(self.application, services, name="lets-pass")
+        denies = self.servers.envoy(self.application, services, DENY, name="denies")
+        Load(denies.port, headers=basic("alice"), requests=60, clients=1).wait()
+        self.redis.stop(signal.SIGKILL)
+        self.assertEqual(Load(denies.port, headers=basic("alice"), requests=100).wait().counts(), {503: 100})
+        self.assertEqual(Load(lets_pass.port, headers=basic("alice"), requests=100).wait().counts(), {200: 100})
+        # What was counted is lost with this Redis, which keeps nothing.
+        self.redis.start()
+        end = time.monotonic() + 10
+        while get(denies.port, "/", basic("bob"))[0] != 200 and time.monotonic() < end:
+            time.sleep(0.05)
+        counts = Load(denies.port, headers=basic("alice"), requests=60, clients=1, pause=0.005).wait().counts()
+        self.assertLessEqual(counts.get(200, 0), 20)
+        self.assertGreaterEqual(counts.get(429, 0), 30)
+
+    def test_a_rule_that_is_open_admits_while_redis_is_down(self):
+        services = self.services(rules("fixed-window 20/7d", on_error="open"))
+        denies = self.servers.envoy(self.application, services, PATIENT | DENY)
+        self.redis.stop(signal.SIGKILL)
+        self.assertEqual(Load(denies.port, headers=basic("alice"), requests=200).wait().counts(), {200: 200})
+
+    def test_a_service_that_is_killed_and_started_again(self):
+        services = self.services(rules("fixed-window 800/7d"))
+        envoy = self.servers.envoy(self.application, services, DENY)
+        load = Load(envoy.port, headers=basic("alice"), seconds=6, pause=0.02)
+        time.sleep(1)
+        services[0].stop(signal.SIGKILL)
+        time.sleep(2)
+        services[0].start()
+        load.wait()
+        counts = load.counts()
+        print(f"\na service killed after 1 s, started again after 3 s:\n{load.table()}")
+        self.assertLessEqual(counts[200], 800)
+        # What a killed service had decided is charged, and a few requests fail until Envoy asks the other one only.
+        self.assertLess(counts.get(503, 0), len(load.answers) / 10)
+        self.assertEqual(set(counts) - {200, 429, 503}, set())
+
+    def test_rules_that_change_under_load(self):
+        services = self.services(rules("fixed-window 100000/7d"), "--deadline", "1s")
+        envoy = self.servers.envoy(self.application, services, PATIENT | DENY)
+        load = Load(envoy.port, headers=basic("alice"), seconds=4.5, pause=0.02)
+        time.sleep(1)
+        self.servers.write("rules.toml", rules("fixed-window 1/7d"))
+        time.sleep(2)
+        self.servers.write("rules.toml", "[[rule]]\nname = 1")
+        load.wait()
+        print(f"\nthe limit lowered to 1 after 1 s, a bad file after 3 s:\n{load.table()}")
+        self.assertEqual(set(load.counts()), {200, 429})
+        self.assertEqual({status for at, status, _ in load.answers if at < 1}, {200})
+        self.assertEqual({status for at, status, _ in load.answers if at > 2.6}, {429})
+
+    def test_units_and_limits_of_a_descriptor(self):
+        # Envoy takes hits_addend from typed_per_filter_config alone, and leaves out a descriptor whose units it can't
+        # read.
+        routes = {
+            "/four": ("units", "hits_addend: { number: 4 }"),
+            "/none": ("units", "hits_addend: { number: 0 }"),
+            "/back": ("units", "hits_addend: { number: 3, is_negative_hits: true }"),
+            "/after": ("units", "hits_addend: { format: '%BYTES_SENT%' }, apply_on_stream_done: true"),
+            "/own": ("own", "limit: { dynamic_metadata: { metadata_key: { key: own, path: [ { key: limit } ] } } }"),
+            "/zero": ("own", "limit: { dynamic_metadata: { metadata_key: { key: own, path: [ { key: none } ] } } }"),
+        }
+        first = "                        - match: { path: /login }\n"
+        added = "".join(self.route(path, *route) for path, route in routes.items())
+        filters = "                  - name: envoy.filters.http.basic_auth\n"
+        metadata = """
+            - name: own
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
+                metadata:
+                  - metadata_namespace: own
+                    value:
+                      limit: { requests_per_unit: 3, unit: HOUR }
+                      none: { requests_per_unit: 0, unit: HOUR }
+            - name: units
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.http.set_filter_state.v3.Config
+                on_request_headers:
+                  - object_key: envoy.ratelimit.hits_addend
+                    format_string: { text_format_source: { inline_string: "%REQ(x-units)%" } }
+                    skip_if_empty: true
+        """
+        metadata = textwrap.indent(textwrap.dedent(metadata).lstrip("\n"), " " * 18)
+        domain = "                      domain: shop\n"
+        text = """
+            [[rule]]
+            name = "units"
+            match = { route = "units" }
+            key = "route"
+            limits = ["fixed-window 100/7d"]
+            [[rule]]
+            name = "own"
+            match = { route = "own" }
+            key = "route"
+            limits = ["fixed-window 100/7d"]
+            [[rule]]
+            name = "users"
+            match = { user = "*" }
+            key = "user"
+            limits = ["fixed-window 100/7d"]
+        """
+        services = self.services(text, "--deadline", "1s")
+        texts = {first: added + first, filters: metadata + filters}
+        texts[domain] = domain + domain.replace("domain: shop", "enable_x_ratelimit_headers: DRAFT_VERSION_03")
+        envoy = self.servers.envoy(self.application, services, PATIENT | DENY | texts)
+
+        def left(path, headers=None):
+            status, fields, _ = get(envoy.port, path, headers)
+            self.assertEqual(status, 200, path)
+            return int(fields["ratelimit"].split(";")[1].removeprefix("r="))
+
+        self.assertEqual([left("/four"), left("/four")], [96, 92])
+        self.assertEqual(left("/none"), 92)
+        self.assertEqual(left("/back"), 95)
+        self.assertEqual(get(envoy.port, "/after")[0], 200)
+        time.sleep(0.3)
+        self.assertLess(left("/none"), 95)
+        self.assertEqual(left("/", basic("alice") | {"x-units": "40"}), 60)
+        self.assertEqual(get(envoy.port, "/", basic("alice") | {"x-units": "61"})[0], 429)
+        self.assertEqual(left("/", basic("alice") | {"x-units": "60"}), 0)
+        self.assertEqual([get(envoy.port, "/own")[0] for _ in range(4)], [200] * 3 + [429])
+        self.assertEqual(get(envoy.port, "/zero")[0], 429)
+        # Envoy's own fields beside the service's.
+        fields = get(envoy.port, "/none")[1]
+        self.assertEqual(fields["x-ratelimit-limit"].split(",")[0], "100")
+        self.assertEqual("r=" + fields["x-ratelimit-remaining"], fields["ratelimit"].split(";")[1])
+
+    def route(self, path, name, more):
+        text = f"""
+            - match: {{ path: {path} }}
+              route: {{ cluster: application }}
+              typed_per_filter_config:
+                envoy.filters.http.basic_auth:
+                  "@type": type.googleapis.com/envoy.config.route.v3.FilterConfig
+                  disabled: true
+                envoy.filters.http.ratelimit:
+                  "@type": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+                  rate_limits:
+                    - {{ actions: [ generic_key: {{ descriptor_key: route, descriptor_value: {name} }} ], {more} }}
+        """
+        return textwrap.indent(textwrap.dedent(text).lstrip("\n"), " " * 24)
+
+
+if __name__ == "__main__":
+    unittest.main()
