@@ -28,7 +28,10 @@ pub(crate) fn builder(server: &Server, rules: &str) -> ServiceBuilder {
 
 impl Running {
     pub(crate) async fn start(service: Service) -> Self {
-        Self::bounded(service, Bounds::default()).await
+        // No slow machine misses them.
+        let mut bounds = Bounds::default();
+        (bounds.head, bounds.request) = (Duration::from_secs(100), Duration::from_secs(100));
+        Self::bounded(service, bounds).await
     }
 
     pub(crate) async fn bounded(service: Service, bounds: Bounds) -> Self {
