@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 
-use super::{Applies, Attributes, Charge, Effect, Reason, RuleRequest, RuleSet, Shadow, ShadowVerdict, Verdict};
+#[cfg(feature = "http")]
+use super::Attributes;
+use super::{Applies, Charge, Effect, Reason, RuleRequest, RuleSet, Shadow, ShadowVerdict, Verdict};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::limiter::call::Call;
@@ -257,6 +259,7 @@ impl Limiter {
     /// # Errors
     ///
     /// A cost taken from an attribute that is no whole number.
+    #[cfg(feature = "http")]
     pub(crate) fn found<'r>(
         rules: &'r RuleSet,
         request: &Attributes<'_>,

@@ -1,7 +1,5 @@
 //! The attributes of a request that are compared as given, each by its name.
 
-use std::iter;
-
 /// How many most requests have at most.
 const FEW: usize = 4;
 
@@ -45,7 +43,7 @@ impl<'a> NamedValues<'a> {
 
     /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = NamedValue<'a>> {
-        iter::chain(self.first.iter().flatten(), &self.more).copied()
+        self.first.iter().flatten().chain(&self.more).copied()
     }
 }
 
