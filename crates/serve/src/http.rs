@@ -13,7 +13,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 use serde_json::{Number, Value};
 use tollgate::rules::{Attributes, Effect, Reason, RuleRequest, Verdict};
-use tollgate::{Algorithm, Operation};
+use tollgate::{Algorithm, Operation, Rule};
 
 use crate::answer::Answer;
 use crate::failure::Failure;
@@ -113,11 +113,11 @@ impl Service {
         let applies = rules.applies(request)?;
         let takes = matches!(operation, Operation::Acquire | Operation::Peek);
         match (&applies.effect, applies.rule) {
-            (Effect::Limit(charge), Some(rule)) if operation == Operation::Acquire && asked.id.is_none() => {
-                if charge.rule().limits().any(|limit| limit.algorithm() == Algorithm::Concurrency) {
-                    let why = format!("id: it is missing: rule {rule} has permits, which are held and released by it");
-                    return Err(Failure::Unfit(why));
-                }
+            (Effect::Limit(charge), Some(rule))
+                if operation == Operation::Acquire && asked.id.is_none() && holds(charge.rule()) =>
+            {
+                let why = format!("id: it is missing: rule {rule} has permits, which are held and released by it");
+                return Err(Failure::Unfit(why));
             }
             (Effect::Missing(attribute), Some(rule)) if !takes => {
                 return Err(Failure::Unfit(format!("attributes.{attribute}: it is missing: rule {rule} needs it")));
@@ -153,6 +153,11 @@ impl Service {
         let status = if verdict.allowed && !refused { StatusCode::OK } else { denied() };
         (status, self.headers().of(verdict))
     }
+}
+
+/// Whether it has permits.
+fn holds(rule: &Rule) -> bool {
+    rule.limits().any(|limit| limit.algorithm() == Algorithm::Concurrency)
 }
 
 /// An attribute's value as text.

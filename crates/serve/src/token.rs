@@ -18,8 +18,9 @@ pub struct Tokens(Arc<[Box<[u8]>]>);
 impl Tokens {
     /// These tokens; empty ones are left out.
     pub fn new(tokens: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Self {
-        let tokens = tokens.into_iter().map(|token| token.as_ref().trim_ascii().into());
-        Self(tokens.filter(|token: &Box<[u8]>| !token.is_empty()).collect())
+        let mut own: Vec<Box<[u8]>> = tokens.into_iter().map(|token| token.as_ref().trim_ascii().into()).collect();
+        own.retain(|token| !token.is_empty());
+        Self(own.into())
     }
 
     /// Whether there are none, so that anybody may ask.
