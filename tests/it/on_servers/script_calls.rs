@@ -166,6 +166,29 @@ fn the_latest_time_is_2_to_the_52_microseconds() {
     }
 }
 
+/// By a caller's own time the state's numbers decide, whatever Redis's clock says: it is kept for an hour at least, also
+/// where a call in the server's time had kept it for a moment.
+#[test]
+fn a_call_at_its_own_time_keeps_a_state_that_the_servers_time_would_soon_end() {
+    let (_server, mut redis) = server();
+    for (script, own) in [
+        ("token_bucket", "5 5 1000000 1 0"),
+        ("fixed_window", "5 5 1000000 0 0"),
+        ("sliding_window_counter", "5 1000000 1"),
+        ("sliding_window_log", "5 1000000"),
+        ("concurrency", "5 1000000 me"),
+    ] {
+        let time_to_live = |redis: &mut Connection| cmd("PTTL").arg(script).query::<i64>(redis).expect("PTTL");
+        answer(&mut redis, script, script, &format!("{own} 1 acquire -1"));
+        assert!((1..=5000).contains(&time_to_live(&mut redis)), "{script}: {}", time_to_live(&mut redis));
+        let [seconds, more]: [i64; 2] = cmd("TIME").query(&mut redis).expect("TIME");
+        // For which, in the server's time, what the first call has armed would be enough.
+        let now = seconds * 1_000_000 + more;
+        answer(&mut redis, script, script, &format!("{own} 1 acquire {now}"));
+        assert!(time_to_live(&mut redis) > 3_590_000, "{script}: {}", time_to_live(&mut redis));
+    }
+}
+
 #[test]
 fn a_reservation_is_denied_for_as_long_as_it_takes_to_the_tick() {
     let (_server, mut redis) = server();
