@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures decisions end to end, with much concurrency and on the server, finding rules, and the HTTP layer, with
-# variants in turn, and prints what is promised and what is wanted, with the measurements: about a quarter of an hour by
-# default. Needs cargo and redis-server; starts its own servers on loopback.
+# Measures decisions end to end, with much concurrency and on the server, finding rules, the HTTP layer and the service,
+# with variants in turn, and prints what is promised and what is wanted, with the measurements: about a quarter of an hour
+# by default. Needs cargo and redis-server; starts its own servers on loopback.
 #
 #   bash benches/run.sh [--rounds N] [--slice MS] [--callers N,N] [--keys N]
 set -euo pipefail
@@ -21,6 +21,7 @@ printf 'Machine: %s cores shared by client and server (%s), %s, %s. Load before 
 "$binaries/crowds" "$@"
 "$binaries/rules" "$@"
 "$binaries/layer" "$@"
+"$binaries/service" "$@"
 "$binaries/server" "$@"
 # Only if a PostgreSQL is named that may be written to.
 [ -z "${TOLLGATE_DATABASE-}" ] || { "$binaries/statements" "$@"; "$binaries/keys"; }

@@ -5,10 +5,19 @@ use std::time::Duration;
 use metrics::{counter, histogram};
 use tollgate::rules::{Reason, Verdict};
 
-/// Counts a verdict where no rule applied.
+/// An allowed request is near its limit where no more than this part of the capacity is left: a fifth.
+const NEAR: u64 = 5;
+
+/// Counts a verdict where no rule applied, and one that is over its limits or near them, by the rule.
 pub(crate) fn judged(verdict: &Verdict) {
     if verdict.reason == Reason::NoRule {
         counter!("tollgate_serve_unmatched_total").increment(1);
+    }
+    let (Some(rule), Some(decision)) = (&verdict.rule, &verdict.decision) else { return };
+    if !verdict.allowed {
+        counter!("tollgate_serve_over_limit_total", "rule" => rule.to_string()).increment(1);
+    } else if decision.limits.iter().any(|limit| limit.remaining <= limit.capacity / NEAR) {
+        counter!("tollgate_serve_near_limit_total", "rule" => rule.to_string()).increment(1);
     }
 }
 

@@ -87,6 +87,8 @@ async fn it_serves_follows_its_file_and_ends_with_what_has_begun_answered() {
     assert_eq!(decide(1).await, (429, Some(6)), "the rules before stay");
     let text = metrics().await;
     for name in [
+        "tollgate_serve_over_limit_total{rule=\"users\"} ",
+        "tollgate_serve_near_limit_total{rule=\"users\"} ",
         "tollgate_serve_requests_total{protocol=\"json\",outcome=\"allowed\"}",
         "tollgate_decisions_total{rule=\"users\"",
     ] {
