@@ -232,6 +232,7 @@ test('a service that swallows bytes is given up at the deadline', async (t) => {
 
 test('an answer in drops is given up at the deadline', async (t) => {
   const listener = await listening(t, async (socket) => {
+    await once(socket, 'data');
     socket.write('HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n');
     while (!socket.destroyed) {
       socket.write(' ');

@@ -268,6 +268,7 @@ class Calls:
 
     def test_an_answer_in_drops_is_given_up_at_the_deadline(self):
         def drip(connection, _):
+            request_from(connection)
             for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
                 connection.sendall(bytes([byte]))
                 time.sleep(0.05)

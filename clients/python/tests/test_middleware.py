@@ -9,6 +9,7 @@ import threading
 import unittest
 import urllib.error
 import urllib.request
+from contextlib import asynccontextmanager
 
 from service import Redis, Service
 from tollgate_client import AsyncClient, RateLimitMiddleware, RequestError
@@ -119,10 +120,14 @@ class Served(unittest.TestCase):
         import uvicorn
 
         client = AsyncClient(service.url, deadline=PATIENT)
-        app = fastapi.FastAPI()
-        app.add_middleware(
-            RateLimitMiddleware, client=client, attributes=lambda scope: {"user": self.id()}
-        )
+
+        @asynccontextmanager
+        async def lifespan(app):
+            yield
+            await client.close()
+
+        app = fastapi.FastAPI(lifespan=lifespan)
+        app.add_middleware(RateLimitMiddleware, client=client, attributes=lambda scope: {"user": self.id()})
 
         @app.get("/pages/{name}")
         async def page(name: str):
