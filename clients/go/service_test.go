@@ -1,0 +1,207 @@
+package tollgate
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// patient is a deadline for tests that aren't about deadlines: this machine may be busy.
+const patient = 20 * time.Second
+
+var (
+	redis   *Redis
+	service *Service
+
+	// Set in a process that holds a permit until it is killed.
+	holder     = flag.String("holder", "", "the service's address")
+	attributes = flag.String("attributes", "", "as JSON")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if *holder != "" {
+		hold()
+	}
+	if os.Getenv("TOLLGATE_SERVE") == "" {
+		fmt.Fprintln(os.Stderr, "TOLLGATE_SERVE: expected the path of tollgate-serve")
+		os.Exit(1)
+	}
+	redis = startRedis()
+	service = startService(redis, "127.0.0.1:0")
+	status := m.Run()
+	service.end()
+	redis.end()
+	os.Exit(status)
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// Redis is a server of these tests' own.
+type Redis struct {
+	folder, url string
+	command     *exec.Cmd
+}
+
+func startRedis() *Redis {
+	folder, err := os.MkdirTemp("", "tollgate-")
+	check(err)
+	path := filepath.Join(folder, "redis.sock")
+	command := exec.Command("redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", folder)
+	check(command.Start())
+	for until := time.Now().Add(patient); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(path); err == nil {
+			return &Redis{folder, "unix://" + path, command}
+		}
+		if time.Now().After(until) {
+			panic("redis-server didn't start")
+		}
+	}
+}
+
+func (redis *Redis) end() {
+	end(redis.command)
+	check(os.RemoveAll(redis.folder))
+}
+
+func end(command *exec.Cmd) {
+	_ = command.Process.Kill()
+	_ = command.Wait()
+}
+
+// Service is the real one.
+type Service struct {
+	address, url string
+	command      *exec.Cmd
+}
+
+func startService(redis *Redis, at string, options ...string) *Service {
+	own := []string{"../rules.toml", "--url", redis.url, "--http", at, "--grpc", "off", "--metrics", "off", "--deadline", "5s"}
+	command := exec.Command(os.Getenv("TOLLGATE_SERVE"), append(own, options...)...)
+	output, err := command.StdoutPipe()
+	check(err)
+	check(command.Start())
+	line, err := bufio.NewReader(output).ReadString('\n')
+	check(err)
+	address := strings.TrimSpace(strings.TrimPrefix(line, "http "))
+	started := &Service{address, "http://" + address, command}
+	if strings.HasPrefix(at, "unix:") {
+		started.url = address
+	}
+	return started
+}
+
+func (service *Service) end() { end(service.command) }
+
+// answer is what the service answers to this request.
+func (service *Service) answer(request []byte) []byte {
+	connection, err := net.Dial("tcp", service.address)
+	check(err)
+	defer connection.Close()
+	_, err = connection.Write(request)
+	check(err)
+	return message(connection)
+}
+
+// Listener accepts connections, and hands each with its number to a function.
+type Listener struct {
+	url      string
+	accepted atomic.Int64
+}
+
+func listen(t *testing.T, serve func(connection net.Conn, number int64)) *Listener {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	check(err)
+	t.Cleanup(func() { listener.Close() })
+	found := &Listener{url: "http://" + listener.Addr().String()}
+	go func() {
+		for {
+			connection, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			number := found.accepted.Add(1)
+			go func() {
+				defer connection.Close()
+				serve(connection, number)
+			}()
+		}
+	}()
+	return found
+}
+
+// message is one request or answer, or empty if the other side has closed.
+func message(connection net.Conn) []byte {
+	var read bytes.Buffer
+	reader := bufio.NewReader(io.TeeReader(connection, &read))
+	length := 0
+	for {
+		line, err := reader.ReadString('\n')
+		if err != nil {
+			return nil
+		}
+		_, _ = fmt.Sscanf(strings.ToLower(line), "content-length: %d", &length)
+		if line == "\r\n" {
+			break
+		}
+	}
+	if _, err := io.CopyN(io.Discard, reader, int64(length)); err != nil {
+		return nil
+	}
+	return read.Bytes()
+}
+
+func open(t *testing.T, address string, options Options) *Client {
+	t.Helper()
+	if options.Deadline == 0 {
+		options.Deadline = patient
+	}
+	client, err := New(address, options)
+	check(err)
+	t.Cleanup(client.Close)
+	return client
+}
+
+// of is a request with a user of the test's own.
+func of(t *testing.T, path string) Request {
+	return Request{Attributes: map[string]any{"path": path, "user": t.Name()}}
+}
+
+func decodeFile(name string, into any) {
+	content, err := os.ReadFile(name)
+	check(err)
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	decoder.UseNumber()
+	check(decoder.Decode(into))
+}
+
+func get(t *testing.T, url string, header http.Header) (*http.Response, string) {
+	t.Helper()
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	check(err)
+	for name, values := range header {
+		request.Header[name] = values
+	}
+	response, err := http.DefaultClient.Do(request)
+	check(err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	check(err)
+	return response, string(body)
+}

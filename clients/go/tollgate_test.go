@@ -1,0 +1,628 @@
+package tollgate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var background = context.Background()
+
+func TestSharedVectors(t *testing.T) {
+	own := startRedis()
+	defer own.end()
+	fresh := startService(own, "127.0.0.1:0")
+	defer fresh.end()
+	client := open(t, fresh.url, Options{})
+	var vectors []struct {
+		About, Op string
+		Request   json.RawMessage
+		Status    int
+		Answer    map[string]any
+	}
+	decodeFile("../vectors.json", &vectors)
+	for _, vector := range vectors {
+		var request Request
+		check(json.Unmarshal(vector.Request, &request))
+		withRequest := map[string]func(context.Context, Request) (*Decision, error){
+			"decide": client.Decide, "peek": client.Peek, "refund": client.Refund, "settle": client.Settle,
+		}
+		byID := map[string]func(context.Context, map[string]any, string) (*Decision, error){
+			"cancel": client.Cancel, "renew": client.Renew, "release": client.Release,
+		}
+		var decision *Decision
+		var err error
+		if call, ok := withRequest[vector.Op]; ok {
+			decision, err = call(background, request)
+		} else {
+			decision, err = byID[vector.Op](background, request.Attributes, request.ID)
+		}
+		var status int
+		var found any
+		var refused *RequestError
+		switch {
+		case errors.As(err, &refused):
+			if IsUnknownID(err) != (refused.Status == http.StatusNotFound) {
+				t.Errorf("%s: %+v", vector.About, refused)
+			}
+			status, found = refused.Status, map[string]any{"error": refused.Message, "kind": refused.Kind, "charged": false}
+		case err != nil:
+			t.Fatalf("%s: %v", vector.About, err)
+		default:
+			decoder := json.NewDecoder(strings.NewReader(string(decision.Raw)))
+			decoder.UseNumber()
+			check(decoder.Decode(&found))
+			status = decision.Status
+		}
+		if status != vector.Status {
+			t.Errorf("%s: expected status %d, got %d: %v", vector.About, vector.Status, status, found)
+		}
+		assertHas(t, vector.About, found, vector.Answer)
+	}
+	if len(vectors) == 0 {
+		t.Fatal("no vectors")
+	}
+}
+
+func assertHas(t *testing.T, about string, found, expected any) {
+	t.Helper()
+	switch expected := expected.(type) {
+	case map[string]any:
+		fields, _ := found.(map[string]any)
+		for name, value := range expected {
+			at, ok := fields[name]
+			if !ok {
+				t.Errorf("%s: %s is missing", about, name)
+			}
+			assertHas(t, about+": "+name, at, value)
+		}
+	case []any:
+		items, _ := found.([]any)
+		if len(items) != len(expected) {
+			t.Fatalf("%s: expected %d, got %v", about, len(expected), found)
+		}
+		for at, value := range expected {
+			assertHas(t, fmt.Sprint(about, " ", at), items[at], value)
+		}
+	default:
+		if found != expected {
+			t.Errorf("%s: expected %v, got %v", about, expected, found)
+		}
+	}
+}
+
+func TestFiftyCallersAtOnceAreAllowedExactlyTheLimit(t *testing.T) {
+	client := open(t, service.url, Options{})
+	var allowed atomic.Int64
+	var callers sync.WaitGroup
+	for caller := 0; caller < 50; caller++ {
+		callers.Add(1)
+		go func() {
+			defer callers.Done()
+			for turn := 0; turn < 2; turn++ {
+				decision, err := client.Decide(background, of(t, "/requests"))
+				if err != nil {
+					t.Error(err)
+				} else if decision.Allowed {
+					allowed.Add(1)
+				}
+			}
+		}()
+	}
+	callers.Wait()
+	if allowed.Load() != 10 {
+		t.Errorf("expected 10, got %d", allowed.Load())
+	}
+}
+
+func TestADecisionIsTyped(t *testing.T) {
+	client := open(t, service.url, Options{})
+	request := of(t, "/logins")
+	request.Attributes["method"] = "POST"
+	var denied *Decision
+	for turn := 0; turn < 3; turn++ {
+		var err error
+		denied, err = client.Decide(background, request)
+		check(err)
+	}
+	if denied.Allowed || denied.Status != 429 || denied.Message != "too many attempts" || *denied.Limit != 2 ||
+		denied.RetryAfter.Duration < 29*24*time.Hour || denied.RetryAfter.Never || denied.Limits[0].Allowed {
+		t.Errorf("%+v", denied)
+	}
+	if len(denied.Header) != 3 || denied.Header.Get("Retry-After") == "" || denied.Header.Get("RateLimit") == "" {
+		t.Error(denied.Header)
+	}
+	never, err := client.Decide(background, Request{Attributes: of(t, "/requests").Attributes, Cost: Units(11)})
+	if err != nil || !never.RetryAfter.Never {
+		t.Error(never, err)
+	}
+}
+
+func TestSettleCancelAndRefundGiveBackWhatTheySay(t *testing.T) {
+	client := open(t, service.url, Options{})
+	request := func(cost uint64, id string) Request {
+		return Request{Attributes: of(t, "/requests").Attributes, Cost: Units(cost), ID: id}
+	}
+	remains := func(expected uint64) func(*Decision, error) {
+		return func(decision *Decision, err error) {
+			t.Helper()
+			check(err)
+			if *decision.Remaining != expected {
+				t.Errorf("expected %d, got %d", expected, *decision.Remaining)
+			}
+		}
+	}
+	remains(2)(client.Decide(background, request(8, "a")))
+	remains(7)(client.Settle(background, request(3, "a")))
+	remains(2)(client.Decide(background, request(5, "b")))
+	remains(7)(client.Cancel(background, request(0, "").Attributes, "b"))
+	remains(8)(client.Refund(background, request(1, "")))
+	if _, err := client.Cancel(background, request(0, "").Attributes, "b"); !IsUnknownID(err) {
+		t.Error(err)
+	}
+}
+
+func TestOneOfManyHoldsAnExclusivePermit(t *testing.T) {
+	client := open(t, service.url, Options{})
+	var inside, held atomic.Int64
+	var callers sync.WaitGroup
+	for caller := 0; caller < 20; caller++ {
+		callers.Add(1)
+		go func() {
+			defer callers.Done()
+			for turn := 0; turn < 5; turn++ {
+				_, release, err := client.Hold(background, of(t, "/exclusive"))
+				var denied *Denied
+				if errors.As(err, &denied) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					continue
+				}
+				held.Add(1)
+				if inside.Add(1) != 1 {
+					t.Error("two hold it")
+				}
+				time.Sleep(10 * time.Millisecond)
+				inside.Add(-1)
+				check(release())
+			}
+		}()
+	}
+	callers.Wait()
+	if held.Load() == 0 {
+		t.Error("nobody held it")
+	}
+	_, release, err := client.Hold(background, of(t, "/exclusive"))
+	check(err)
+	check(release())
+}
+
+func TestAPermitIsReleasedOnAPanic(t *testing.T) {
+	client := open(t, service.url, Options{})
+	work := func() (recovered any) {
+		defer func() { recovered = recover() }()
+		request := of(t, "/jobs")
+		request.Cost = Units(2)
+		held, release, err := client.Hold(background, request)
+		check(err)
+		defer func() {
+			check(release())
+			if held.Err() == nil {
+				t.Error("the context goes on")
+			}
+		}()
+		var denied *Denied
+		if _, _, err := client.Hold(background, of(t, "/jobs")); !errors.As(err, &denied) || denied.Decision.Status != 429 {
+			t.Error(err)
+		}
+		panic("work")
+	}
+	for turn := 0; turn < 2; turn++ {
+		if recovered := work(); recovered != "work" {
+			t.Error(recovered)
+		}
+	}
+}
+
+// hold is the process that is killed.
+func hold() {
+	client, err := New(*holder, Options{Deadline: patient})
+	check(err)
+	request := Request{}
+	check(json.Unmarshal([]byte(*attributes), &request.Attributes))
+	_, _, err = client.Hold(background, request)
+	check(err)
+	fmt.Println("held")
+	time.Sleep(10 * time.Minute)
+}
+
+func TestAPermitIsRenewedAndThatOfAKilledHolderComesBack(t *testing.T) {
+	client := open(t, service.url, Options{})
+	var both sync.WaitGroup
+	for _, path := range []string{"/exclusive", "/mixed"} {
+		request := of(t, path)
+		both.Add(1)
+		go func() {
+			defer both.Done()
+			asJSON, err := json.Marshal(request.Attributes)
+			check(err)
+			holder := exec.Command(os.Args[0], "-holder", service.url, "-attributes", string(asJSON))
+			output, err := holder.StdoutPipe()
+			check(err)
+			check(holder.Start())
+			line := make([]byte, 5)
+			if _, err := output.Read(line); err != nil || string(line) != "held\n" {
+				t.Errorf("%s: %v", line, err)
+			}
+			time.Sleep(2500 * time.Millisecond) // the ttl is 2 s
+			var denied *Denied
+			if _, _, err := client.Hold(background, request); !errors.As(err, &denied) {
+				t.Error(err)
+			}
+			end(holder)
+			for until := time.Now().Add(patient); ; time.Sleep(50 * time.Millisecond) {
+				_, release, err := client.Hold(background, request)
+				if err == nil {
+					check(release())
+					return
+				}
+				if !errors.As(err, &denied) || time.Now().After(until) {
+					t.Error(err)
+					return
+				}
+			}
+		}()
+	}
+	both.Wait()
+}
+
+func TestALostPermitEndsItsContext(t *testing.T) {
+	client := open(t, service.url, Options{})
+	request := of(t, "/jobs")
+	// By hand, since Hold keeps its id to itself.
+	request.ID = "lost"
+	decision, err := client.Decide(background, request)
+	check(err)
+	decision.Limits[0].ResetAfterMicros = 30_000
+	_, err = client.Release(background, request.Attributes, request.ID)
+	check(err)
+	held, lose := context.WithCancel(background)
+	client.keep(request, decision, time.Now(), lose, make(chan struct{}))
+	if held.Err() == nil {
+		t.Error("expected an end")
+	}
+}
+
+func TestHoldOfARuleWithoutPermits(t *testing.T) {
+	client := open(t, service.url, Options{})
+	_, release, err := client.Hold(background, of(t, "/free"))
+	check(err)
+	check(release())
+	_, release, err = client.Hold(background, of(t, "/requests"))
+	check(err)
+	if err := release(); err == nil || !strings.Contains(err.Error(), "concurrency") {
+		t.Error(err)
+	}
+}
+
+func isUnavailable(t *testing.T, err error, kind string, isUncharged bool) {
+	t.Helper()
+	var failure *Unavailable
+	if !errors.As(err, &failure) || failure.Kind != kind || failure.isUncharged() != isUncharged {
+		t.Errorf("expected %s, got %#v", kind, err)
+	}
+}
+
+func TestWhileTheServiceIsAwayClosedFailsAndOpenAllows(t *testing.T) {
+	gone := startService(redis, "127.0.0.1:0")
+	gone.end()
+	client := open(t, gone.url, Options{})
+	_, err := client.Decide(background, of(t, "/requests"))
+	isUnavailable(t, err, "unreachable", true)
+	_, _, err = client.Hold(background, of(t, "/jobs"))
+	isUnavailable(t, err, "unreachable", true)
+	client = open(t, gone.url, Options{OnError: Open})
+	decision, err := client.Decide(background, of(t, "/requests"))
+	if err != nil || !decision.Allowed || decision.By != "policy" || decision.Error != "unreachable" || decision.Cause == nil {
+		t.Error(decision, err)
+	}
+	if _, err := client.Settle(background, Request{Attributes: of(t, "/requests").Attributes, ID: "x"}); err != nil {
+		t.Error(err)
+	}
+	_, release, err := client.Hold(background, of(t, "/jobs"))
+	check(err)
+	check(release())
+	_, err = client.Renew(background, of(t, "/jobs").Attributes, "x")
+	isUnavailable(t, err, "unreachable", true)
+}
+
+func TestWhileRedisIsAwayTheServiceFailsAndTheClientDecides(t *testing.T) {
+	own := startRedis()
+	up := startService(own, "127.0.0.1:0")
+	defer up.end()
+	own.end()
+	var failure *Unavailable
+	if _, err := open(t, up.url, Options{}).Decide(background, of(t, "/requests")); !errors.As(err, &failure) {
+		t.Error(err)
+	}
+	decision, err := open(t, up.url, Options{OnError: Open}).Decide(background, of(t, "/requests"))
+	if err != nil || decision.By != "policy" {
+		t.Error(decision, err)
+	}
+}
+
+func TestAServiceThatSwallowsBytesIsGivenUpAtTheDeadline(t *testing.T) {
+	listener := listen(t, func(net.Conn, int64) { time.Sleep(time.Minute) })
+	began := time.Now()
+	request := of(t, "/requests")
+	request.ID = "x"
+	_, err := open(t, listener.url, Options{Deadline: 300 * time.Millisecond}).Decide(background, request)
+	isUnavailable(t, err, "deadline", false)
+	if taken := time.Since(began); taken < 290*time.Millisecond || taken > 5*time.Second {
+		t.Error(taken)
+	}
+	client := open(t, listener.url, Options{Deadline: 300 * time.Millisecond, OnError: Open})
+	decision, err := client.Decide(background, of(t, "/requests"))
+	if err != nil || decision.Error != "deadline" {
+		t.Error(decision, err)
+	}
+	if listener.accepted.Load() != 2 {
+		t.Error("a slow call was repeated")
+	}
+	cancelled, cancel := context.WithCancel(background)
+	cancel()
+	if _, err := client.Decide(cancelled, of(t, "/requests")); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestAnAnswerInDropsIsGivenUpAtTheDeadline(t *testing.T) {
+	listener := listen(t, func(connection net.Conn, _ int64) {
+		message(connection)
+		_, err := connection.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"))
+		for ; err == nil; time.Sleep(50 * time.Millisecond) {
+			_, err = connection.Write([]byte(" "))
+		}
+	})
+	began := time.Now()
+	_, err := open(t, listener.url, Options{Deadline: 500 * time.Millisecond}).Decide(background, of(t, "/requests"))
+	isUnavailable(t, err, "deadline", false)
+	if time.Since(began) > 10*time.Second {
+		t.Error(time.Since(began))
+	}
+}
+
+func TestALateAnswerIsNeverThatOfAnotherCall(t *testing.T) {
+	listener := listen(t, func(connection net.Conn, number int64) {
+		for {
+			request := message(connection)
+			if request == nil {
+				return
+			}
+			answer := service.answer(request)
+			if number == 1 {
+				time.Sleep(1500 * time.Millisecond)
+			}
+			if _, err := connection.Write(answer); err != nil {
+				return
+			}
+		}
+	})
+	client := open(t, listener.url, Options{Deadline: time.Second})
+	_, err := client.Decide(background, of(t, "/requests"))
+	isUnavailable(t, err, "deadline", false)
+	for user := 0; user < 20; user++ {
+		name := "late " + strconv.Itoa(user)
+		decision, err := client.Decide(background, Request{Attributes: map[string]any{"path": "/requests", "user": name}})
+		if err != nil {
+			isUnavailable(t, err, "deadline", false) // this machine was busy
+		} else if decision.Key != "user:"+name {
+			t.Error(decision.Key)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func TestABrokenConnectionRepeatsOnlyWhatIsChargedOnce(t *testing.T) {
+	listener := listen(t, func(connection net.Conn, _ int64) { message(connection) })
+	client := open(t, listener.url, Options{})
+	request := of(t, "/requests")
+	_, err := client.Decide(background, request)
+	isUnavailable(t, err, "disconnected", false)
+	if listener.accepted.Load() != 1 {
+		t.Error(listener.accepted.Load())
+	}
+	request.ID = "x"
+	_, err = client.Decide(background, request)
+	isUnavailable(t, err, "disconnected", false)
+	if listener.accepted.Load() != 3 {
+		t.Error(listener.accepted.Load())
+	}
+}
+
+func TestARepeatedCallIsChargedOnce(t *testing.T) {
+	listener := listen(t, func(connection net.Conn, number int64) {
+		answer := service.answer(message(connection))
+		if number > 1 {
+			_, _ = connection.Write(answer)
+		}
+	})
+	request := of(t, "/requests")
+	request.ID = "repeated"
+	decision, err := open(t, listener.url, Options{}).Decide(background, request)
+	if err != nil || *decision.Remaining != 9 {
+		t.Error(decision, err)
+	}
+}
+
+func TestAConnectionIsKeptAndReplacedIfItWasClosedWhileUnused(t *testing.T) {
+	for _, isKept := range []bool{true, false} {
+		isKept := isKept
+		listener := listen(t, func(connection net.Conn, _ int64) {
+			for {
+				request := message(connection)
+				if request == nil {
+					return
+				}
+				if _, err := connection.Write(service.answer(request)); err != nil || !isKept {
+					return
+				}
+			}
+		})
+		client := open(t, listener.url, Options{})
+		for turn := 0; turn < 3; turn++ {
+			if _, err := client.Decide(background, of(t, "/requests")); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if accepted := listener.accepted.Load(); (accepted == 1) != isKept {
+			t.Error(isKept, accepted)
+		}
+	}
+}
+
+func TestGarbageIsNoDecision(t *testing.T) {
+	for _, answer := range []string{
+		"what?\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "HTTP/1.1 502 Bad\r\n\r\n",
+	} {
+		answer := answer
+		listener := listen(t, func(connection net.Conn, _ int64) {
+			message(connection)
+			_, _ = connection.Write([]byte(answer))
+		})
+		var failure *Unavailable
+		if _, err := open(t, listener.url, Options{}).Decide(background, of(t, "/requests")); !errors.As(err, &failure) {
+			t.Error(answer, err)
+		}
+	}
+}
+
+func TestWrongInputIsReturnedWithTheServicesMessage(t *testing.T) {
+	for _, onError := range []OnError{Closed, Open} {
+		request := of(t, "/requests")
+		request.Costs = map[string]uint64{"x": 1}
+		_, err := open(t, service.url, Options{OnError: onError}).Decide(background, request)
+		var refused *RequestError
+		if !errors.As(err, &refused) || refused.Status != 400 || refused.Kind != "input" ||
+			!strings.HasPrefix(err.Error(), "costs: expected limits of rule requests") {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAToken(t *testing.T) {
+	path := filepath.Join(redis.folder, "tokens")
+	check(os.WriteFile(path, []byte("secret\n"), 0o600))
+	guarded := startService(redis, "127.0.0.1:0", "--tokens", path)
+	defer guarded.end()
+	if _, err := open(t, guarded.url, Options{Token: "secret"}).Decide(background, of(t, "/requests")); err != nil {
+		t.Error(err)
+	}
+	for _, token := range []string{"", "wrong"} {
+		_, err := open(t, guarded.url, Options{Token: token, OnError: Open}).Decide(background, of(t, "/requests"))
+		var refused *RequestError
+		if !errors.As(err, &refused) || refused.Status != 401 || !strings.Contains(err.Error(), "token") {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAUnixSocketAndARestart(t *testing.T) {
+	path := "unix:" + filepath.Join(redis.folder, "serve.sock")
+	client := open(t, path, Options{})
+	for _, remaining := range []uint64{9, 8} {
+		up := startService(redis, path)
+		decision, err := client.Decide(background, of(t, "/requests"))
+		if err != nil || *decision.Remaining != remaining {
+			t.Error(decision, err)
+		}
+		up.end()
+	}
+}
+
+func TestWrongSettings(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:8080", "ftp://x", "unix:", ""} {
+		if _, err := New(address, Options{}); err == nil {
+			t.Errorf("expected an error for %q", address)
+		}
+	}
+	if _, err := New(service.url, Options{Deadline: -1}); err == nil {
+		t.Error("expected an error")
+	}
+}
+
+func serve(t *testing.T, client *Client, attributes map[string]any) string {
+	hello := http.HandlerFunc(func(writer http.ResponseWriter, _ *http.Request) { _, _ = writer.Write([]byte("hello")) })
+	more := func(*http.Request) map[string]any {
+		if attributes == nil {
+			return map[string]any{"user": t.Name()}
+		}
+		return attributes
+	}
+	server := httptest.NewServer(client.Middleware(hello, more))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestMiddleware(t *testing.T) {
+	client := open(t, service.url, Options{})
+	url := serve(t, client, nil)
+	for _, remaining := range []string{"1", "0"} {
+		response, body := get(t, url+"/pages/a", nil)
+		if response.StatusCode != 200 || body != "hello" ||
+			response.Header.Get("RateLimit-Policy") != `"pages";q=2;w=2592000` ||
+			!strings.HasPrefix(response.Header.Get("RateLimit"), `"pages";r=`+remaining) {
+			t.Error(response, body)
+		}
+	}
+	response, body := get(t, url+"/pages/b?query", nil)
+	var problem struct {
+		Title, Detail string
+		Status        int
+	}
+	check(json.Unmarshal([]byte(body), &problem))
+	seconds, _ := strconv.Atoi(response.Header.Get("Retry-After"))
+	if response.StatusCode != 429 || seconds < 29*86_400 || problem.Detail != "slow down" || problem.Status != 429 {
+		t.Error(response, body)
+	}
+	// Decoded once, %25 is a percent sign, and this is no page.
+	if response, _ := get(t, url+"/pages%252Fa", nil); response.Header.Get("RateLimit") != "" {
+		t.Error(response)
+	}
+	if response, _ := get(t, url+"/pages%2Fa", nil); response.StatusCode != 429 {
+		t.Error(response)
+	}
+	if response, _ := get(t, serve(t, client, map[string]any{"path": "/banned"})+"/pages/a", nil); response.StatusCode != 403 {
+		t.Error(response)
+	}
+	if response, _ := get(t, serve(t, client, map[string]any{"ip": "nowhere"})+"/pages/a", nil); response.StatusCode != 500 {
+		t.Error(response)
+	}
+}
+
+func TestMiddlewareWithoutADecision(t *testing.T) {
+	gone := startService(redis, "127.0.0.1:0")
+	gone.end()
+	for onError, status := range map[OnError]int{Closed: 503, Open: 200} {
+		response, _ := get(t, serve(t, open(t, gone.url, Options{OnError: onError}), nil)+"/pages/a", nil)
+		if response.StatusCode != status {
+			t.Errorf("expected %d, got %d", status, response.StatusCode)
+		}
+	}
+}

@@ -1,0 +1,349 @@
+// The client against the real service. Each test has a user of its own.
+
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { after, before, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+import { Client, Denied, RequestError, Unavailable, UnknownId } from '../index.mjs';
+import { CLIENTS, answerOf, end, listen, messages, startRedis, startService } from './service.mjs';
+
+const PATIENT = 20_000; // milliseconds: this machine may be busy
+
+let redis;
+let service;
+before(async () => {
+  redis = await startRedis();
+  service = await startService(redis);
+});
+after(async () => {
+  await service.end();
+  await redis.end();
+});
+// What is expected in the tests of failures.
+process.on('warning', () => {});
+
+function open(t, url = service.url, settings = {}) {
+  const client = new Client(url, { deadline: PATIENT, ...settings });
+  t.after(() => client.close());
+  return client;
+}
+
+async function listening(t, serve) {
+  const listener = await listen(serve);
+  t.after(() => listener.end());
+  return listener;
+}
+
+const of = (t, path, more) => ({ path, user: t.name, ...more });
+
+async function heldAgain(client, attributes) {
+  for (const until = Date.now() + PATIENT; ; await sleep(50)) {
+    try {
+      return await client.withHold(attributes, (permit) => permit);
+    } catch (error) {
+      if (!(error instanceof Denied) || Date.now() > until) throw error;
+    }
+  }
+}
+
+function assertHas(found, expected, about) {
+  if (expected === null || typeof expected !== 'object') {
+    assert.equal(found, expected, about);
+    return;
+  }
+  if (Array.isArray(expected)) assert.equal(found.length, expected.length, about);
+  for (const [name, value] of Object.entries(expected)) {
+    assert.ok(name in found, `${about}: ${name}`);
+    assertHas(found[name], value, `${about}: ${name}`);
+  }
+}
+
+test('the shared vectors', async (t) => {
+  const own = await startRedis();
+  t.after(() => own.end());
+  const fresh = await startService(own);
+  t.after(() => fresh.end());
+  const client = open(t, fresh.url);
+  for (const { about, op, request, status, answer } of JSON.parse(readFileSync(join(CLIENTS, 'vectors.json')))) {
+    const { attributes, cost, costs, id, id_ttl_ms: idTtlMs } = request;
+    const byId = ['cancel', 'renew', 'release'].includes(op);
+    let found;
+    try {
+      const decision = await client[op](attributes, byId ? id : { cost, costs, id, idTtlMs });
+      found = { status: decision.status, raw: decision.raw };
+    } catch (error) {
+      assert.ok(error instanceof RequestError, `${about}: ${error}`);
+      assert.equal(error instanceof UnknownId, error.status === 404);
+      found = { status: error.status, raw: { error: error.message, kind: error.kind, charged: false } };
+    }
+    assert.equal(found.status, status, about);
+    assertHas(found.raw, answer, about);
+  }
+});
+
+test('fifty callers at once are allowed exactly the limit', async (t) => {
+  const client = open(t);
+  const caller = async () => [await client.decide(of(t, '/requests')), await client.decide(of(t, '/requests'))];
+  const decisions = (await Promise.all(Array.from({ length: 50 }, caller))).flat();
+  assert.equal(decisions.length, 100);
+  assert.equal(decisions.filter((decision) => decision.allowed).length, 10);
+});
+
+test('a decision has names of JavaScript', async (t) => {
+  const client = open(t);
+  const attributes = of(t, '/logins', { method: 'POST' });
+  await client.decide(attributes);
+  await client.decide(attributes);
+  const denied = await client.decide(attributes);
+  assert.deepEqual([denied.allowed, denied.status, denied.message], [false, 429, 'too many attempts']);
+  assert.ok(denied.retryAfterUs > 29 * 86_400e6);
+  assert.equal(denied.limits[0].retryAfterUs, denied.retryAfterUs);
+  assert.deepEqual(Object.keys(denied.headers).sort(), ['ratelimit', 'ratelimit-policy', 'retry-after']);
+});
+
+test('settle, cancel and refund give back what they say', async (t) => {
+  const client = open(t);
+  const attributes = of(t, '/requests');
+  assert.equal((await client.decide(attributes, { cost: 8, id: 'a' })).remaining, 2);
+  assert.equal((await client.settle(attributes, { cost: 3, id: 'a' })).remaining, 7);
+  assert.equal((await client.decide(attributes, { cost: 5, id: 'b' })).remaining, 2);
+  assert.equal((await client.cancel(attributes, 'b')).remaining, 7);
+  assert.equal((await client.refund(attributes, { cost: 1 })).remaining, 8);
+  await assert.rejects(client.cancel(attributes, 'b'), UnknownId);
+});
+
+test('one of many holds an exclusive permit', async (t) => {
+  const client = open(t);
+  let [inside, most, held] = [0, 0, 0];
+  const work = async () => {
+    for (let turn = 0; turn < 5; turn += 1) {
+      try {
+        await client.withHold(of(t, '/exclusive'), async () => {
+          inside += 1;
+          held += 1;
+          most = Math.max(most, inside);
+          await sleep(10);
+          inside -= 1;
+        });
+      } catch (error) {
+        assert.ok(error instanceof Denied, String(error));
+        assert.equal(error.decision.status, 429);
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: 20 }, work));
+  assert.equal(most, 1);
+  assert.ok(held > 0);
+  await client.withHold(of(t, '/exclusive'), () => {});
+});
+
+test('a permit is released on an exception, and at the end of its block', async (t) => {
+  const client = open(t);
+  const attributes = of(t, '/jobs');
+  const failing = client.withHold(
+    attributes,
+    async () => {
+      await assert.rejects(client.hold(attributes), Denied);
+      throw new RangeError('work');
+    },
+    { cost: 2 },
+  );
+  await assert.rejects(failing, RangeError);
+  const permit = await client.hold(attributes, { cost: 2 });
+  await assert.rejects(client.hold(attributes), Denied);
+  await permit[Symbol.asyncDispose]();
+  assert.equal(await client.withHold(attributes, () => 'done'), 'done');
+});
+
+test('a permit is renewed, and that of a killed holder comes back', async (t) => {
+  const client = open(t);
+  const each = async (path) => {
+    const attributes = of(t, path);
+    const script = fileURLToPath(new URL('holder.mjs', import.meta.url));
+    const stdio = ['ignore', 'pipe', 'inherit'];
+    const holder = spawn(process.execPath, [script, service.url, JSON.stringify(attributes)], { stdio });
+    try {
+      assert.equal(String((await once(holder.stdout, 'data'))[0]), 'held\n');
+      await sleep(2500); // the ttl is 2 s
+      await assert.rejects(client.hold(attributes), Denied);
+    } finally {
+      await end(holder);
+    }
+    await heldAgain(client, attributes);
+  };
+  await Promise.all([each('/exclusive'), each('/mixed')]);
+});
+
+test('a lost permit is reported', async (t) => {
+  const client = open(t);
+  const permit = await client.hold(of(t, '/exclusive'));
+  await client.release(of(t, '/exclusive'), permit.id);
+  for (const until = Date.now() + PATIENT; !permit.lost; await sleep(20)) assert.ok(Date.now() < until);
+  assert.ok(permit.signal.aborted);
+  await permit.release();
+});
+
+test('hold of a rule without permits', async (t) => {
+  const client = open(t);
+  assert.equal(await client.withHold(of(t, '/free'), (permit) => permit.decision.by), 'rules');
+  await assert.rejects(client.withHold(of(t, '/requests'), () => {}), /concurrency/);
+});
+
+test('while the service is away, closed throws and open allows', async (t) => {
+  const gone = await startService(redis);
+  await gone.end();
+  const unreachable = { name: 'Unavailable', kind: 'unreachable', charged: false };
+  await assert.rejects(open(t, gone.url).decide(of(t, '/requests')), unreachable);
+  await assert.rejects(open(t, gone.url).hold(of(t, '/jobs')), unreachable);
+  const client = open(t, gone.url, { onError: 'open' });
+  const { allowed, by, error, cause } = await client.decide(of(t, '/requests'));
+  assert.deepEqual([allowed, by, error], [true, 'policy', 'unreachable']);
+  assert.ok(cause instanceof Unavailable);
+  assert.ok((await client.settle(of(t, '/requests'), { cost: 1, id: 'x' })).allowed);
+  assert.equal(await client.withHold(of(t, '/jobs'), (permit) => permit.decision.by), 'policy');
+  await assert.rejects(client.renew(of(t, '/jobs'), 'x'), Unavailable);
+});
+
+test('while Redis is away, the service fails and the client decides', async (t) => {
+  const own = await startRedis();
+  const up = await startService(own);
+  t.after(() => up.end());
+  await own.end();
+  await assert.rejects(open(t, up.url).decide(of(t, '/requests')), Unavailable);
+  assert.equal((await open(t, up.url, { onError: 'open' }).decide(of(t, '/requests'))).by, 'policy');
+});
+
+test('a service that swallows bytes is given up at the deadline', async (t) => {
+  const listener = await listening(t, () => {});
+  let began = performance.now();
+  const closed = open(t, listener.url, { deadline: 300 }).decide(of(t, '/requests'), { id: 'x' });
+  await assert.rejects(closed, { kind: 'deadline', charged: null });
+  const taken = performance.now() - began;
+  assert.ok(taken >= 290 && taken < 5000, String(taken));
+  const allowed = await open(t, listener.url, { deadline: 300, onError: 'open' }).decide(of(t, '/requests'));
+  assert.equal(allowed.error, 'deadline');
+  assert.equal(listener.accepted, 2, "a slow call isn't repeated");
+});
+
+test('an answer in drops is given up at the deadline', async (t) => {
+  const listener = await listening(t, async (socket) => {
+    await once(socket, 'data');
+    socket.write('HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n');
+    while (!socket.destroyed) {
+      socket.write(' ');
+      await sleep(50);
+    }
+  });
+  const began = performance.now();
+  await assert.rejects(open(t, listener.url, { deadline: 500 }).decide(of(t, '/requests')), { kind: 'deadline' });
+  assert.ok(performance.now() - began < 10_000);
+});
+
+test('a late answer is never that of another call', async (t) => {
+  const listener = await listening(t, (socket, number) => {
+    messages(socket, async (request) => {
+      const answer = await answerOf(service, request);
+      if (number === 1) await sleep(1500);
+      socket.write(answer);
+    });
+  });
+  const client = open(t, listener.url, { deadline: 1000 });
+  await assert.rejects(client.decide(of(t, '/requests')), { kind: 'deadline' });
+  for (let user = 0; user < 20; user += 1) {
+    try {
+      const { key } = await client.decide({ path: '/requests', user: `late ${user}` });
+      assert.equal(key, `user:late ${user}`);
+    } catch (error) {
+      assert.equal(error.kind, 'deadline', String(error)); // this machine was busy
+    }
+    await sleep(50);
+  }
+});
+
+test('a broken connection repeats only what is charged once', async (t) => {
+  const listener = await listening(t, (socket) => messages(socket, () => socket.destroy()));
+  const client = open(t, listener.url);
+  await assert.rejects(client.decide(of(t, '/requests')), { kind: 'disconnected', charged: null });
+  assert.equal(listener.accepted, 1);
+  await assert.rejects(client.decide(of(t, '/requests'), { id: 'x' }), { kind: 'disconnected' });
+  assert.equal(listener.accepted, 3);
+});
+
+test('a repeated call is charged once', async (t) => {
+  const listener = await listening(t, (socket, number) => {
+    messages(socket, async (request) => {
+      const answer = await answerOf(service, request);
+      if (number === 1) socket.destroy();
+      else socket.write(answer);
+    });
+  });
+  assert.equal((await open(t, listener.url).decide(of(t, '/requests'), { id: 'x' })).remaining, 9);
+});
+
+test('a connection is kept, and replaced if it was closed while unused', async (t) => {
+  const kept = await listening(t, (socket) => {
+    messages(socket, async (request) => socket.write(await answerOf(service, request)));
+  });
+  const client = open(t, kept.url);
+  for (let turn = 0; turn < 5; turn += 1) await client.decide(of(t, '/requests'));
+  assert.equal(kept.accepted, 1);
+  const closed = await listening(t, (socket) => {
+    messages(socket, async (request) => socket.end(await answerOf(service, request)));
+  });
+  const other = open(t, closed.url);
+  for (const remaining of [4, 3, 2]) {
+    assert.equal((await other.decide(of(t, '/requests'))).remaining, remaining);
+    await sleep(100);
+  }
+  assert.equal(closed.accepted, 3);
+});
+
+test('garbage is no decision', async (t) => {
+  for (const answer of ['what?\r\n\r\n', 'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}', 'HTTP/1.1 502 Bad\r\n\r\n']) {
+    const listener = await listening(t, (socket) => messages(socket, () => socket.end(answer)));
+    await assert.rejects(open(t, listener.url).decide(of(t, '/requests')), Unavailable, answer);
+  }
+});
+
+test("wrong input is thrown with the service's message", async (t) => {
+  for (const onError of ['closed', 'open']) {
+    const wrong = open(t, service.url, { onError }).decide(of(t, '/requests'), { costs: { x: 1 } });
+    await assert.rejects(wrong, { name: 'RequestError', message: /^costs: expected limits of rule requests/, status: 400 });
+  }
+});
+
+test('a token', async (t) => {
+  const tokens = join(redis.folder, 'tokens');
+  writeFileSync(tokens, 'secret\n');
+  const guarded = await startService(redis, '127.0.0.1:0', '--tokens', tokens);
+  t.after(() => guarded.end());
+  assert.ok((await open(t, guarded.url, { token: 'secret' }).decide(of(t, '/requests'))).allowed);
+  for (const token of [undefined, 'wrong']) {
+    const refused = open(t, guarded.url, { token, onError: 'open' }).decide(of(t, '/requests'));
+    await assert.rejects(refused, { name: 'RequestError', status: 401, message: /token/ });
+  }
+  assert.throws(() => open(t, guarded.url, { token: 'two\r\nlines' }));
+});
+
+test('a Unix socket, and a restart', async (t) => {
+  const path = `unix:${redis.folder}/serve.sock`;
+  const first = await startService(redis, path);
+  const client = open(t, path);
+  assert.equal((await client.decide(of(t, '/requests'))).remaining, 9);
+  await first.end();
+  const second = await startService(redis, path);
+  t.after(() => second.end());
+  assert.equal((await client.decide(of(t, '/requests'))).remaining, 8);
+});
+
+test('wrong settings', (t) => {
+  assert.throws(() => open(t, '127.0.0.1:8080'), TypeError);
+  assert.throws(() => open(t, 'ftp://x'), TypeError);
+  assert.throws(() => open(t, service.url, { onError: 'local' }), TypeError);
+  assert.throws(() => open(t, service.url, { deadline: 0 }), TypeError);
+});

@@ -1,0 +1,99 @@
+// The real service on a Redis of its own, and listeners that fail as networks do.
+
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { connect, createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+export const CLIENTS = fileURLToPath(new URL('../../', import.meta.url));
+const SERVE = process.env.TOLLGATE_SERVE;
+if (!SERVE) throw new Error('TOLLGATE_SERVE: expected the path of tollgate-serve');
+
+export async function end(child) {
+  if (child.exitCode === null && child.signalCode === null) {
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+  }
+}
+
+export async function startRedis() {
+  const folder = mkdtempSync(join(tmpdir(), 'tollgate-'));
+  const path = join(folder, 'redis.sock');
+  const options = ['--port', '0', '--unixsocket', path, '--save', '', '--dir', folder];
+  const child = spawn('redis-server', options, { stdio: 'ignore' });
+  for (const until = Date.now() + 20_000; !existsSync(path); await sleep(10)) {
+    if (Date.now() > until || child.exitCode !== null) throw new Error("redis-server didn't start");
+  }
+  return {
+    folder,
+    url: `unix://${path}`,
+    end: async () => {
+      await end(child);
+      rmSync(folder, { recursive: true });
+    },
+  };
+}
+
+export async function startService(redis, http = '127.0.0.1:0', ...options) {
+  // Tests must not fail because this machine is busy.
+  const own = ['--url', redis.url, '--http', http, '--grpc', 'off', '--metrics', 'off', '--deadline', '5s'];
+  const child = spawn(SERVE, [join(CLIENTS, 'rules.toml'), ...own, ...options], { stdio: ['ignore', 'pipe', 'ignore'] });
+  const lines = createInterface(child.stdout);
+  const [line] = await once(lines, 'line');
+  const address = /^http (.+)$/.exec(line)[1];
+  return { address, url: http.startsWith('unix:') ? address : `http://${address}`, end: () => end(child) };
+}
+
+/** Accepts connections, and hands each with its number to a function. */
+export async function listen(serve) {
+  const sockets = new Set();
+  const listener = createServer((socket) => {
+    sockets.add(socket);
+    socket.on('error', () => {});
+    found.accepted += 1;
+    serve(socket, found.accepted);
+  });
+  listener.listen(0, '127.0.0.1');
+  await once(listener, 'listening');
+  const found = {
+    accepted: 0,
+    url: `http://127.0.0.1:${listener.address().port}`,
+    end: () => {
+      for (const socket of sockets) socket.destroy();
+      listener.close();
+    },
+  };
+  return found;
+}
+
+/** Calls this function for each whole message that comes. */
+export function messages(socket, each) {
+  let data = Buffer.alloc(0);
+  socket.on('data', (more) => {
+    data = Buffer.concat([data, more]);
+    const head = data.indexOf('\r\n\r\n');
+    const length = head < 0 ? 0 : Number(/content-length: *(\d+)/i.exec(data.subarray(0, head).toString())[1]);
+    if (head < 0 || data.length < head + 4 + length) return;
+    const message = data;
+    data = Buffer.alloc(0);
+    each(message);
+  });
+}
+
+/** What the service answers to these bytes. */
+export function answerOf(service, bytes) {
+  return new Promise((resolve, reject) => {
+    const [host, port] = service.address.split(':');
+    const socket = connect(Number(port), host, () => socket.write(bytes));
+    socket.on('error', reject);
+    messages(socket, (message) => {
+      socket.destroy();
+      resolve(message);
+    });
+  });
+}

@@ -1,0 +1,462 @@
+"""Both clients against the real service. Each test has a user of its own."""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from service import CLIENTS, Listener, Redis, Service, answer_of, kill, request_from
+from tollgate_client import AsyncClient, Client, Denied, RequestError, Unavailable, UnknownId
+
+PATIENT = 20.0  # seconds: this machine may be busy
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+
+def setUpModule():
+    global redis, service
+    logging.getLogger("tollgate_client").addHandler(logging.NullHandler())
+    redis = Redis()
+    service = Service(redis)
+
+
+def tearDownModule():
+    service.end()
+    redis.end()
+
+
+class InLoop:
+    """An AsyncClient in an event loop of its own thread, called as a Client is."""
+
+    def __init__(self, *arguments, **named):
+        self.client = AsyncClient(*arguments, **named)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def __getattr__(self, name):
+        return lambda *arguments, **named: self.run(getattr(self.client, name)(*arguments, **named))
+
+    @contextmanager
+    def hold(self, *arguments, **named):
+        held = self.client.hold(*arguments, **named)
+        permit = self.run(held.__aenter__())
+        try:
+            yield permit
+        except BaseException as error:
+            self.run(held.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self.run(held.__aexit__(None, None, None))
+
+    def close(self):
+        self.run(self.client.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+class Calls:
+    def open(self, url=None, deadline=PATIENT, **named):
+        client = self.kind(url or service.url, deadline=deadline, **named)
+        self.addCleanup(client.close)
+        return client
+
+    def listen(self, serve):
+        listener = Listener(serve)
+        self.addCleanup(listener.end)
+        return listener
+
+    def attributes(self, path, **more):
+        return {"path": path, "user": self.id(), **more}
+
+    def assert_denied_soon(self, client, attributes):
+        with self.assertRaises(Denied):
+            with client.hold(attributes):
+                pass
+
+    def test_the_shared_vectors(self):
+        own = Redis()
+        self.addCleanup(own.end)
+        fresh = Service(own)
+        self.addCleanup(fresh.end)
+        client = self.open(fresh.url)
+        vectors = json.loads((CLIENTS / "vectors.json").read_text())
+        for vector in vectors:
+            with self.subTest(vector["about"]):
+                try:
+                    answer = getattr(client, vector["op"])(**vector["request"])
+                    status, raw = answer.status, answer.raw
+                except RequestError as error:
+                    self.assertEqual(isinstance(error, UnknownId), error.status == 404)
+                    status, raw = error.status, {"error": str(error), "kind": error.kind, "charged": False}
+                self.assertEqual(status, vector["status"], raw)
+                self.assert_has(raw, vector["answer"])
+
+    def assert_has(self, found, expected):
+        if isinstance(expected, dict):
+            for name, value in expected.items():
+                self.assertIn(name, found)
+                self.assert_has(found[name], value)
+        elif isinstance(expected, list):
+            self.assertEqual(len(found), len(expected))
+            for one, other in zip(found, expected):
+                self.assert_has(one, other)
+        else:
+            self.assertEqual(found, expected)
+
+    def test_fifty_callers_at_once_are_allowed_exactly_the_limit(self):
+        client, attributes = self.open(), self.attributes("/requests")
+        with ThreadPoolExecutor(50) as pool:
+            decisions = list(pool.map(lambda _: client.decide(attributes), range(100)))
+        self.assertEqual(sum(decision.allowed for decision in decisions), 10)
+        self.assertEqual(client.decide(attributes, cost=0).remaining, 0)
+
+    def test_a_decision_is_typed(self):
+        client, attributes = self.open(), self.attributes("/logins", method="POST")
+        client.decide(attributes)
+        client.decide(attributes)
+        denied = client.decide(attributes)
+        self.assertFalse(denied.allowed)
+        self.assertEqual((denied.status, denied.message, denied.limit), (429, "too many attempts", 2))
+        self.assertGreater(denied.retry_after_us, 29 * 86_400_000_000)
+        self.assertEqual(denied.limits[0].name, "sliding-log 2/30d")
+        self.assertEqual(set(denied.headers), {"retry-after", "ratelimit", "ratelimit-policy"})
+
+    def test_settle_cancel_and_refund_give_back_what_they_say(self):
+        client, attributes = self.open(), self.attributes("/requests")
+        self.assertEqual(client.decide(attributes, 8, id=self.id()).remaining, 2)
+        self.assertEqual(client.settle(attributes, 3, id=self.id()).remaining, 7)
+        self.assertEqual(client.decide(attributes, 5, id=self.id() + "2").remaining, 2)
+        self.assertEqual(client.cancel(attributes, self.id() + "2").remaining, 7)
+        self.assertEqual(client.refund(attributes, 1).remaining, 8)
+        with self.assertRaises(UnknownId):
+            client.cancel(attributes, self.id() + "2")
+
+    def test_one_of_many_holds_an_exclusive_permit(self):
+        client, attributes = self.open(), self.attributes("/exclusive")
+        inside, most, held = 0, 0, 0
+        lock = threading.Lock()
+
+        def work(_):
+            nonlocal inside, most, held
+            try:
+                with client.hold(attributes):
+                    with lock:
+                        inside, held = inside + 1, held + 1
+                        most = max(most, inside)
+                    time.sleep(0.01)
+                    with lock:
+                        inside -= 1
+            except Denied as denied:
+                self.assertEqual(denied.decision.status, 429)
+
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(work, range(100)))
+        self.assertEqual(most, 1)
+        self.assertGreater(held, 0)
+        with client.hold(attributes):
+            pass
+
+    def test_a_permit_is_released_on_an_exception(self):
+        client, attributes = self.open(), self.attributes("/jobs")
+        with self.assertRaisesRegex(KeyError, "work"):
+            with client.hold(attributes, cost=2):
+                self.assert_denied_soon(client, attributes)
+                raise KeyError("work")
+        with client.hold(attributes, cost=2) as permit:
+            self.assertFalse(permit.lost)
+
+    def test_a_permit_is_renewed_and_a_killed_holders_comes_back(self):
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self.renewed_and_killed, [self.attributes("/exclusive"), self.attributes("/mixed")]))
+
+    def renewed_and_killed(self, attributes):
+        client = self.open()
+        code = (
+            "import sys, time\nfrom tollgate_client import Client\n"
+            f"with Client({service.url!r}, deadline={PATIENT}).hold({attributes!r}):\n"
+            "    print('held', flush=True)\n    time.sleep(600)\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+        self.addCleanup(holder.stdout.close)
+        try:
+            self.assertEqual(holder.stdout.readline(), b"held\n")
+            time.sleep(2.5)  # the ttl is 2 s
+            self.assert_denied_soon(client, attributes)
+        finally:
+            kill(holder)
+        until = time.monotonic() + PATIENT
+        while True:
+            try:
+                with client.hold(attributes):
+                    break
+            except Denied:
+                self.assertLess(time.monotonic(), until, "the permit didn't come back")
+                time.sleep(0.05)
+
+    def test_a_lost_permit_is_reported(self):
+        client, attributes = self.open(), self.attributes("/exclusive")
+        with client.hold(attributes) as permit:
+            client.release(attributes, permit.id)
+            until = time.monotonic() + PATIENT
+            while not permit.lost:
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.02)
+
+    def test_hold_of_a_rule_without_permits(self):
+        client = self.open()
+        with client.hold(self.attributes("/free")) as permit:
+            self.assertEqual(permit.decision.by, "rules")
+        with self.assertRaisesRegex(RequestError, "concurrency"):
+            with client.hold(self.attributes("/requests")):
+                pass
+
+    def test_while_the_service_is_away_closed_raises_and_open_allows(self):
+        gone = Service(redis)
+        gone.end()
+        with self.assertRaises(Unavailable) as raised:
+            self.open(gone.url).decide(self.attributes("/requests"))
+        self.assertEqual((raised.exception.kind, raised.exception.charged), ("unreachable", False))
+        with self.assertRaises(Unavailable):
+            with self.open(gone.url).hold(self.attributes("/jobs")):
+                self.fail("nothing is held")
+        client = self.open(gone.url, on_error="open")
+        decision = client.decide(self.attributes("/requests"))
+        self.assertEqual((decision.allowed, decision.by, decision.error), (True, "policy", "unreachable"))
+        self.assertIsInstance(decision.cause, Unavailable)
+        self.assertTrue(client.settle(self.attributes("/requests"), 1, id="x").allowed)
+        with client.hold(self.attributes("/jobs")) as permit:
+            self.assertEqual(permit.decision.by, "policy")
+        with self.assertRaises(Unavailable):
+            client.renew(self.attributes("/jobs"), "x")
+
+    def test_while_redis_is_away_the_service_fails_and_the_client_decides(self):
+        own = Redis()
+        up = Service(own)
+        self.addCleanup(up.end)
+        own.end()
+        with self.assertRaises(Unavailable) as raised:
+            self.open(up.url).decide(self.attributes("/requests"))
+        self.assertTrue(str(raised.exception))
+        self.assertEqual(self.open(up.url, on_error="open").decide(self.attributes("/requests")).by, "policy")
+
+    def test_a_service_that_swallows_bytes_is_given_up_at_the_deadline(self):
+        listener = self.listen(lambda connection, number: time.sleep(60))
+        for on_error in ("closed", "open"):
+            began = time.monotonic()
+            client = self.open(listener.url, deadline=0.3, on_error=on_error)
+            try:
+                self.assertEqual(client.decide(self.attributes("/requests"), id="x").error, "deadline")
+                self.assertEqual(on_error, "open")
+            except Unavailable as failure:
+                self.assertEqual((failure.kind, failure.charged, on_error), ("deadline", None, "closed"))
+            taken = time.monotonic() - began
+            self.assertGreaterEqual(taken, 0.29)
+            self.assertLess(taken, 5)
+        self.assertEqual(listener.accepted, 2, "a slow call isn't repeated")
+
+    def test_an_answer_in_drops_is_given_up_at_the_deadline(self):
+        def drip(connection, _):
+            request_from(connection)
+            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+        began = time.monotonic()
+        with self.assertRaises(Unavailable):
+            self.open(self.listen(drip).url, deadline=0.5).decide(self.attributes("/requests"))
+        self.assertLess(time.monotonic() - began, 10)
+
+    def test_a_late_answer_is_never_that_of_another_call(self):
+        def late(connection, number):
+            while request := request_from(connection):
+                answer = answer_of(service, request)
+                time.sleep(1.5 if number == 1 else 0)
+                connection.sendall(answer)
+
+        client = self.open(self.listen(late).url, deadline=1)
+        with self.assertRaises(Unavailable):
+            client.decide(self.attributes("/requests"))
+        for user in range(20):
+            attributes = {"path": "/requests", "user": f"{self.id()} {user}"}
+            try:
+                self.assertEqual(client.decide(attributes).key, f"user:{self.id()} {user}")
+            except Unavailable as failure:
+                self.assertEqual(failure.kind, "deadline")  # this machine was busy
+            time.sleep(0.05)
+
+    def test_a_broken_connection_repeats_only_what_is_charged_once(self):
+        def broken(connection, number):
+            request_from(connection)
+            connection.close()
+
+        listener = self.listen(broken)
+        client = self.open(listener.url)
+        with self.assertRaises(Unavailable) as raised:
+            client.decide(self.attributes("/requests"))
+        self.assertEqual((raised.exception.kind, raised.exception.charged), ("disconnected", None))
+        self.assertEqual(listener.accepted, 1)
+        with self.assertRaises(Unavailable):
+            client.decide(self.attributes("/requests"), id="x")
+        self.assertEqual(listener.accepted, 3)
+
+    def test_a_repeated_call_is_charged_once(self):
+        def broken_first(connection, number):
+            while request := request_from(connection):
+                answer = answer_of(service, request)
+                if number == 1:
+                    connection.close()
+                    return
+                connection.sendall(answer)
+
+        client = self.open(self.listen(broken_first).url)
+        self.assertEqual(client.decide(self.attributes("/requests"), id=self.id()).remaining, 9)
+
+    def test_a_connection_closed_while_unused_is_replaced(self):
+        def one_each(connection, _):
+            connection.sendall(answer_of(service, request_from(connection)))
+            connection.close()
+
+        listener = self.listen(one_each)
+        client = self.open(listener.url)
+        for remaining in (9, 8, 7):
+            self.assertEqual(client.decide(self.attributes("/requests")).remaining, remaining)
+            time.sleep(0.1)
+        self.assertEqual(listener.accepted, 3)
+
+    def test_a_connection_is_kept(self):
+        def proxy(connection, _):
+            while request := request_from(connection):
+                connection.sendall(answer_of(service, request))
+
+        listener = self.listen(proxy)
+        client = self.open(listener.url)
+        for _ in range(5):
+            client.decide(self.attributes("/requests"))
+        self.assertEqual(listener.accepted, 1)
+
+    def test_garbage_is_no_decision(self):
+        for answer in (b"what?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", b"HTTP/1.1 502 Bad\r\n\r\n"):
+            def garbage(connection, _, answer=answer):
+                request_from(connection)
+                connection.sendall(answer)
+                connection.close()
+
+            with self.subTest(answer), self.assertRaises(Unavailable):
+                self.open(self.listen(garbage).url).decide(self.attributes("/requests"))
+
+    def test_an_answer_in_chunks(self):
+        def chunked(connection, _):
+            while request := request_from(connection):
+                body = answer_of(service, request).partition(b"\r\n\r\n")[2]
+                head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+                chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:]))
+                connection.sendall(head + chunks + b"0\r\n\r\n")
+
+        listener = self.listen(chunked)
+        client = self.open(listener.url)
+        self.assertEqual(client.decide(self.attributes("/requests")).remaining, 9)
+        self.assertEqual(client.decide(self.attributes("/requests")).remaining, 8)
+        self.assertEqual(listener.accepted, 1)
+
+    def test_wrong_input_is_raised_with_the_services_message(self):
+        for on_error in ("closed", "open"):
+            with self.assertRaisesRegex(RequestError, r"^costs: expected limits of rule requests") as raised:
+                self.open(on_error=on_error).decide(self.attributes("/requests"), costs={"x": 1})
+            self.assertEqual((raised.exception.status, raised.exception.kind), (400, "input"))
+
+    def test_a_token(self):
+        path = redis.folder / f"{self.id()}.tokens"
+        path.write_text("secret\n")
+        guarded = Service(redis, "127.0.0.1:0", "--tokens", str(path))
+        self.addCleanup(guarded.end)
+        self.assertTrue(self.open(guarded.url, token="secret").decide(self.attributes("/requests")).allowed)
+        for token in (None, "wrong"):
+            with self.assertRaisesRegex(RequestError, "token") as raised:
+                self.open(guarded.url, token=token, on_error="open").decide(self.attributes("/requests"))
+            self.assertEqual(raised.exception.status, 401)
+        with self.assertRaisesRegex(ValueError, "token"):
+            self.open(token="two\r\nlines")
+
+    def test_a_unix_socket_and_a_restart(self):
+        path = f"unix:{redis.folder}/{type(self).__name__}.sock"
+        first = Service(redis, path)
+        client = self.open(path)
+        self.assertEqual(client.decide(self.attributes("/requests")).remaining, 9)
+        first.end()
+        second = Service(redis, path)
+        self.addCleanup(second.end)
+        self.assertEqual(client.decide(self.attributes("/requests")).remaining, 8)
+
+    def test_wrong_settings(self):
+        for named in ({"url": "127.0.0.1:8080"}, {"url": "ftp://x"}, {"on_error": "local"}, {"deadline": 0}):
+            with self.subTest(named), self.assertRaises(ValueError):
+                self.open(**named)
+
+
+class Threads(Calls, unittest.TestCase):
+    kind = Client
+
+    @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+    def test_a_forked_process_has_connections_of_its_own(self):
+        client = self.open()
+        client.decide(self.attributes("/requests"))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                allowed = [client.decide({"path": "/requests", "user": f"child {n}"}).key for n in range(50)]
+                status = int(allowed != [f"user:child {n}" for n in range(50)])
+            finally:
+                os._exit(status)
+        for n in range(50):
+            self.assertEqual(client.decide({"path": "/requests", "user": f"parent {n}"}).key, f"user:parent {n}")
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+
+class Tasks(Calls, unittest.TestCase):
+    kind = InLoop
+
+    def test_a_cancelled_task_releases_and_leaves_no_answer_behind(self):
+        async def run():
+            attributes = self.attributes("/exclusive")
+            async with AsyncClient(service.url, deadline=PATIENT) as client:
+                async def work():
+                    async with client.hold(attributes):
+                        await asyncio.sleep(600)
+
+                task = asyncio.create_task(work())
+                until = time.monotonic() + PATIENT
+                while (await client.peek(attributes)).allowed and time.monotonic() < until:
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                with self.assertRaises(asyncio.CancelledError):
+                    await task
+                async with client.hold(attributes):
+                    pass
+                for turn in range(50):
+                    call = asyncio.create_task(client.decide(self.attributes("/requests", turn=turn)))
+                    await asyncio.sleep(0)
+                    if turn % 2:
+                        call.cancel()
+                    user = f"{self.id()} {turn}"
+                    decision = await client.decide({"path": "/requests", "user": user})
+                    self.assertEqual(decision.key, f"user:{user}")
+                    await asyncio.gather(call, return_exceptions=True)
+
+        asyncio.run(run())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,159 @@
+"""The ASGI middleware: driven directly, and in FastAPI behind uvicorn if both are installed."""
+
+import asyncio
+import importlib.util
+import json
+import logging
+import socket
+import threading
+import unittest
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager
+
+from service import Redis, Service
+from tollgate_client import AsyncClient, RateLimitMiddleware, RequestError
+
+PATIENT = 20.0
+
+
+def setUpModule():
+    global redis, service
+    logging.getLogger("tollgate_client").addHandler(logging.NullHandler())
+    redis = Redis()
+    service = Service(redis)
+
+
+def tearDownModule():
+    service.end()
+    redis.end()
+
+
+async def application(scope, receive, send):
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def user_of(scope):
+    return {"user": dict(scope["headers"]).get(b"x-user", b"").decode() or None}
+
+
+class Driven(unittest.TestCase):
+    def ask(self, count=1, user="", url=None, on_error="closed", attributes=user_of, **scope):
+        async def run():
+            messages = []
+
+            async def send(message):
+                messages.append(message)
+
+            headers = [(b"x-user", (user or self.id()).encode())]
+            asked = {"type": "http", "method": "GET", "path": "/pages/a", "client": ("192.0.2.1", 1), **scope}
+            async with AsyncClient(url or service.url, deadline=PATIENT, on_error=on_error) as client:
+                middleware = RateLimitMiddleware(application, client, attributes)
+                for _ in range(count):
+                    messages.clear()
+                    await middleware({**asked, "headers": headers}, None, send)
+            return messages
+
+        return asyncio.run(run())
+
+    def test_allowed_requests_get_the_fields_and_denied_ones_the_status(self):
+        start, body = self.ask()
+        self.assertEqual((start["status"], body["body"]), (200, b"hello"))
+        headers = dict(start["headers"])
+        self.assertEqual(headers[b"ratelimit-policy"], b'"pages";q=2;w=2592000')
+        self.assertTrue(headers[b"ratelimit"].startswith(b'"pages";r=1'))
+        self.assertEqual(headers[b"x-own"], b"1")
+        start, body = self.ask(count=2)
+        self.assertEqual(start["status"], 429)
+        headers = dict(start["headers"])
+        self.assertGreater(int(headers[b"retry-after"]), 29 * 86_400)
+        self.assertIn(b"ratelimit", headers)
+        self.assertEqual(headers[b"content-type"], b"application/problem+json")
+        problem = json.loads(body["body"])
+        self.assertEqual((problem["title"], problem["detail"]), ("Too Many Requests", "slow down"))
+
+    def test_the_path_is_sent_as_it_came(self):
+        # Decoded once, %25 is a percent sign, and this is no page.
+        start, _ = self.ask(count=3, path="/pages%2Fa", raw_path=b"/pages%252Fa")
+        self.assertNotIn(b"ratelimit", dict(start["headers"]))
+        start, _ = self.ask(count=3, path="/pages%2Fa")
+        self.assertNotIn(b"ratelimit", dict(start["headers"]))
+
+    def test_an_async_function_of_the_scope(self):
+        async def attributes(scope):
+            return {"user": self.id(), "path": "/banned"}
+
+        start, _ = self.ask(attributes=attributes)
+        self.assertEqual(start["status"], 403)
+
+    def test_a_client_without_an_address_lacks_the_attribute(self):
+        start, _ = self.ask(client=("testclient", 50000))
+        self.assertEqual(start["status"], 400)
+
+    def test_a_websocket_is_refused_before_it_is_accepted(self):
+        self.assertEqual(self.ask(type="websocket")[0]["type"], "websocket.accept")
+        self.assertEqual(self.ask(2, type="websocket"), [{"type": "websocket.close", "code": 1008}])
+        start = self.ask(type="websocket", extensions={"websocket.http.response": {}})[0]
+        self.assertEqual((start["type"], start["status"]), ("websocket.http.response.start", 429))
+
+    def test_without_a_decision_closed_is_503_and_open_goes_on(self):
+        gone = Service(redis)
+        gone.end()
+        self.assertEqual(self.ask(url=gone.url)[0]["status"], 503)
+        self.assertEqual(self.ask(url=gone.url, on_error="open")[0]["status"], 200)
+
+    def test_wrong_input_is_raised(self):
+        with self.assertRaises(RequestError):
+            self.ask(attributes=lambda scope: {"ip": "nowhere"})
+
+
+@unittest.skipUnless(
+    importlib.util.find_spec("fastapi") and importlib.util.find_spec("uvicorn"), "NOT RUN: fastapi or uvicorn is missing"
+)
+class Served(unittest.TestCase):
+    def test_fastapi(self):
+        import fastapi
+        import uvicorn
+
+        client = AsyncClient(service.url, deadline=PATIENT)
+
+        @asynccontextmanager
+        async def lifespan(app):
+            yield
+            await client.close()
+
+        app = fastapi.FastAPI(lifespan=lifespan)
+        app.add_middleware(RateLimitMiddleware, client=client, attributes=lambda scope: {"user": self.id()})
+
+        @app.get("/pages/{name}")
+        async def page(name: str):
+            return {"name": name}
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        url = "http://127.0.0.1:%d/pages/a" % listener.getsockname()[1]
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            for remaining in (1, 0):
+                with urllib.request.urlopen(url, timeout=PATIENT) as response:
+                    self.assertEqual(json.load(response), {"name": "a"})
+                    self.assertIn(f'"pages";r={remaining}', response.headers["RateLimit"])
+            with self.assertRaises(urllib.error.HTTPError) as denied:
+                urllib.request.urlopen(url, timeout=PATIENT)
+            with denied.exception as response:
+                self.assertEqual(response.status, 429)
+                self.assertEqual(json.load(response)["detail"], "slow down")
+                self.assertIsNotNone(response.headers["Retry-After"])
+        finally:
+            server.should_exit = True
+            thread.join()
+            listener.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
