@@ -519,7 +519,7 @@ func TestWrongInputIsReturnedWithTheServicesMessage(t *testing.T) {
 		request.Costs = map[string]uint64{"x": 1}
 		_, err := open(t, service.url, Options{OnError: onError}).Decide(background, request)
 		var refused *RequestError
-		if !errors.As(err, &refused) || refused.Status != 400 || refused.Kind != "input" ||
+		if !errors.As(err, &refused) || refused.Status != 409 || refused.Kind != "input" ||
 			!strings.HasPrefix(err.Error(), "costs: expected limits of rule requests") {
 			t.Error(err)
 		}

@@ -313,7 +313,7 @@ test('garbage is no decision', async (t) => {
 test("wrong input is thrown with the service's message", async (t) => {
   for (const onError of ['closed', 'open']) {
     const wrong = open(t, service.url, { onError }).decide(of(t, '/requests'), { costs: { x: 1 } });
-    await assert.rejects(wrong, { name: 'RequestError', message: /^costs: expected limits of rule requests/, status: 400 });
+    await assert.rejects(wrong, { name: 'RequestError', message: /^costs: expected limits of rule requests/, status: 409 });
   }
 });
 

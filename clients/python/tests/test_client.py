@@ -374,7 +374,7 @@ class Calls:
         for on_error in ("closed", "open"):
             with self.assertRaisesRegex(RequestError, r"^costs: expected limits of rule requests") as raised:
                 self.open(on_error=on_error).decide(self.attributes("/requests"), costs={"x": 1})
-            self.assertEqual((raised.exception.status, raised.exception.kind), (400, "input"))
+            self.assertEqual((raised.exception.status, raised.exception.kind), (409, "input"))
 
     def test_a_token(self):
         path = redis.folder / f"{self.id()}.tokens"
