@@ -1,8 +1,8 @@
 //! A rate limit service: the rules of a [`tollgate`] file or database for gateways that ask by [Envoy's
 //! protocol][envoy], and for every language by HTTP with JSON.
 //!
-//! The binary `tollgate-serve` is this library with flags; [its page](https://github.com/tollgate/tollgate/blob/main/crates/serve/README.md)
-//! says how to run it. A service of your own puts the same into its process:
+//! The binary `tollgate-serve` is this library with flags; the crate's README says how to run it. A service of your own
+//! puts the same into its process:
 //!
 //! ```no_run
 //! use tollgate::rules::WatchedRules;
@@ -20,8 +20,6 @@
 //! ```
 //!
 //! [envoy]: https://www.envoyproxy.io/docs/envoy/latest/api-v3/service/ratelimit/v3/rls.proto
-// Envoy's types nest deeply.
-#![warn(clippy::large_futures)]
 
 mod answer;
 mod auth;
