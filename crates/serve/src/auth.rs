@@ -7,7 +7,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Method, StatusCode};
-use tollgate::rules::{Attributes, RuleRequest, Verdict};
+use tollgate::rules::{Attributes, Reason, RuleRequest, Verdict};
 
 use crate::failure::Failure;
 use crate::http::add;
@@ -29,17 +29,26 @@ const ORIGINAL: Fields = Fields { path: "x-original-uri", method: "x-original-me
 
 /// Answers a denial with its own status, as Traefik and Caddy hand it on.
 pub(crate) async fn forward_auth(State(service): State<Service>, method: Method, headers: HeaderMap) -> Response {
-    service.answer(&FORWARDED, &method, &headers, |status, _| status).await
+    service.answer(&FORWARDED, &method, &headers, |status, _, _| status).await
 }
 
 /// Answers a denial with 403, since nginx takes any other status for a failure, and with the true one in
 /// `X-Tollgate-Status`.
 pub(crate) async fn auth_request(State(service): State<Service>, method: Method, headers: HeaderMap) -> Response {
-    let answer = service.answer(&ORIGINAL, &method, &headers, |status, told| {
+    let answer = service.answer(&ORIGINAL, &method, &headers, |status, told, verdict| {
         told.push(("x-tollgate-status", status.as_str().to_owned()));
+        told.extend(missing(verdict));
         if status.is_success() { status } else { StatusCode::FORBIDDEN }
     });
     answer.await
+}
+
+/// The attribute that a request lacks and its rule counts by: nothing else says which field the proxy doesn't set.
+fn missing(verdict: &Verdict) -> Option<(&'static str, String)> {
+    match &verdict.reason {
+        Reason::Missing(attribute) => Some(("x-tollgate-missing", attribute.clone())),
+        _ => None,
+    }
 }
 
 fn respond(status: StatusCode, told: Told, verdict: &Verdict) -> Response {
@@ -60,14 +69,14 @@ impl Service {
         fields: &Fields,
         method: &Method,
         headers: &HeaderMap,
-        status_of: impl FnOnce(StatusCode, &mut Told) -> StatusCode,
+        status_of: impl FnOnce(StatusCode, &mut Told, &Verdict) -> StatusCode,
     ) -> Response {
         let began = Instant::now();
         let admitted = self.admitted(fields, method, headers).await;
         let answered = admitted.map(|verdict| {
             metrics::judged(&verdict);
             let (own, mut told) = self.head(&verdict);
-            (own.is_success(), respond(status_of(own, &mut told), told, &verdict))
+            (own.is_success(), respond(status_of(own, &mut told, &verdict), told, &verdict))
         });
         metrics::answered("proxy", answered.as_ref().ok().map(|(allowed, _)| *allowed), began.elapsed());
         match answered {

@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use http::{HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 use serde_json::{Number, Value};
-use tollgate::rules::{Attributes, Effect, Reason, RuleRequest, Verdict};
+use tollgate::rules::{Applies, Attributes, Cost, Effect, Reason, RuleRequest, RuleSet, Verdict};
 use tollgate::{Algorithm, Operation, Rule};
 
 use crate::answer::Answer;
@@ -102,6 +102,10 @@ impl Service {
         let costs = costs.map(|(name, units)| Ok((&**name, whole(&format!("costs.{name}"), units, 0..=MOST_UNITS)?)));
         let costs = costs.collect::<Result<Vec<_>, Failure>>()?;
         let id_ttl_ms = asked.id_ttl_ms.as_ref().map(|ttl| whole("id_ttl_ms", ttl, 1..=MOST_TTL_MS)).transpose()?;
+        let by_id = !matches!(operation, Operation::Acquire | Operation::Peek | Operation::Refund);
+        if by_id && asked.id.is_none() {
+            return Err(Failure::Request(format!("id: it is missing: {operation} needs that of the call before")));
+        }
         if asked.id.as_deref() == Some("") {
             return Err(Failure::Request("id: expected at least one character, got none".into()));
         }
@@ -110,7 +114,18 @@ impl Service {
         request = asked.id.as_deref().map_or(request, |id| request.id(id));
         request = id_ttl_ms.map_or(request, |ttl| request.id_ttl(Duration::from_millis(ttl)));
         let rules = self.rules();
-        let applies = rules.applies(request)?;
+        let mut applies = rules.applies(request)?;
+        // What takes no units needs none, whatever attribute the rule takes its cost from.
+        let mut none = costs.clone();
+        while let (Operation::Cancel | Operation::Renew | Operation::Release, Some(attribute)) =
+            (operation, missing_cost(&rules, &applies).filter(|name| !none.iter().any(|(known, _)| known == name)))
+        {
+            none.push((attribute, 0));
+            applies = rules.applies(request.costs(&none))?;
+        }
+        if none.len() > costs.len() {
+            request = request.costs(&none);
+        }
         let takes = matches!(operation, Operation::Acquire | Operation::Peek);
         match (&applies.effect, applies.rule) {
             (Effect::Limit(charge), Some(rule))
@@ -118,6 +133,11 @@ impl Service {
             {
                 let why = format!("id: it is missing: rule {rule} has permits, which are held and released by it");
                 return Err(Failure::Unfit(why));
+            }
+            (Effect::Missing(attribute), Some(rule)) if !takes && missing_cost(&rules, &applies).is_some() => {
+                return Err(Failure::Unfit(format!(
+                    "costs.{attribute}: it is missing: rule {rule} takes its cost from it"
+                )));
             }
             (Effect::Missing(attribute), Some(rule)) if !takes => {
                 return Err(Failure::Unfit(format!("attributes.{attribute}: it is missing: rule {rule} needs it")));
@@ -153,6 +173,17 @@ impl Service {
         let status = if verdict.allowed && !refused { StatusCode::OK } else { denied() };
         (status, self.headers().of(verdict))
     }
+}
+
+/// The attribute that the request lacks, if it is one that the rule takes a cost from.
+fn missing_cost<'r>(rules: &'r RuleSet, applies: &Applies<'_>) -> Option<&'r str> {
+    let (Effect::Missing(missing), Some(rule)) = (&applies.effect, applies.rule) else { return None };
+    let definition = rules.definitions().iter().find(|definition| definition.name == rule)?;
+    let of_limits = definition.limits.iter().filter_map(|limit| limit.cost.as_ref());
+    of_limits.chain([&definition.cost]).find_map(|cost| match cost {
+        Cost::Attribute(name) if name == missing => Some(name.as_str()),
+        _ => None,
+    })
 }
 
 /// Whether it has permits.

@@ -21,6 +21,11 @@ pub(crate) fn judged(verdict: &Verdict) {
     }
 }
 
+/// Counts a request without a token of the service's.
+pub(crate) fn unauthorized() {
+    counter!("tollgate_serve_unauthorized_total").increment(1);
+}
+
 /// Counts a request that was answered, and how long that took; `allowed` is none if there was no decision.
 pub(crate) fn answered(protocol: &'static str, allowed: Option<bool>, took: Duration) {
     let outcome = match allowed {

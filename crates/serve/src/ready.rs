@@ -25,8 +25,13 @@ pub(crate) async fn readyz(State(service): State<Service>) -> Response {
 }
 
 impl Service {
-    /// Whether Redis answers: by a look at a key that nothing counts.
-    async fn redis(&self) -> Result<(), Error> {
+    /// Whether Redis answers, by a look at a key that nothing counts. One round trip.
+    ///
+    /// # Errors
+    ///
+    /// Why it doesn't.
+    #[doc(hidden)]
+    pub async fn redis(&self) -> Result<(), Error> {
         let rule = "fixed-window 1/1s".parse::<Rule>().and_then(|rule| rule.named("ready"));
         let rule = rule.and_then(|rule| rule.on_error(OnError::Closed)).expect("a good rule");
         self.limiter().peek(&rule, "ready").await.map(drop)

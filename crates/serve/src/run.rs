@@ -27,7 +27,13 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         None => Tokens::default(),
         Some(path) => {
             let read = std::fs::read_to_string(path).with_context(|| format!("--tokens {}", path.display()))?;
-            let tokens = Tokens::new(read.lines());
+            let lines: Vec<_> = read.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect();
+            let is_bad = |line: &&&str| line.contains(char::is_whitespace);
+            if let Some(at) = lines.iter().position(|line| is_bad(&&line)) {
+                let place = format!("--tokens {}, token {}", path.display(), at + 1);
+                anyhow::bail!("{place}: expected one on each line, without blanks, got several words");
+            }
+            let tokens = Tokens::new(lines);
             anyhow::ensure!(!tokens.is_empty(), "--tokens {}: expected a token on each line, got none", path.display());
             tokens
         }
@@ -68,6 +74,12 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     }
     anyhow::ensure!(!serving.is_empty(), "--grpc, --http, --metrics: all are off, so there is nothing to serve");
 
+    let asked = service.clone();
+    tokio::spawn(async move {
+        if let Err(error) = asked.redis().await {
+            tracing::warn!(%error, "redis doesn't answer yet: the rules' policies decide until it does");
+        }
+    });
     let (mut hangup, mut terminate) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
         tokio::select! {
@@ -81,7 +93,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
                 if let Some(Err(error)) = certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
                     tracing::error!(%error, "the certificate stays the one before");
                 }
-                tracing::info!(rules = service.rules().len(), "read again");
+                tracing::info!(rules = service.rules().len(), "the certificate was read again; files of rules are followed");
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Who may ask: whoever has one of the service's tokens.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -9,6 +11,8 @@ use axum::response::{IntoResponse, Response};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, StatusCode};
 use subtle::ConstantTimeEq;
+
+use crate::metrics;
 
 /// The tokens of those who may ask, sent as `Authorization: Bearer TOKEN`, by gRPC as metadata of that name. Several, so
 /// that one can be replaced while both are in use. None: anybody may ask.
@@ -56,6 +60,8 @@ async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> R
     if tokens.admit(request.headers()) {
         return next.run(request).await;
     }
+    metrics::unauthorized();
+    warn_now_and_then();
     const WHY: &str = "a token is missing, or isn't one of the service's: send it as Authorization: Bearer TOKEN";
     let content = request.headers().get(http::header::CONTENT_TYPE);
     if content.is_some_and(|content| content.as_bytes().starts_with(b"application/grpc")) {
@@ -63,6 +69,15 @@ async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> R
     }
     (StatusCode::UNAUTHORIZED, [("www-authenticate", "Bearer")], axum::Json(serde_json::json!({ "error": WHY })))
         .into_response()
+}
+
+/// Says so in the log, at most once a second: a gateway that is refused may let everything pass.
+fn warn_now_and_then() {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    if LAST.swap(now, Ordering::Relaxed) != now {
+        tracing::warn!("a request is refused: it has no token of this service's");
+    }
 }
 
 impl std::fmt::Debug for Tokens {

@@ -128,13 +128,14 @@ fn header(name: &str, value: String) -> HeaderValue {
     HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }
 }
 
-/// For whoever routes or logs by it: the decisive verdict's `rule` and `reason`, and `shadow_denied`, the shadow rules that
-/// would have denied.
+/// For whoever routes or logs by it: the decisive verdict's `rule` and `reason`, and `by`, who decided (`policy` where Redis
+/// gave no answer); and `shadow_denied`, the shadow rules that would have denied.
 fn metadata(decisive: Option<&Verdict>, verdicts: &[Verdict]) -> Struct {
     let text = |text: &str| Value { kind: Some(value::Kind::StringValue(text.to_owned())) };
     let mut fields = HashMap::new();
     if let Some(verdict) = decisive {
         fields.insert("reason".to_owned(), text(verdict.reason.name()));
+        fields.extend(verdict.decision.as_ref().map(|decision| ("by".to_owned(), text(&decision.by.to_string()))));
         fields.extend(verdict.rule.as_ref().map(|rule| ("rule".to_owned(), text(rule))));
     }
     let shadows = verdicts.iter().flat_map(|verdict| &verdict.shadows).filter(|shadow| !shadow.allowed);

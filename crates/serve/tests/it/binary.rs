@@ -65,7 +65,7 @@ async fn it_serves_follows_its_file_and_ends_with_what_has_begun_answered() {
     let file = directory.path().join("rules.toml");
     write(&file, 5);
     let url = server.url();
-    let arguments = [&[file.to_str().expect("text"), "--url", &url, "--deadline", "20s"], FREE.as_slice()].concat();
+    let arguments = [&[file.to_str().expect("text"), "--url", &url, "--deadline", "100s"], FREE.as_slice()].concat();
     let process = Process::start(&arguments, 3).await;
     let decide = async |cost: u64| {
         let answer =
@@ -121,6 +121,7 @@ async fn misuse_is_one_line_that_names_it() {
         (vec![good, "--grpc", "off", "--http", "off", "--metrics", "off"], "all are off, so there is nothing to serve"),
         (vec![good, "--headers", "X"], "draft, x-ratelimit, ratelimit, off"),
         (vec![good, "--tokens", tokens], "expected a token on each line, got none"),
+        (vec![good, "--tokens", bad], "without blanks, got several words"),
         (vec![good, "--tokens", "nowhere"], "--tokens nowhere"),
         (vec![good, "--cert", "nowhere", "--key", "nowhere"], "--cert, --key"),
         (vec!["--database", "http://localhost"], "--database"),
@@ -145,7 +146,7 @@ async fn a_permit_of_a_process_that_was_killed_comes_back_at_its_ttl() {
     std::fs::write(&file, "[[rule]]\nname = \"jobs\"\nkey = \"job\"\nlimits = [\"concurrency 1 ttl 500ms\"]")
         .expect("a file");
     let url = server.url();
-    let arguments = [&[file.to_str().expect("text"), "--url", &url, "--deadline", "20s"], FREE.as_slice()].concat();
+    let arguments = [&[file.to_str().expect("text"), "--url", &url, "--deadline", "100s"], FREE.as_slice()].concat();
     let (mut first, second) = (Process::start(&arguments, 3).await, Process::start(&arguments, 3).await);
     let take = async |process: &Process, id: &str| {
         post(process.port("http"), "/v1/decide", &json!({ "attributes": { "job": "a" }, "id": id })).await.status

@@ -112,8 +112,9 @@ async fn what_a_request_took_is_settled_and_given_back() {
     assert_eq!(call("/v1/settle", of("a", 250)).await, (200, vec![json!(29), json!(750)]));
     assert_eq!(call("/v1/decide", of("b", 750)).await, (200, vec![json!(28), json!(0)]));
     assert_eq!(call("/v1/decide", of("c", 1)).await.0, 429);
-    assert_eq!(call("/v1/cancel", of("b", 750)).await, (200, vec![json!(29), json!(750)]));
-    assert_eq!(call("/v1/cancel", of("b", 750)).await.0, 404);
+    let cancel = json!({ "attributes": { "model": "large" }, "id": "b" });
+    assert_eq!(call("/v1/cancel", cancel.clone()).await, (200, vec![json!(29), json!(750)]), "it needs no cost");
+    assert_eq!(call("/v1/cancel", cancel).await.0, 404);
     let refund = json!({ "attributes": { "user": "bob" }, "cost": 3 });
     assert_eq!(call("/v1/decide", refund.clone()).await, (200, vec![json!(7)]));
     assert_eq!(call("/v1/refund", refund).await, (200, vec![json!(10)]));
@@ -190,6 +191,12 @@ async fn what_cant_be_used_is_named() {
             400,
             "costs.tokens: expected a whole number from 0 to 9007199254740992, got -1",
         ),
+        (
+            "/v1/settle",
+            r#"{"attributes":{"user":"ada"}}"#,
+            400,
+            "id: it is missing: settle needs that of the call before",
+        ),
         ("/v1/decide", r#"{"attributes":{},"id":""}"#, 400, "id: expected at least one character, got none"),
         (
             "/v1/release",
@@ -208,7 +215,7 @@ async fn what_cant_be_used_is_named() {
             "/v1/settle",
             r#"{"attributes":{"model":"a"},"id":"a"}"#,
             409,
-            "attributes.tokens: it is missing: rule models needs it",
+            "costs.tokens: it is missing: rule models takes its cost from it",
         ),
     ] {
         let answer = send(&running.http, "POST", path, &[], body).await;

@@ -23,7 +23,7 @@ pub(crate) struct Running {
 pub(crate) fn builder(server: &Server, rules: &str) -> ServiceBuilder {
     let limiter = Limiter::builder(Redis::open(&server.url()).expect("an address"));
     let rules: RuleSet = rules.parse().expect("rules");
-    Service::builder(limiter.deadline(Duration::from_secs(20)).build(), rules)
+    Service::builder(limiter.deadline(Duration::from_secs(100)).build(), rules)
 }
 
 impl Running {
