@@ -28,8 +28,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         Some(path) => {
             let read = std::fs::read_to_string(path).with_context(|| format!("--tokens {}", path.display()))?;
             let lines: Vec<_> = read.lines().map(str::trim).filter(|line| !line.starts_with('#')).collect();
-            let is_bad = |line: &&&str| line.contains(char::is_whitespace);
-            if let Some(at) = lines.iter().position(|line| is_bad(&&line)) {
+            if let Some(at) = lines.iter().position(|line| line.contains(char::is_whitespace)) {
                 let place = format!("--tokens {}, token {}", path.display(), at + 1);
                 anyhow::bail!("{place}: expected one on each line, without blanks, got several words");
             }
