@@ -10,7 +10,7 @@ use http::{HeaderMap, Method, StatusCode};
 use tollgate::rules::{Attributes, Reason, RuleRequest, Verdict};
 
 use crate::failure::Failure;
-use crate::http::add;
+use crate::http::{add, check_path};
 use crate::metrics;
 use crate::service::Service;
 
@@ -117,6 +117,7 @@ impl Service {
             None => attributes,
         };
         let rules = self.rules();
+        check_path(&rules, &attributes)?;
         let verdict = self.limiter().acquire_by(&rules, RuleRequest::new(&attributes)).await?;
         self.decided(&attributes, &verdict, began);
         Ok(verdict)

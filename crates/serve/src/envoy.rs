@@ -97,22 +97,26 @@ impl Service {
         Ok((asked, verdicts))
     }
 
-    /// Takes what all descriptors take, or nothing. Those that only look come first, and what they deny takes nothing of
-    /// the others.
+    /// Takes what all descriptors take and gives back what they give back, or does nothing. Those that only look come
+    /// first, and what is given back last: each only if those before deny nothing.
     async fn together(&self, rules: &RuleSet, requests: &[Call<'_>], refused: bool) -> Result<Vec<Verdict>, Failure> {
-        let takes = |(operation, _): &&Call<'_>| *operation == Operation::Acquire;
-        let looks: Vec<_> = requests.iter().filter(|call| !takes(call)).copied().collect();
-        let mut looked = self.each(rules, &looks).await?.into_iter();
-        let taking = requests.iter().filter(takes);
-        let denied = looked.as_slice().iter().any(|verdict| !verdict.allowed);
-        let mut taken = if denied || refused {
-            let peeks: Vec<_> = taking.map(|(_, request)| (Operation::Peek, *request)).collect();
-            self.each(rules, &peeks).await?.into_iter()
-        } else {
-            self.limiter().acquire_all_by(rules, taking.map(|(_, request)| *request)).await?.into_iter()
-        };
-        let verdicts = requests.iter().filter_map(|call| if takes(&call) { taken.next() } else { looked.next() });
-        Ok(verdicts.collect())
+        let mut allowed = !refused;
+        let mut verdicts: Vec<Option<Verdict>> = requests.iter().map(|_| None).collect();
+        for operation in [Operation::Peek, Operation::Acquire, Operation::Refund] {
+            let own = requests.iter().enumerate().filter(|(_, (asked, _))| *asked == operation);
+            let (places, of_rules): (Vec<_>, Vec<_>) = own.map(|(at, (_, request))| (at, *request)).unzip();
+            let decided = match operation {
+                Operation::Acquire if allowed => self.limiter().acquire_all_by(rules, of_rules).await?,
+                _ => {
+                    let made = if allowed { operation } else { Operation::Peek };
+                    let calls: Vec<_> = of_rules.into_iter().map(|request| (made, request)).collect();
+                    self.each(rules, &calls).await?
+                }
+            };
+            allowed &= decided.iter().all(|verdict| verdict.allowed);
+            places.into_iter().zip(decided).for_each(|(at, verdict)| verdicts[at] = Some(verdict));
+        }
+        Ok(verdicts.into_iter().flatten().collect())
     }
 
     /// Makes each call by itself, at once.

@@ -87,6 +87,10 @@ impl Service {
     /// Makes this call for the request in the body.
     async fn call(&self, operation: Operation, body: &[u8]) -> Result<Response, Failure> {
         let began = Instant::now();
+        // serde would take a list for the fields in their order.
+        if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+            return Err(Failure::Request("body: expected an object, {\"attributes\": ...}".into()));
+        }
         let asked: Asked = serde_json::from_slice(body).map_err(|error| Failure::Request(format!("body: {error}")))?;
         let values = asked.attributes.iter().map(|(name, value)| Ok((name.as_str(), text(name, value)?)));
         let values = values.collect::<Result<Vec<_>, Failure>>()?;
@@ -114,6 +118,7 @@ impl Service {
         request = asked.id.as_deref().map_or(request, |id| request.id(id));
         request = id_ttl_ms.map_or(request, |ttl| request.id_ttl(Duration::from_millis(ttl)));
         let rules = self.rules();
+        check_path(&rules, &attributes)?;
         let mut applies = rules.applies(request)?;
         // What takes no units needs none, whatever attribute the rule takes its cost from.
         let mut none = costs.clone();
@@ -172,6 +177,16 @@ impl Service {
         };
         let status = if verdict.allowed && !refused { StatusCode::OK } else { denied() };
         (status, self.headers().of(verdict))
+    }
+}
+
+/// Refuses a path that servers read differently, as the middleware does, unless the rules say how theirs reads it.
+pub(crate) fn check_path(rules: &RuleSet, attributes: &Attributes<'_>) -> Result<(), Failure> {
+    match rules.reads_two_ways(attributes) {
+        true => Err(Failure::Request(
+            "path: it can be read in two ways: let the file of rules say how the service reads it (paths)".into(),
+        )),
+        false => Ok(()),
     }
 }
 

@@ -61,14 +61,14 @@ pub struct Bounds {
 }
 
 impl Default for Bounds {
-    /// 10,000 connections, 10 s for a head, 10 s for a request, 1,000 streams, 16 KiB, and 10 s for the end.
+    /// 10,000 connections, 10 s for a head, 10 s for a request, 250 streams, 16 KiB, and 10 s for the end.
     fn default() -> Self {
         let seconds = Duration::from_secs(10);
         Self {
             connections: 10_000,
             head: seconds,
             request: seconds,
-            streams: 1000,
+            streams: 250,
             head_bytes: 16 << 10,
             ending: seconds,
         }
@@ -158,7 +158,7 @@ impl Port {
                 Err(error) => {
                     // Of a client that has gone, or a process out of file descriptors, which others may soon close.
                     tracing::warn!(%error, "a connection couldn't be accepted");
-                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    tokio::time::sleep(Duration::from_millis(250)).await;
                     continue;
                 }
             };

@@ -25,15 +25,16 @@ pub(crate) async fn readyz(State(service): State<Service>) -> Response {
 }
 
 impl Service {
-    /// Whether Redis answers, by a look at a key that nothing counts. One round trip.
+    /// Whether Redis decides, by an acquire of a key of its own: a replica that is read-only, and a Redis without memory,
+    /// answer looks. One round trip.
     ///
     /// # Errors
     ///
     /// Why it doesn't.
     #[doc(hidden)]
     pub async fn redis(&self) -> Result<(), Error> {
-        let rule = "fixed-window 1/1s".parse::<Rule>().and_then(|rule| rule.named("ready"));
+        let rule = "fixed-window 1000000000/1s".parse::<Rule>().and_then(|rule| rule.named("ready"));
         let rule = rule.and_then(|rule| rule.on_error(OnError::Closed)).expect("a good rule");
-        self.limiter().peek(&rule, "ready").await.map(drop)
+        self.limiter().acquire(&rule, "ready").await.map(drop)
     }
 }

@@ -155,6 +155,12 @@ async fn no_hits_only_look_and_negative_ones_are_given_back() {
     let response = ask(client, &[look(), hits(1, &[("user", "bob")])], 0).await;
     assert_eq!(codes(&response), [(false, 0), (true, 10)]);
     let back = RateLimitDescriptor { is_negative_hits: true, ..hits(3, &[("user", "ada")]) };
+    // Nor is anything given back where another descriptor denies, or is an error.
+    let response = ask(client, &[back.clone(), hits(11, &[("user", "bob")])], 0).await;
+    assert_eq!((over(&response), response.statuses[0].limit_remaining), (true, 0));
+    let descriptors = vec![back.clone(), descriptor(&[("kind", "job")])];
+    let (code, _) = refused(client, RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: 0 }).await;
+    assert_eq!(code, Status::InvalidArgument);
     assert_eq!(codes(&ask(client, &[back], 0).await), [(true, 3)]);
     let response = ask(client, &[look(), hits(1, &[("user", "bob")])], 0).await;
     assert_eq!(codes(&response), [(true, 3), (true, 9)]);

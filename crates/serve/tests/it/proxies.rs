@@ -22,6 +22,23 @@ const RULES: &str = r#"
     limits = ["fixed-window 1/30d"]
 "#;
 
+/// As the middleware does, which the service stands in the place of.
+#[tokio::test]
+async fn a_path_that_servers_read_differently_is_refused() {
+    let server = Server::start();
+    let rules = "[[rule]]\nname = \"admin\"\nmatch = { path = \"/admin/*\" }\naction = \"block\"";
+    let running = Running::start(builder(&server, rules).build()).await;
+    for (path, status) in
+        [("/admin/a", 403), ("/admin;x/a", 400), ("/..;/admin/a", 400), ("/%2561dmin", 400), ("/a", 200)]
+    {
+        let answer = send(&running.http, "GET", "/v1/forward-auth", &[("x-forwarded-uri", path)], "").await;
+        assert_eq!(answer.status, status, "{path}");
+        let body = serde_json::json!({ "attributes": { "path": path } }).to_string();
+        assert_eq!(send(&running.http, "POST", "/v1/decide", &[], &body).await.status, status, "{path}");
+    }
+    running.end().await;
+}
+
 #[tokio::test]
 async fn a_proxy_names_the_request_by_header_fields() {
     let mut server = Server::start();
