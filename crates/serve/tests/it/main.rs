@@ -6,6 +6,7 @@ mod client;
 mod envoy;
 mod json;
 mod openapi;
+mod page;
 mod ports;
 mod proxies;
 mod running;

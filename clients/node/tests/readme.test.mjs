@@ -1,0 +1,44 @@
+// The page's programs, as they are printed but for addresses.
+
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:http';
+import { join } from 'node:path';
+import { test } from 'node:test';
+
+import { CLIENTS, startRedis, startService } from './service.mjs';
+
+test("the page's programs run", async () => {
+  const page = readFileSync(join(CLIENTS, 'node/README.md'), 'utf8');
+  const programs = [...page.matchAll(/```js\n(.*?)```/gs)].map((match) => match[1]);
+  assert.equal(programs.length, 2);
+  let reports = 0;
+  const other = createServer((_, response) => {
+    reports += 1;
+    response.end();
+  }).listen(0, '127.0.0.1');
+  await once(other, 'listening');
+  const redis = await startRedis();
+  const service = await startService(redis);
+  try {
+    for (const [at, program] of programs.entries()) {
+      const text = program
+        .replace("'tollgate-client'", "'../index.mjs'")
+        .replace('http://127.0.0.1:8080', service.url)
+        .replace('http://127.0.0.1:9000', `http://127.0.0.1:${other.address().port}`)
+        // A slow machine must not miss the deadline.
+        .replace('deadline: 100', 'deadline: 20_000');
+      const file = join(CLIENTS, 'node/tests', `readme-${at}.mjs`);
+      writeFileSync(file, text);
+      const child = spawn(process.execPath, [file], { stdio: ['ignore', 'inherit', 'inherit'] });
+      assert.deepEqual(await once(child, 'exit'), [0, null], program);
+    }
+    assert.equal(reports, 1);
+  } finally {
+    await service.end();
+    await redis.end();
+    other.close();
+  }
+});
