@@ -9,8 +9,8 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Method, StatusCode};
 use tollgate::rules::{Attributes, Reason, RuleRequest, Verdict};
 
-use crate::failure::Failure;
-use crate::http::{add, check_path};
+use crate::failure::{Failure, check_path};
+use crate::headers::add;
 use crate::metrics;
 use crate::service::Service;
 
@@ -59,7 +59,7 @@ fn respond(status: StatusCode, told: Told, verdict: &Verdict) -> Response {
     response
 }
 
-/// What a client is told by header fields.
+/// The header fields of a response.
 type Told = Vec<(&'static str, String)>;
 
 impl Service {

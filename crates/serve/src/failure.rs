@@ -1,9 +1,10 @@
-//! What a caller is told where there is no decision.
+//! Answers without a decision.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::Serialize;
+use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Charged, Error, ErrorKind};
 
 /// No decision, as HTTP and gRPC report it.
@@ -91,5 +92,15 @@ impl From<Failure> for tonic::Status {
             ErrorKind::Deadline => Self::deadline_exceeded(failure.message()),
             _ => Self::unavailable(failure.message()),
         }
+    }
+}
+
+/// Refuses a path that servers read differently, as the middleware does, unless the rules say how theirs reads it.
+pub(crate) fn check_path(rules: &RuleSet, attributes: &Attributes<'_>) -> Result<(), Failure> {
+    match rules.reads_two_ways(attributes) {
+        true => Err(Failure::Request(
+            "path: it can be read in two ways: let the file of rules say how the service reads it (paths)".into(),
+        )),
+        false => Ok(()),
     }
 }

@@ -1,5 +1,7 @@
 //! The header fields by which a client learns of its limits.
 
+use axum::response::Response;
+use http::{HeaderName, HeaderValue};
 use tollgate::middleware::HeaderStyle;
 use tollgate::rules::Verdict;
 
@@ -36,5 +38,14 @@ impl HeaderFields {
             fields.iter_mut().for_each(|(name, _)| *name = name.strip_prefix("x-").unwrap_or(name));
         }
         fields
+    }
+}
+
+/// Adds header fields to a response.
+pub(crate) fn add(response: &mut Response, fields: Vec<(&'static str, String)>) {
+    for (name, value) in fields {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            response.headers_mut().insert(HeaderName::from_static(name), value);
+        }
     }
 }

@@ -9,14 +9,15 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Number, Value};
 use tollgate::rules::{Applies, Attributes, Cost, Effect, Reason, RuleRequest, RuleSet, Verdict};
 use tollgate::{Algorithm, Operation, Rule};
 
 use crate::answer::Answer;
-use crate::failure::Failure;
+use crate::failure::{Failure, check_path};
+use crate::headers::add;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
 use crate::{auth, metrics, ready};
@@ -180,16 +181,6 @@ impl Service {
     }
 }
 
-/// Refuses a path that servers read differently, as the middleware does, unless the rules say how theirs reads it.
-pub(crate) fn check_path(rules: &RuleSet, attributes: &Attributes<'_>) -> Result<(), Failure> {
-    match rules.reads_two_ways(attributes) {
-        true => Err(Failure::Request(
-            "path: it can be read in two ways: let the file of rules say how the service reads it (paths)".into(),
-        )),
-        false => Ok(()),
-    }
-}
-
 /// The attribute that the request lacks, if it is one that the rule takes a cost from.
 fn missing_cost<'r>(rules: &'r RuleSet, applies: &Applies<'_>) -> Option<&'r str> {
     let (Effect::Missing(missing), Some(rule)) = (&applies.effect, applies.rule) else { return None };
@@ -227,15 +218,6 @@ fn whole(name: &str, number: &Number, within: RangeInclusive<u64>) -> Result<u64
         let (least, most) = within.into_inner();
         Failure::Request(format!("{name}: expected a whole number from {least} to {most}, got {number}"))
     })
-}
-
-/// Adds header fields to a response.
-pub(crate) fn add(response: &mut Response, fields: Vec<(&'static str, String)>) {
-    for (name, value) in fields {
-        if let Ok(value) = HeaderValue::try_from(value) {
-            response.headers_mut().insert(HeaderName::from_static(name), value);
-        }
-    }
 }
 
 async fn openapi() -> impl IntoResponse {

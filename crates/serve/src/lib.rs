@@ -31,6 +31,7 @@ pub mod listen;
 mod metrics;
 mod ready;
 mod service;
+mod stream;
 #[cfg(feature = "tls")]
 pub mod tls;
 mod token;

@@ -29,6 +29,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tower::Service;
 
+use crate::stream::Stream;
 #[cfg(feature = "tls")]
 use crate::tls::Certificate;
 
@@ -271,14 +272,6 @@ impl AsyncWrite for Beginning {
         self.stream.is_write_vectored()
     }
 }
-
-/// A connection of any kind.
-pub(crate) type Stream = Pin<Box<dyn Io>>;
-
-/// What is read and written.
-pub(crate) trait Io: AsyncRead + AsyncWrite + Send {}
-
-impl<S: AsyncRead + AsyncWrite + Send> Io for S {}
 
 fn server(bounds: Bounds) -> auto::Builder<TokioExecutor> {
     let mut server = auto::Builder::new(TokioExecutor::new());

@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-use crate::listen::Stream;
+use crate::stream::Stream;
 
 /// A certificate and its key, from files. Clones share it.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Who may ask: whoever has one of the service's tokens.
+//! Tokens: a request without one of the service's is refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
