@@ -95,7 +95,7 @@ pub(crate) use condition::net;
 pub use deciding::HoldVerdict;
 #[cfg(feature = "http")]
 pub(crate) use deciding::{Acquisition, FollowUp};
-pub use definition::{Action, Cost, Definition, LimitDefinition, OneOrMore, Paths, Reading};
+pub use definition::{Action, Cost, Definition, Descriptors, LimitDefinition, OneOrMore, Paths, Reading};
 pub use error::{Fault, RuleSetError};
 pub use reload::WatchedRules;
 pub use rule_request::RuleRequest;
@@ -183,7 +183,7 @@ impl RuleSet {
         Self::new([Definition::of(rule, key)])
     }
 
-    /// The same as [`new`](Self::new), for rules that read paths in this way.
+    /// The same as [`new`](Self::new), for rules that read requests in this way.
     ///
     /// # Errors
     ///
@@ -353,6 +353,12 @@ impl RuleSet {
         self.shared.reading.paths == Paths::Unambiguous && self.enforces(names::PATH) && request.reads_two_ways()
     }
 
+    /// How a rate limit service decides a gateway's request of several descriptors.
+    #[must_use]
+    pub fn descriptors(&self) -> Descriptors {
+        self.shared.reading.descriptors
+    }
+
     /// Whether a rule matches, counts or costs by this attribute.
     #[cfg(feature = "http")]
     pub(crate) fn uses(&self, attribute: &str) -> bool {
@@ -499,8 +505,9 @@ impl FromStr for RuleSet {
 impl Serialize for RuleSet {
     /// As in a file, with defaults and variables filled in.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (rules, Reading { ignore_case, paths }) = (self.shared.definitions.clone(), self.shared.reading);
-        definition::Document { rules, ignore_case, paths, ..Default::default() }.serialize(serializer)
+        let Reading { ignore_case, paths, descriptors } = self.shared.reading;
+        let rules = self.shared.definitions.clone();
+        definition::Document { rules, ignore_case, paths, descriptors, ..Default::default() }.serialize(serializer)
     }
 }
 

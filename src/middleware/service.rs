@@ -157,8 +157,7 @@ impl Settings {
         let attributes = match &account {
             // What an earlier layer has found out holds for the request.
             Some(account) if parts.extensions.get::<Account>().is_some() => attributes.account(account),
-            Some(account) => attributes.known_user(account),
-            None => attributes,
+            account => attributes.known_user(account.as_ref()),
         };
         if rules.reads_two_ways(&attributes) {
             let error = Error::new(Kind::Input, "path: servers may read it in different ways");

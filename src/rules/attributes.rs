@@ -82,14 +82,15 @@ impl<'a> Attributes<'a> {
 
     /// What is known of the request's own user, by
     /// [`RuleSource::account_of_user`](super::RuleSource::account_of_user): its limits, its block and its tier. Unlike
-    /// [`account`](Self::account), keeps what the request says itself where the account has nothing.
+    /// [`account`](Self::account), keeps what the request says itself where the account has nothing. None changes
+    /// nothing.
     #[must_use]
-    pub fn known_user(self, account: &'a Account) -> Self {
-        let request = match account.paid_tier() {
+    pub fn known_user(self, account: Option<&'a Account>) -> Self {
+        let request = match account.and_then(Account::paid_tier) {
             Some(tier) => self.set(TIER, tier),
             None => self,
         };
-        Self { account: Some(account), ..request }
+        Self { account: account.or(request.account), ..request }
     }
 
     /// The client's address: from the connection, or from a header written by your own proxy. With a header that the

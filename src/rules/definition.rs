@@ -21,6 +21,8 @@ pub(super) struct Document {
     pub(super) ignore_case: bool,
     #[serde(skip_serializing_if = "is_default")]
     pub(super) paths: Paths,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) descriptors: Descriptors,
     /// Limits by name, which rules write as `$name`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) variables: BTreeMap<String, String>,
@@ -37,6 +39,7 @@ impl Document {
             ("include", !self.include.is_empty()),
             ("ignore_case", !is_default(&self.ignore_case)),
             ("paths", !is_default(&self.paths)),
+            ("descriptors", !is_default(&self.descriptors)),
             ("[variables]", !self.variables.is_empty()),
             ("[defaults]", !is_default(&self.defaults)),
         ];
@@ -222,7 +225,19 @@ pub enum Paths {
     Segments,
 }
 
-/// How a set of rules reads paths. In a file, `ignore_case` and `paths` say so.
+/// How a rate limit service decides a gateway's request of several descriptors, each of which is a request to the rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Descriptors {
+    /// All are allowed, or nothing is taken: one decision, atomic on one Redis.
+    #[default]
+    Together,
+    /// Each takes what it is allowed, whatever becomes of the others, as Envoy's own service does.
+    Each,
+}
+
+/// How a set of rules reads requests. In a file, `ignore_case`, `paths` and `descriptors` say so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reading {
@@ -230,6 +245,8 @@ pub struct Reading {
     pub ignore_case: bool,
     /// How paths are read. Default: [`Paths::Unambiguous`].
     pub paths: Paths,
+    /// How a rate limit service decides several descriptors. Default: [`Descriptors::Together`].
+    pub descriptors: Descriptors,
 }
 
 /// A request's cost.

@@ -110,7 +110,7 @@ fn of_rules(
     mut faults: Vec<Fault>,
     sources: &[Source],
 ) -> Result<RuleSet, RuleSetError> {
-    let Document { ignore_case, paths, variables, defaults, .. } = settings;
+    let Document { ignore_case, paths, descriptors, variables, defaults, .. } = settings;
     let positions = Positions::of(sources);
     let in_main = |why: String, at| match sources.first() {
         Some(main) => Fault::new(why).in_file(&main.path, at),
@@ -141,7 +141,7 @@ fn of_rules(
             Err(_) => {}
         }
     }
-    let reading = Reading { ignore_case: *ignore_case, paths: *paths };
+    let reading = Reading { ignore_case: *ignore_case, paths: *paths, descriptors: *descriptors };
     match RuleSet::compiled(definitions, reading, &|rule, field| locate(*origins.get(rule)?, field)) {
         Ok(rules) if faults.is_empty() => return Ok(rules),
         Ok(_) => {}

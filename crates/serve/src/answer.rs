@@ -53,6 +53,7 @@ struct LimitAnswer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<&'a str>,
     name: &'a str,
+    algorithm: String,
     key: String,
     allowed: bool,
     limit: u64,
@@ -141,6 +142,7 @@ fn limits<'a>(charge: Option<&Charge<'_>>, verdict: &'a Verdict) -> Vec<LimitAns
     let answer = |(at, limit): (usize, &'a LimitDecision)| LimitAnswer {
         rule: limit.rule().filter(|_| several),
         name: limit.name(),
+        algorithm: limit.algorithm().to_string(),
         key: counted(at).unwrap_or_default(),
         allowed: limit.allowed,
         limit: limit.capacity,

@@ -112,10 +112,7 @@ impl Service {
             }
         }
         let account = self.account_of(&attributes);
-        let attributes = match &account {
-            Some(account) => attributes.known_user(account),
-            None => attributes,
-        };
+        let attributes = attributes.known_user(account.as_ref());
         let rules = self.rules();
         check_path(&rules, &attributes)?;
         let verdict = self.limiter().acquire_by(&rules, RuleRequest::new(&attributes)).await?;

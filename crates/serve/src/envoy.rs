@@ -13,12 +13,14 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::future::try_join_all;
 use tollgate::Operation;
-use tollgate::rules::{Attributes, RuleRequest, RuleSet, Verdict};
+use tollgate::rules::{Attributes, Descriptors, RuleRequest, RuleSet, Verdict};
 use tonic::{Request, Response, Status};
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::HealthService;
 
 use crate::failure::Failure;
 use crate::metrics;
-use crate::service::{Descriptors, Service, Unmatched};
+use crate::service::{Service, Unmatched};
 use crate::token::require;
 use descriptor::{Asked, MOST_DESCRIPTORS};
 
@@ -32,7 +34,7 @@ impl Service {
         let server = RateLimitServiceServer::new(self.clone()).max_decoding_message_size(MOST_BYTES);
         let routes = tonic::service::Routes::new(server).into_axum_router();
         // Serving from its start: whether Redis answers is for the policies, and for `/readyz`.
-        let (_, health) = tonic_health::server::health_reporter();
+        let health = HealthServer::new(HealthService::from_health_reporter(self.health_reporter()));
         require(self.tokens(), routes).route_service("/grpc.health.v1.Health/{*call}", health)
     }
 }
@@ -73,11 +75,8 @@ impl Service {
         let attributes = attributes.map(|(one, names)| descriptor::attributes(domain, names, &one.entries));
         let attributes: Vec<_> = attributes.collect();
         let accounts: Vec<_> = attributes.iter().map(|attributes| self.account_of(attributes)).collect();
-        let known = attributes.into_iter().zip(&accounts).map(|(attributes, account)| match account {
-            Some(account) => attributes.known_user(account),
-            None => attributes,
-        });
-        let attributes: Vec<_> = known.collect();
+        let known = attributes.into_iter().zip(&accounts);
+        let attributes: Vec<_> = known.map(|(own, account)| own.known_user(account.as_ref())).collect();
         let asked = descriptors.iter().zip(&attributes);
         let asked = asked.map(|(descriptor, attributes)| Asked::of(descriptor, *hits_addend, &rules, attributes));
         let asked = asked.collect::<Result<Vec<_>, _>>()?;
@@ -86,10 +85,10 @@ impl Service {
         let refused = self.unmatched() == Unmatched::Deny && attributes.iter().any(is_unmatched);
         let requests = asked.iter().zip(&attributes).map(|(asked, own)| (asked.operation, asked.request(own)));
         let requests: Vec<_> = requests.collect();
-        let verdicts = match (&*requests, self.descriptors()) {
+        let verdicts = match (&*requests, self.descriptors(&rules)) {
             ([(operation, request)], _) => vec![self.limiter().call_by(*operation, &rules, *request).await?],
-            (several, Descriptors::Together) => Box::pin(self.together(&rules, several, refused)).await?,
             (several, Descriptors::Each) => Box::pin(self.each(&rules, several)).await?,
+            (several, _) => Box::pin(self.together(&rules, several, refused)).await?,
         };
         for (attributes, verdict) in attributes.iter().zip(&verdicts) {
             self.decided(attributes, verdict, began);

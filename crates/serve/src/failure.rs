@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
+use http::header::{ALLOW, CONTENT_TYPE};
 use serde::Serialize;
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Charged, Error, ErrorKind};
@@ -79,8 +80,7 @@ impl IntoResponse for Failure {
             (_, ErrorKind::UnknownId) => StatusCode::NOT_FOUND,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let body = Body { error: &self.message(), kind: self.kind().name(), charged: self.charged() };
-        (status, Json(body)).into_response()
+        refusal(status, &self.message(), self.kind().name(), self.charged())
     }
 }
 
@@ -93,6 +93,25 @@ impl From<Failure> for tonic::Status {
             _ => Self::unavailable(failure.message()),
         }
     }
+}
+
+/// A response without a decision.
+pub(crate) fn refusal(status: StatusCode, error: &str, kind: &str, charged: Option<bool>) -> Response {
+    (status, Json(Body { error, kind, charged })).into_response()
+}
+
+/// Gives what the router itself refuses the form of the other errors.
+pub(crate) async fn as_json(mut response: Response) -> Response {
+    let error = match response.status() {
+        _ if response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") => return response,
+        StatusCode::NOT_FOUND => "path: nothing is served there; GET /v1/openapi.json lists what is",
+        StatusCode::METHOD_NOT_ALLOWED => "method: expected the one that the header field Allow names",
+        StatusCode::PAYLOAD_TOO_LARGE => "body: expected at most 65536 bytes",
+        _ => return response,
+    };
+    let mut json = refusal(response.status(), error, ErrorKind::Input.name(), Some(false));
+    json.headers_mut().extend(response.headers_mut().remove(ALLOW).map(|methods| (ALLOW, methods)));
+    json
 }
 
 /// Refuses a path that servers read differently, as the middleware does, unless the rules say how theirs reads it.

@@ -13,10 +13,10 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Number, Value};
 use tollgate::rules::{Applies, Attributes, Cost, Effect, Reason, RuleRequest, RuleSet, Verdict};
-use tollgate::{Algorithm, Operation, Rule};
+use tollgate::{Operation, Rule};
 
 use crate::answer::Answer;
-use crate::failure::{Failure, check_path};
+use crate::failure::{Failure, as_json, check_path};
 use crate::headers::add;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
@@ -77,6 +77,7 @@ impl Service {
             .layer(DefaultBodyLimit::max(MOST_BYTES))
             .with_state(self.clone())
             .merge(self.health())
+            .layer(axum::middleware::map_response(as_json))
     }
 
     /// `/healthz` and `/readyz` alone, which nobody needs a token for.
@@ -98,10 +99,7 @@ impl Service {
         let attributes = values.iter().try_fold(Attributes::new(), |all, (name, value)| all.try_set(name, value));
         let attributes = attributes.map_err(Failure::unreadable)?;
         let account = self.account_of(&attributes);
-        let attributes = match &account {
-            Some(account) => attributes.known_user(account),
-            None => attributes,
-        };
+        let attributes = attributes.known_user(account.as_ref());
         let cost = asked.cost.as_ref().map(|cost| whole("cost", cost, 0..=MOST_UNITS)).transpose()?;
         let costs = asked.costs.iter().flatten();
         let costs = costs.map(|(name, units)| Ok((&**name, whole(&format!("costs.{name}"), units, 0..=MOST_UNITS)?)));
@@ -194,7 +192,7 @@ fn missing_cost<'r>(rules: &'r RuleSet, applies: &Applies<'_>) -> Option<&'r str
 
 /// Whether it has permits.
 fn holds(rule: &Rule) -> bool {
-    rule.limits().any(|limit| limit.algorithm() == Algorithm::Concurrency)
+    rule.limits().any(|limit| limit.algorithm().holds())
 }
 
 /// An attribute's value as text.

@@ -37,5 +37,6 @@ pub mod tls;
 mod token;
 
 pub use headers::HeaderFields;
-pub use service::{Descriptors, Service, ServiceBuilder, Unmatched};
+pub use metrics::describe_metrics;
+pub use service::{Service, ServiceBuilder, Unmatched};
 pub use token::Tokens;

@@ -2,6 +2,8 @@
 
 mod options;
 mod run;
+#[cfg(feature = "otlp")]
+mod trace;
 
 use clap::Parser;
 

@@ -2,28 +2,46 @@
 
 use std::time::Duration;
 
-use metrics::{counter, histogram};
+use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 use tollgate::rules::{Reason, Verdict};
 
+const REQUESTS: &str = "tollgate_serve_requests_total";
+const DURATION: &str = "tollgate_serve_request_duration_seconds";
+const UNMATCHED: &str = "tollgate_serve_unmatched_total";
+const OVER: &str = "tollgate_serve_over_limit_total";
+const NEAR: &str = "tollgate_serve_near_limit_total";
+const UNAUTHORIZED: &str = "tollgate_serve_unauthorized_total";
+
 /// An allowed request is near its limit where no more than this part of the capacity is left: a fifth.
-const NEAR: u64 = 5;
+const NEARLY: u64 = 5;
+
+/// Describes the service's metrics to the recorder that is installed; [`tollgate::describe_metrics`] does so for the
+/// library's.
+pub fn describe_metrics() {
+    describe_counter!(REQUESTS, "Requests, by protocol and outcome");
+    describe_histogram!(DURATION, Unit::Seconds, "How long a request took, by protocol");
+    describe_counter!(UNMATCHED, "Requests and descriptors that no rule applied to");
+    describe_counter!(OVER, "Denials by limits, by rule");
+    describe_counter!(NEAR, "Allowed with at most a fifth of a limit's capacity left, by rule");
+    describe_counter!(UNAUTHORIZED, "Requests without a token of the service's");
+}
 
 /// Counts a verdict where no rule applied, and one that is over its limits or near them, by the rule.
 pub(crate) fn judged(verdict: &Verdict) {
     if verdict.reason == Reason::NoRule {
-        counter!("tollgate_serve_unmatched_total").increment(1);
+        counter!(UNMATCHED).increment(1);
     }
     let (Some(rule), Some(decision)) = (&verdict.rule, &verdict.decision) else { return };
     if !verdict.allowed {
-        counter!("tollgate_serve_over_limit_total", "rule" => rule.to_string()).increment(1);
-    } else if decision.limits.iter().any(|limit| limit.remaining <= limit.capacity / NEAR) {
-        counter!("tollgate_serve_near_limit_total", "rule" => rule.to_string()).increment(1);
+        counter!(OVER, "rule" => rule.to_string()).increment(1);
+    } else if decision.limits.iter().any(|limit| limit.remaining <= limit.capacity / NEARLY) {
+        counter!(NEAR, "rule" => rule.to_string()).increment(1);
     }
 }
 
 /// Counts a request without a token of the service's.
 pub(crate) fn unauthorized() {
-    counter!("tollgate_serve_unauthorized_total").increment(1);
+    counter!(UNAUTHORIZED).increment(1);
 }
 
 /// Counts a request that was answered, and how long that took; `allowed` is none if there was no decision.
@@ -33,6 +51,6 @@ pub(crate) fn answered(protocol: &'static str, allowed: Option<bool>, took: Dura
         Some(false) => "denied",
         None => "error",
     };
-    counter!("tollgate_serve_requests_total", "protocol" => protocol, "outcome" => outcome).increment(1);
-    histogram!("tollgate_serve_request_duration_seconds", "protocol" => protocol).record(took.as_secs_f64());
+    counter!(REQUESTS, "protocol" => protocol, "outcome" => outcome).increment(1);
+    histogram!(DURATION, "protocol" => protocol).record(took.as_secs_f64());
 }

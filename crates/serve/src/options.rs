@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use tollgate::rules::Descriptors;
 use tollgate_serve::listen::Address;
-use tollgate_serve::{Descriptors, HeaderFields, Unmatched};
+use tollgate_serve::{HeaderFields, Unmatched};
 
 /// A rate limit service: the same rules for gateways, by Envoy's protocol, and for every language, by HTTP with JSON.
 #[derive(Debug, Parser)]
@@ -72,13 +73,21 @@ pub(crate) struct Options {
     /// A file with the tokens of those who may ask, one a line. They are read at the start alone.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_TOKENS", help_heading = "Ports")]
     pub(crate) tokens: Option<PathBuf>,
+    /// The collector that gets traces by OTLP over gRPC, such as http://127.0.0.1:4317. Default: none.
+    ///
+    /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER are observed.
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", help_heading = "Ports")]
+    pub(crate) otlp: Option<String>,
     /// Connections to each port at once.
     #[arg(long, value_name = "N", default_value = "10000", value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = "Ports")]
     pub(crate) connections: u32,
 
     /// How the descriptors of one request by Envoy's protocol are decided.
-    #[arg(long, value_enum, value_name = "HOW", default_value = "together", help_heading = "Answers")]
-    pub(crate) descriptors: DescriptorsArgument,
+    ///
+    /// Default: as `descriptors` in the file of rules says, else together.
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Answers")]
+    pub(crate) descriptors: Option<DescriptorsArgument>,
     /// The answer where no rule applies.
     #[arg(long, value_enum, value_name = "HOW", default_value = "allow", help_heading = "Answers")]
     pub(crate) unmatched: UnmatchedArgument,

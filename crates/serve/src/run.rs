@@ -14,12 +14,25 @@ use tollgate::rules::{RuleSource, WatchedRules};
 use tollgate::{Embedded, Engine, Limiter, OnError, Redis};
 use tollgate_serve::listen::{self, Bounds};
 use tollgate_serve::{Service, Tokens};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::options::{OnErrorArgument, Options, Port};
+#[cfg(feature = "otlp")]
+use crate::trace::{self, Traces};
 
 /// Serves until SIGTERM or Ctrl-C, and answers what has begun.
 pub(crate) async fn run(options: Options) -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
+    #[cfg(feature = "otlp")]
+    let traces = options.otlp.as_deref().map(Traces::open).transpose()?;
+    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = text.with_ansi(std::io::stderr().is_terminal()).with_filter(LevelFilter::INFO);
+    let subscriber = tracing_subscriber::registry().with(log);
+    #[cfg(feature = "otlp")]
+    let subscriber = subscriber.with(traces.as_ref().map(Traces::layer));
+    subscriber.init();
     let metrics = metrics_of_process()?;
     let limiter = limiter(&options)?;
     let rules = rules(&options, &limiter).await?;
@@ -38,11 +51,14 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         }
     };
     let service = Service::builder(limiter.clone(), rules)
-        .descriptors(options.descriptors.into())
         .unmatched(options.unmatched.into())
         .headers(options.headers)
-        .tokens(tokens)
-        .build();
+        .tokens(tokens);
+    let service = match options.descriptors {
+        Some(descriptors) => service.descriptors(descriptors.into()),
+        None => service,
+    };
+    let service = service.build();
 
     let (end, ended) = watch::channel(false);
     let bounds = bounds(&options);
@@ -64,6 +80,11 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         let port = match &certificate {
             Some(certificate) if name != "metrics" => port.with_certificate(certificate.clone()),
             _ => port,
+        };
+        #[cfg(feature = "otlp")]
+        let routes = match &traces {
+            Some(_) if name != "metrics" => routes.layer(axum::middleware::from_fn(trace::traced)),
+            _ => routes,
         };
         println!("{name} {}", port.address());
         let mut ended = ended.clone();
@@ -96,12 +117,17 @@ pub(crate) async fn run(options: Options) -> Result<()> {
             }
         }
     }
+    service.end().await;
     end.send_replace(true);
     for port in serving {
         port.await?;
     }
     // What was given back without a caller to wait for it.
     limiter.finish().await;
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        traces.end().await;
+    }
     Ok(())
 }
 
@@ -175,8 +201,12 @@ fn bounds(options: &Options) -> Bounds {
 fn metrics_of_process() -> Result<PrometheusHandle> {
     const SECONDS: &[f64] =
         &[0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.05, 0.1, 0.5, 1.0];
+    const KEYS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0];
     let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), SECONDS)?;
+    let builder = builder.set_buckets_for_metric(Matcher::Full("tollgate_batch_keys".into()), KEYS)?;
     let handle = builder.install_recorder()?;
+    tollgate::describe_metrics();
+    tollgate_serve::describe_metrics();
     let upkeep = handle.clone();
     tokio::spawn(async move {
         loop {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollgate::Limiter;
-use tollgate::rules::{Account, Attributes, RuleSet, RuleSource, Verdict};
+use tollgate::rules::{Account, Attributes, Descriptors, RuleSet, RuleSource, Verdict};
+use tonic_health::server::HealthReporter;
 
 use crate::headers::HeaderFields;
 use crate::token::Tokens;
@@ -20,12 +21,14 @@ struct Shared {
     limiter: Limiter,
     rules: Box<dyn RuleSource>,
     settings: Settings,
+    health: HealthReporter,
 }
 
 /// What is set once, before there are requests.
 #[derive(Clone, Debug, Default)]
 struct Settings {
-    descriptors: Descriptors,
+    /// In place of what the rules say.
+    descriptors: Option<Descriptors>,
     unmatched: Unmatched,
     headers: HeaderFields,
     tokens: Tokens,
@@ -36,17 +39,6 @@ pub struct ServiceBuilder {
     limiter: Limiter,
     rules: Box<dyn RuleSource>,
     settings: Settings,
-}
-
-/// How the descriptors of one request by Envoy's protocol are decided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Descriptors {
-    /// All are allowed, or nothing is taken: one decision, atomic on one Redis, with a status for each.
-    #[default]
-    Together,
-    /// Each takes what it is allowed, whatever becomes of the others, as Envoy's own service does.
-    Each,
 }
 
 /// The answer to a descriptor, or a request by HTTP, that no rule applies to.
@@ -71,6 +63,16 @@ impl Service {
         ServiceBuilder { limiter, rules: Box::new(rules), settings: Settings::default() }
     }
 
+    /// Tells those who watch `grpc.health.v1` that the service ends: their watch is over, and no request goes on that
+    /// would keep a [port](crate::listen) from its end. Decisions are made as before.
+    pub async fn end(&self) {
+        self.shared.health.clone().clear_service_status("").await;
+    }
+
+    pub(crate) fn health_reporter(&self) -> HealthReporter {
+        self.shared.health.clone()
+    }
+
     pub(crate) fn limiter(&self) -> &Limiter {
         &self.shared.limiter
     }
@@ -81,8 +83,9 @@ impl Service {
         self.shared.rules.rules()
     }
 
-    pub(crate) fn descriptors(&self) -> Descriptors {
-        self.shared.settings.descriptors
+    /// How several descriptors are decided while these rules are in force.
+    pub(crate) fn descriptors(&self, rules: &RuleSet) -> Descriptors {
+        self.shared.settings.descriptors.unwrap_or_else(|| rules.descriptors())
     }
 
     pub(crate) fn unmatched(&self) -> Unmatched {
@@ -116,10 +119,10 @@ impl Service {
 }
 
 impl ServiceBuilder {
-    /// How the descriptors of one request by Envoy's protocol are decided: together, unless this says otherwise.
+    /// How the descriptors of one request by Envoy's protocol are decided: as the rules say, unless this says otherwise.
     #[must_use]
     pub fn descriptors(mut self, descriptors: Descriptors) -> Self {
-        self.settings.descriptors = descriptors;
+        self.settings.descriptors = Some(descriptors);
         self
     }
 
@@ -149,7 +152,7 @@ impl ServiceBuilder {
     #[must_use]
     pub fn build(self) -> Service {
         let Self { limiter, rules, settings } = self;
-        Service { shared: Arc::new(Shared { limiter, rules, settings }) }
+        Service { shared: Arc::new(Shared { limiter, rules, settings, health: HealthReporter::new() }) }
     }
 }
 

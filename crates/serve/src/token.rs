@@ -7,11 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use http::header::AUTHORIZATION;
-use http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use subtle::ConstantTimeEq;
 
+use crate::failure::refusal;
 use crate::metrics;
 
 /// The tokens of those who may ask, sent as `Authorization: Bearer TOKEN`, by gRPC as metadata of that name. Several, so
@@ -67,8 +68,9 @@ async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> R
     if content.is_some_and(|content| content.as_bytes().starts_with(b"application/grpc")) {
         return tonic::Status::unauthenticated(WHY).into_http::<axum::body::Body>();
     }
-    (StatusCode::UNAUTHORIZED, [("www-authenticate", "Bearer")], axum::Json(serde_json::json!({ "error": WHY })))
-        .into_response()
+    let mut refused = refusal(StatusCode::UNAUTHORIZED, WHY, "unauthorized", Some(false));
+    refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    refused
 }
 
 /// Says so in the log, at most once a second: a gateway that is refused may let everything pass.

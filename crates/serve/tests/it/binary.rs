@@ -8,10 +8,13 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tollgate_testing::polling::{in_time, wait_until};
 use tollgate_testing::redis_server::Server;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::client::{post, send};
 
-struct Process {
+pub(crate) struct Process {
     child: Child,
     /// The address of each port, by its name.
     ports: Vec<(String, String)>,
@@ -24,7 +27,7 @@ fn command(arguments: &[&str]) -> Command {
 }
 
 impl Process {
-    async fn start(arguments: &[&str], ports: usize) -> Self {
+    pub(crate) async fn start(arguments: &[&str], ports: usize) -> Self {
         let mut child = command(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a process");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
         let mut opened = Vec::new();
@@ -36,7 +39,7 @@ impl Process {
         Self { child, ports: opened }
     }
 
-    fn port(&self, name: &str) -> &str {
+    pub(crate) fn port(&self, name: &str) -> &str {
         &self.ports.iter().find(|(own, _)| own == name).expect("an open port").1
     }
 
@@ -46,7 +49,7 @@ impl Process {
         assert!(sent.expect("kill").success());
     }
 
-    async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.signal("TERM");
         assert!(in_time(self.child.wait()).await.expect("an end").success());
     }
@@ -57,7 +60,7 @@ fn write(path: &Path, limit: u64) {
     std::fs::write(path, text).expect("a file");
 }
 
-const FREE: [&str; 6] = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"];
+pub(crate) const FREE: [&str; 6] = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0"];
 
 #[tokio::test]
 async fn it_serves_follows_its_file_and_ends_with_what_has_begun_answered() {
@@ -91,6 +94,9 @@ async fn it_serves_follows_its_file_and_ends_with_what_has_begun_answered() {
         "tollgate_serve_near_limit_total{rule=\"users\"} ",
         "tollgate_serve_requests_total{protocol=\"json\",outcome=\"allowed\"}",
         "tollgate_decisions_total{rule=\"users\"",
+        "# HELP tollgate_serve_requests_total Requests, by protocol and outcome",
+        "tollgate_batch_keys_bucket{le=\"1\"} ",
+        "# HELP tollgate_decisions_total Decisions, by rule",
     ] {
         assert!(text.contains(name), "{name}: {text}");
     }
@@ -155,4 +161,21 @@ async fn a_permit_of_a_process_that_was_killed_comes_back_at_its_ttl() {
     first.child.kill().await.expect("an end");
     wait_until("the ttl is over", async || take(&second, "second").await == 200).await;
     second.end().await;
+}
+
+#[tokio::test]
+async fn who_watches_its_health_learns_of_its_end_and_does_not_delay_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("rules.toml");
+    write(&file, 5);
+    let process = Process::start(&[&[file.to_str().expect("text")], FREE.as_slice()].concat(), 3).await;
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", process.port("grpc")));
+    let channel = endpoint.expect("an address").connect().await.expect("a connection");
+    let watch = HealthClient::new(channel).watch(HealthCheckRequest::default()).await;
+    let mut statuses = watch.expect("a watch").into_inner();
+    let first = in_time(statuses.message()).await.expect("a status").expect("one");
+    assert_eq!(first.status(), ServingStatus::Serving);
+    process.signal("TERM");
+    assert!(in_time(statuses.message()).await.expect("no error").is_none(), "the watch is over");
+    process.end().await;
 }

@@ -12,8 +12,9 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::{UInt64Value, value::Kind};
 use futures_util::future::join_all;
+use tollgate::rules::Descriptors;
 use tollgate::{Limiter, OnError, Redis};
-use tollgate_serve::{Descriptors, HeaderFields, Service, Tokens, Unmatched};
+use tollgate_serve::{HeaderFields, Service, Tokens, Unmatched};
 use tollgate_testing::polling::in_time;
 use tollgate_testing::redis_server::Server;
 use tonic::transport::Channel;
@@ -134,12 +135,20 @@ async fn each_descriptor_has_a_status_and_all_are_charged_or_none() {
 #[tokio::test]
 async fn each_descriptor_by_itself_takes_what_it_may() {
     let server = Server::start();
-    let running = Running::start(builder(&server, RULES).descriptors(Descriptors::Each).build()).await;
-    let client = &mut running.client().await;
     let both = [hits(11, &[("user", "ada")]), descriptor(&[("remote_address", "2001:db8::1")])];
-    let response = ask(client, &both, 0).await;
-    assert_eq!((over(&response), codes(&response)), (true, vec![(false, 10), (true, 19)]));
-    running.end().await;
+    let each = format!("descriptors = \"each\"\n{RULES}");
+    for (service, remaining) in [
+        (builder(&server, RULES), 20),
+        (builder(&server, &each), 19),
+        (builder(&server, &each).descriptors(Descriptors::Together), 19),
+        (builder(&server, RULES).descriptors(Descriptors::Each), 18),
+    ] {
+        let running = Running::start(service.build()).await;
+        let client = &mut running.client().await;
+        let response = ask(client, &both, 0).await;
+        assert_eq!((over(&response), codes(&response)), (true, vec![(false, 10), (true, remaining)]));
+        running.end().await;
+    }
 }
 
 #[tokio::test]

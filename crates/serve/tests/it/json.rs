@@ -73,8 +73,8 @@ async fn a_decision_is_told_as_the_tool_prints_it() {
             "limit": 10, "remaining": 6, "retry_after_us": null, "reset_after_us": null, "denied_by": null,
             "by": "redis",
             "limits": [{
-                "name": "fixed-window 10/30d", "key": "user:ada", "allowed": true, "limit": 10, "remaining": 6,
-                "retry_after_us": null, "reset_after_us": null,
+                "name": "fixed-window 10/30d", "algorithm": "fixed-window", "key": "user:ada", "allowed": true,
+                "limit": 10, "remaining": 6, "retry_after_us": null, "reset_after_us": null,
             }],
             "shadows": [{ "rule": "watched", "allowed": false, "denied_by": "fixed-window 2/30d" }],
         })
@@ -222,9 +222,17 @@ async fn what_cant_be_used_is_named() {
         assert_eq!((answer.status, answer.json()["error"].as_str()), (status, Some(error)), "{path} {body}");
         assert_eq!(answer.json()["charged"], json!(false));
     }
-    assert_eq!(send(&running.http, "POST", "/v1/decide", &[], &huge).await.status, 413);
-    assert_eq!(send(&running.http, "GET", "/v1/decide", &[], "").await.status, 405);
-    assert_eq!(send(&running.http, "POST", "/v1/decied", &[], "{}").await.status, 404);
+    // What the router itself refuses has the same form.
+    for (method, path, body, status, error) in [
+        ("POST", "/v1/decide", &*huge, 413, "body: expected at most 65536 bytes"),
+        ("GET", "/v1/decide", "", 405, "method: expected the one that the header field Allow names"),
+        ("POST", "/v1/decied", "{}", 404, "path: nothing is served there; GET /v1/openapi.json lists what is"),
+    ] {
+        let answer = send(&running.http, method, path, &[], body).await;
+        let told = json!({ "error": error, "kind": "input", "charged": false });
+        assert_eq!((answer.status, answer.json()), (status, told), "{path}");
+        assert_eq!(answer.field("allow"), (status == 405).then_some("POST"));
+    }
     // On one connection, after all of that.
     let mut connection = Connection::open(&running.http).await;
     for remaining in (0..10).rev() {
@@ -256,8 +264,12 @@ async fn who_may_ask_and_what_nobody_needs_a_token_for() {
         let answer = send(&running.http, "POST", "/v1/decide", &[("authorization", token)], &body).await;
         assert_eq!(answer.status, status, "{token}");
     }
-    assert_eq!(send(&running.http, "POST", "/v1/decide", &[], &body).await.status, 401);
-    assert_eq!(send(&running.http, "GET", "/v1/forward-auth", &[], "").await.status, 401);
+    for (method, path, body) in [("POST", "/v1/decide", &*body), ("GET", "/v1/forward-auth", "")] {
+        let answer = send(&running.http, method, path, &[], body).await;
+        let told = answer.json();
+        assert_eq!((answer.status, answer.field("www-authenticate")), (401, Some("Bearer")));
+        assert_eq!((&told["kind"], &told["charged"]), (&json!("unauthorized"), &json!(false)), "{told}");
+    }
     for path in ["/healthz", "/readyz", "/v1/openapi.json"] {
         assert_eq!(send(&running.http, "GET", path, &[], "").await.status, 200, "{path}");
     }

@@ -10,3 +10,5 @@ mod page;
 mod ports;
 mod proxies;
 mod running;
+#[cfg(feature = "otlp")]
+mod traces;
