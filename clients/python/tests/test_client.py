@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import tollgate_client
 from service import CLIENTS, Listener, Redis, Service, answer_of, kill, request_from
 from tollgate_client import AsyncClient, Client, Denied, RequestError, Unavailable, UnknownId
 
@@ -428,21 +429,25 @@ class Threads(Calls, unittest.TestCase):
 class Tasks(Calls, unittest.TestCase):
     kind = InLoop
 
+    async def assert_cancelled(self, task):
+        await asyncio.wait({task}, timeout=PATIENT)
+        self.assertTrue(task.cancelled(), f"it was cancelled, and goes on: {task}")
+
     def test_a_cancelled_task_releases_and_leaves_no_answer_behind(self):
         async def run():
             attributes = self.attributes("/exclusive")
             async with AsyncClient(service.url, deadline=PATIENT) as client:
+                is_held = asyncio.Event()
+
                 async def work():
                     async with client.hold(attributes):
+                        is_held.set()
                         await asyncio.sleep(600)
 
                 task = asyncio.create_task(work())
-                until = time.monotonic() + PATIENT
-                while (await client.peek(attributes)).allowed and time.monotonic() < until:
-                    await asyncio.sleep(0.01)
+                await asyncio.wait_for(is_held.wait(), PATIENT)
                 task.cancel()
-                with self.assertRaises(asyncio.CancelledError):
-                    await task
+                await self.assert_cancelled(task)
                 async with client.hold(attributes):
                     pass
                 for turn in range(50):
@@ -456,6 +461,43 @@ class Tasks(Calls, unittest.TestCase):
                     await asyncio.gather(call, return_exceptions=True)
 
         asyncio.run(run())
+
+    def test_a_task_that_is_cancelled_while_its_answer_comes_ends_and_releases(self):
+        read = tollgate_client._read
+        self.addCleanup(setattr, tollgate_client, "_read", read)
+
+        async def run(turns):
+            attributes = self.attributes("/jobs", turns=turns)
+            async with AsyncClient(service.url, deadline=PATIENT) as client:
+
+                async def work():
+                    async with client.hold(attributes, cost=2):
+                        await asyncio.sleep(600)
+
+                def cancel_after(turns):
+                    if turns:
+                        asyncio.get_running_loop().call_soon(cancel_after, turns - 1)
+                    else:
+                        task.cancel()
+
+                async def read_and_cancel(reader):
+                    tollgate_client._read = read
+                    answer = await read(reader)
+                    cancel_after(turns)
+                    return answer
+
+                tollgate_client._read = read_and_cancel
+                task = asyncio.create_task(work())
+                await self.assert_cancelled(task)
+                until = time.monotonic() + PATIENT
+                while not (await client.peek(attributes, cost=2)).allowed:
+                    self.assertLess(time.monotonic(), until, "the permits didn't come back")
+                    await asyncio.sleep(0.01)
+
+        # Turns of the event loop, which passes the answer on to the task in some of them.
+        for turns in range(8):
+            with self.subTest(turns):
+                asyncio.run(run(turns))
 
 
 if __name__ == "__main__":

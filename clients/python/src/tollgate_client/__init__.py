@@ -285,6 +285,9 @@ class _Calls(Generic[R]):
         body = json.dumps(request, allow_nan=False).encode()
         return (self._head % (op, len(body))).encode("latin-1") + body
 
+    def _too_slow(self) -> str:
+        return f"no answer within {self._deadline * 1000:g} ms"
+
     def _by_policy(self, op: str, request: dict[str, Any], failure: Unavailable) -> Decision:
         # A renewal that fails is no permission to go on: the permit may be another's by now.
         if self._on_error == "closed" or op == "renew":
@@ -519,9 +522,6 @@ class Client(_Calls[Decision]):
                 self._keep_connection(connection)
             return response.status, dict(response.getheaders()), content
 
-    def _too_slow(self) -> str:
-        return f"no answer within {self._deadline * 1000:g} ms"
-
     def _connect(self, deadline: _Deadline) -> socket.socket:
         try:
             if self._socket is not None:
@@ -689,16 +689,18 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             return self._by_policy(op, request, failure)
 
     async def _send(self, op: str, request: dict[str, Any]) -> Decision:
-        data = self._encode(op, request)
         state = {"sent": False}
+        attempts = asyncio.create_task(self._attempts(op, request, self._encode(op, request), state))
+        # If nobody waits for it any more, its failure is no news.
+        attempts.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            status, headers, content = await asyncio.wait_for(
-                self._attempts(op, request, data, state), self._deadline
-            )
-        except asyncio.TimeoutError as error:
-            charged = None if state["sent"] else False
-            raise Unavailable(f"no answer within {self._deadline * 1000:g} ms", "deadline", charged) from error
-        return _answer(status, headers, content)
+            # Not `wait_for`: before Python 3.12 it drops a cancellation that comes together with the answer.
+            await asyncio.wait({attempts}, timeout=self._deadline)
+            if attempts.done():
+                return _answer(*attempts.result())
+        finally:
+            attempts.cancel()
+        raise Unavailable(self._too_slow(), "deadline", None if state["sent"] else False)
 
     async def _attempts(
         self, op: str, request: dict[str, Any], data: bytes, state: dict[str, bool]
