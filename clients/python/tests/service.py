@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -10,15 +9,28 @@ import threading
 import time
 from pathlib import Path
 
+PATIENT = 20.0
+"""Seconds that a wait takes at most which isn't about time: this machine may be busy."""
+
 CLIENTS = Path(__file__).resolve().parents[2]
 SERVE = os.environ.get("TOLLGATE_SERVE") or exit("TOLLGATE_SERVE: expected the path of tollgate-serve")
 
 
 def end(process: subprocess.Popen) -> None:
     process.kill()
-    process.wait()
+    process.wait(PATIENT)
     if process.stdout:
         process.stdout.close()
+
+
+def line_of(process: subprocess.Popen, about: str) -> str:
+    """The next line that it prints. A process that prints none in time is killed."""
+    late = threading.Timer(PATIENT, process.kill)
+    late.start()
+    line = process.stdout.readline()
+    late.cancel()
+    assert line, f"expected {about} within {PATIENT} s, got none; its status is {process.poll()}"
+    return line
 
 
 class Redis:
@@ -28,9 +40,10 @@ class Redis:
         arguments = ["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--dir", self.folder]
         self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
         self.url = f"unix://{path}"
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENT
         while not path.exists():
-            assert time.monotonic() < until and self.process.poll() is None, "redis-server didn't start"
+            assert self.process.poll() is None, f"redis-server ended with status {self.process.returncode}"
+            assert time.monotonic() < until, f"redis-server made no socket within {PATIENT} s"
             time.sleep(0.01)
 
     def end(self) -> None:
@@ -44,8 +57,8 @@ class Service:
         # Tests must not fail because this machine is busy.
         arguments += ["--metrics", "off", "--deadline", "5s", *options]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        line = self.process.stdout.readline()
-        assert line.startswith("http "), f"tollgate-serve didn't start: {line!r}"
+        line = line_of(self.process, "the address of tollgate-serve")
+        assert line.startswith("http "), f"expected the address of tollgate-serve, got {line!r}"
         self.address = line.removeprefix("http ").strip()
         self.url = self.address if http.startswith("unix:") else f"http://{self.address}"
 
@@ -75,6 +88,7 @@ class Listener:
             threading.Thread(target=self._run, args=(connection, self.accepted), daemon=True).start()
 
     def _run(self, connection: socket.socket, number: int) -> None:
+        connection.settimeout(2 * PATIENT)
         try:
             self._serve(connection, number)
         except OSError:
@@ -87,8 +101,8 @@ class Listener:
             connection.close()
 
 
-def request_from(connection: socket.socket) -> bytes:
-    """One request, or nothing if the client has closed."""
+def message_from(connection: socket.socket) -> bytes:
+    """One request or answer, or nothing if the other side has closed."""
     data = b""
     while True:
         head, ended, body = data.partition(b"\r\n\r\n")
@@ -103,16 +117,6 @@ def request_from(connection: socket.socket) -> bytes:
 def answer_of(service: Service, request: bytes) -> bytes:
     """What the service answers to these bytes."""
     host, _, port = service.address.rpartition(":")
-    with socket.create_connection((host, int(port)), 20) as connection:
+    with socket.create_connection((host, int(port)), PATIENT) as connection:
         connection.sendall(request)
-        data = b""
-        while True:
-            head, ended, body = data.partition(b"\r\n\r\n")
-            if ended and len(body) >= int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
-                return data
-            data += connection.recv(65536)
-
-
-def kill(process: subprocess.Popen) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+        return message_from(connection)

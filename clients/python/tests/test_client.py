@@ -4,20 +4,20 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import unittest
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
 import tollgate_client
-from service import CLIENTS, Listener, Redis, Service, answer_of, kill, request_from
+from service import CLIENTS, PATIENT, Listener, Redis, Service, answer_of, end, line_of, message_from
 from tollgate_client import AsyncClient, Client, Denied, RequestError, Unavailable, UnknownId
 
-PATIENT = 20.0  # seconds: this machine may be busy
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
@@ -25,12 +25,9 @@ def setUpModule():
     global redis, service
     logging.getLogger("tollgate_client").addHandler(logging.NullHandler())
     redis = Redis()
+    unittest.addModuleCleanup(redis.end)
     service = Service(redis)
-
-
-def tearDownModule():
-    service.end()
-    redis.end()
+    unittest.addModuleCleanup(service.end)
 
 
 class InLoop:
@@ -39,11 +36,15 @@ class InLoop:
     def __init__(self, *arguments, **named):
         self.client = AsyncClient(*arguments, **named)
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
     def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        call = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        # A release is tried three times.
+        done, _ = wait([call], 4 * PATIENT)
+        assert done, f"expected an end of {coroutine} within {4 * PATIENT} s"
+        return call.result()
 
     def __getattr__(self, name):
         return lambda *arguments, **named: self.run(getattr(self.client, name)(*arguments, **named))
@@ -62,7 +63,8 @@ class InLoop:
     def close(self):
         self.run(self.client.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
+        self.thread.join(PATIENT)
+        assert not self.thread.is_alive(), f"the event loop didn't stop within {PATIENT} s"
         self.loop.close()
 
 
@@ -189,14 +191,13 @@ class Calls:
             "    print('held', flush=True)\n    time.sleep(600)\n"
         )
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
-        self.addCleanup(holder.stdout.close)
+        holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True)
         try:
-            self.assertEqual(holder.stdout.readline(), b"held\n")
+            self.assertEqual(line_of(holder, "the line of a holder"), "held\n")
             time.sleep(2.5)  # the ttl is 2 s
             self.assert_denied_soon(client, attributes)
         finally:
-            kill(holder)
+            end(holder)
         until = time.monotonic() + PATIENT
         while True:
             try:
@@ -212,7 +213,7 @@ class Calls:
             client.release(attributes, permit.id)
             until = time.monotonic() + PATIENT
             while not permit.lost:
-                self.assertLess(time.monotonic(), until)
+                self.assertLess(time.monotonic(), until, "the loss wasn't reported")
                 time.sleep(0.02)
 
     def test_hold_of_a_rule_without_permits(self):
@@ -269,7 +270,7 @@ class Calls:
 
     def test_an_answer_in_drops_is_given_up_at_the_deadline(self):
         def drip(connection, _):
-            request_from(connection)
+            message_from(connection)
             for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
                 connection.sendall(bytes([byte]))
                 time.sleep(0.05)
@@ -281,7 +282,7 @@ class Calls:
 
     def test_a_late_answer_is_never_that_of_another_call(self):
         def late(connection, number):
-            while request := request_from(connection):
+            while request := message_from(connection):
                 answer = answer_of(service, request)
                 time.sleep(1.5 if number == 1 else 0)
                 connection.sendall(answer)
@@ -299,7 +300,7 @@ class Calls:
 
     def test_a_broken_connection_repeats_only_what_is_charged_once(self):
         def broken(connection, number):
-            request_from(connection)
+            message_from(connection)
             connection.close()
 
         listener = self.listen(broken)
@@ -314,7 +315,7 @@ class Calls:
 
     def test_a_repeated_call_is_charged_once(self):
         def broken_first(connection, number):
-            while request := request_from(connection):
+            while request := message_from(connection):
                 answer = answer_of(service, request)
                 if number == 1:
                     connection.close()
@@ -326,7 +327,7 @@ class Calls:
 
     def test_a_connection_closed_while_unused_is_replaced(self):
         def one_each(connection, _):
-            connection.sendall(answer_of(service, request_from(connection)))
+            connection.sendall(answer_of(service, message_from(connection)))
             connection.close()
 
         listener = self.listen(one_each)
@@ -338,7 +339,7 @@ class Calls:
 
     def test_a_connection_is_kept(self):
         def proxy(connection, _):
-            while request := request_from(connection):
+            while request := message_from(connection):
                 connection.sendall(answer_of(service, request))
 
         listener = self.listen(proxy)
@@ -350,7 +351,7 @@ class Calls:
     def test_garbage_is_no_decision(self):
         for answer in (b"what?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", b"HTTP/1.1 502 Bad\r\n\r\n"):
             def garbage(connection, _, answer=answer):
-                request_from(connection)
+                message_from(connection)
                 connection.sendall(answer)
                 connection.close()
 
@@ -359,7 +360,7 @@ class Calls:
 
     def test_an_answer_in_chunks(self):
         def chunked(connection, _):
-            while request := request_from(connection):
+            while request := message_from(connection):
                 body = answer_of(service, request).partition(b"\r\n\r\n")[2]
                 head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
                 chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:]))
@@ -416,6 +417,8 @@ class Threads(Calls, unittest.TestCase):
         child = os.fork()
         if child == 0:
             status = 1
+            # Only this thread has come along: a lock that another held would be waited for without end.
+            signal.alarm(int(3 * PATIENT))
             try:
                 allowed = [client.decide({"path": "/requests", "user": f"child {n}"}).key for n in range(50)]
                 status = int(allowed != [f"user:child {n}" for n in range(50)])
@@ -423,7 +426,7 @@ class Threads(Calls, unittest.TestCase):
                 os._exit(status)
         for n in range(50):
             self.assertEqual(client.decide({"path": "/requests", "user": f"parent {n}"}).key, f"user:parent {n}")
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0, f"it failed, or wasn't done within {3 * PATIENT} s")
 
 
 class Tasks(Calls, unittest.TestCase):

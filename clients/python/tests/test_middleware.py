@@ -11,22 +11,17 @@ import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
 
-from service import Redis, Service
+from service import PATIENT, Redis, Service
 from tollgate_client import AsyncClient, RateLimitMiddleware, RequestError
-
-PATIENT = 20.0
 
 
 def setUpModule():
     global redis, service
     logging.getLogger("tollgate_client").addHandler(logging.NullHandler())
     redis = Redis()
+    unittest.addModuleCleanup(redis.end)
     service = Service(redis)
-
-
-def tearDownModule():
-    service.end()
-    redis.end()
+    unittest.addModuleCleanup(service.end)
 
 
 async def application(scope, receive, send):
@@ -135,8 +130,8 @@ class Served(unittest.TestCase):
 
         listener = socket.create_server(("127.0.0.1", 0))
         url = "http://127.0.0.1:%d/pages/a" % listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=10))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
             for remaining in (1, 0):
@@ -151,8 +146,9 @@ class Served(unittest.TestCase):
                 self.assertIsNotNone(response.headers["Retry-After"])
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(PATIENT)
             listener.close()
+        self.assertFalse(thread.is_alive(), f"uvicorn didn't end within {PATIENT} s")
 
 
 if __name__ == "__main__":
