@@ -6,7 +6,7 @@ import http from 'node:http';
 import { after, before, test } from 'node:test';
 
 import { Client, rateLimit } from '../index.mjs';
-import { startRedis, startService } from './service.mjs';
+import { PATIENT, startRedis, startService } from './service.mjs';
 
 const { default: express } = await import('express');
 
@@ -17,13 +17,13 @@ before(async () => {
   service = await startService(redis);
 });
 after(async () => {
-  await service.end();
-  await redis.end();
+  await service?.end();
+  await redis?.end();
 });
 process.on('warning', () => {});
 
 async function serve(t, { url = service.url, onError, attributes = () => ({ user: t.name }) } = {}) {
-  const client = new Client(url, { deadline: 20_000, onError });
+  const client = new Client(url, { deadline: PATIENT, onError });
   const app = express();
   app.use(rateLimit(client, { attributes }));
   app.use((request, response) => response.send('hello'));
@@ -35,7 +35,8 @@ async function serve(t, { url = service.url, onError, attributes = () => ({ user
     server.close();
     client.close();
   });
-  return (path) => fetch(`http://127.0.0.1:${server.address().port}${path}`);
+  const origin = `http://127.0.0.1:${server.address().port}`;
+  return (path) => fetch(`${origin}${path}`, { signal: AbortSignal.timeout(PATIENT) });
 }
 
 test('allowed requests get the fields, and denied ones the status', async (t) => {

@@ -8,9 +8,9 @@ import { createServer } from 'node:http';
 import { join } from 'node:path';
 import { test } from 'node:test';
 
-import { CLIENTS, startRedis, startService } from './service.mjs';
+import { CLIENTS, end, startRedis, startService, within } from './service.mjs';
 
-test("the page's programs run", async () => {
+test("the page's programs run", async (t) => {
   const page = readFileSync(join(CLIENTS, 'node/README.md'), 'utf8');
   const programs = [...page.matchAll(/```js\n(.*?)```/gs)].map((match) => match[1]);
   assert.equal(programs.length, 2);
@@ -19,26 +19,27 @@ test("the page's programs run", async () => {
     reports += 1;
     response.end();
   }).listen(0, '127.0.0.1');
+  t.after(() => other.close());
   await once(other, 'listening');
   const redis = await startRedis();
+  t.after(() => redis.end());
   const service = await startService(redis);
-  try {
-    for (const [at, program] of programs.entries()) {
-      const text = program
-        .replace("'tollgate-client'", "'../index.mjs'")
-        .replace('http://127.0.0.1:8080', service.url)
-        .replace('http://127.0.0.1:9000', `http://127.0.0.1:${other.address().port}`)
-        // A slow machine must not miss the deadline.
-        .replace('deadline: 100', 'deadline: 20_000');
-      const file = join(CLIENTS, 'node/tests', `readme-${at}.mjs`);
-      writeFileSync(file, text);
-      const child = spawn(process.execPath, [file], { stdio: ['ignore', 'inherit', 'inherit'] });
-      assert.deepEqual(await once(child, 'exit'), [0, null], program);
+  t.after(() => service.end());
+  for (const [at, program] of programs.entries()) {
+    const text = program
+      .replace("'tollgate-client'", "'../index.mjs'")
+      .replace('http://127.0.0.1:8080', service.url)
+      .replace('http://127.0.0.1:9000', `http://127.0.0.1:${other.address().port}`)
+      // A slow machine must not miss the deadline.
+      .replace('deadline: 100', 'deadline: 20_000');
+    const file = join(CLIENTS, 'node/tests', `readme-${at}.mjs`);
+    writeFileSync(file, text);
+    const child = spawn(process.execPath, [file], { stdio: ['ignore', 'inherit', 'inherit'] });
+    try {
+      assert.deepEqual(await within(once(child, 'exit'), 'the end of a program of the page'), [0, null], program);
+    } finally {
+      await end(child);
     }
-    assert.equal(reports, 1);
-  } finally {
-    await service.end();
-    await redis.end();
-    other.close();
   }
+  assert.equal(reports, 1);
 });

@@ -14,10 +14,40 @@ export const CLIENTS = fileURLToPath(new URL('../../', import.meta.url));
 const SERVE = process.env.TOLLGATE_SERVE;
 if (!SERVE) throw new Error('TOLLGATE_SERVE: expected the path of tollgate-serve');
 
+/** Milliseconds that a wait takes at most which isn't about time: this machine may be busy. */
+export const PATIENT = 20_000;
+
+/** What this promise gives, or an error that says what it was waited for. */
+export async function within(promise, about) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`expected ${about} within ${PATIENT} ms`)), PATIENT);
+  });
+  try {
+    return await Promise.race([promise, late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** The next line that this process prints. One that prints none in time is killed: tests would wait for it. */
+export async function lineOf(child, about) {
+  const ended = once(child, 'exit').then((status) => {
+    throw new Error(`expected ${about}, and it ended with ${status}`);
+  });
+  const lines = createInterface(child.stdout);
+  try {
+    return (await within(Promise.race([once(lines, 'line'), ended]), about))[0];
+  } catch (error) {
+    child.kill('SIGKILL');
+    throw error;
+  }
+}
+
 export async function end(child) {
   if (child.exitCode === null && child.signalCode === null) {
     child.kill('SIGKILL');
-    await once(child, 'exit');
+    await within(once(child, 'exit'), `the end of process ${child.pid}`);
   }
 }
 
@@ -26,8 +56,12 @@ export async function startRedis() {
   const path = join(folder, 'redis.sock');
   const options = ['--port', '0', '--unixsocket', path, '--save', '', '--dir', folder];
   const child = spawn('redis-server', options, { stdio: 'ignore' });
-  for (const until = Date.now() + 20_000; !existsSync(path); await sleep(10)) {
-    if (Date.now() > until || child.exitCode !== null) throw new Error("redis-server didn't start");
+  for (const until = Date.now() + PATIENT; !existsSync(path); await sleep(10)) {
+    if (child.exitCode !== null) throw new Error(`redis-server ended with status ${child.exitCode}`);
+    if (Date.now() > until) {
+      child.kill('SIGKILL');
+      throw new Error(`redis-server made no socket within ${PATIENT} ms`);
+    }
   }
   return {
     folder,
@@ -43,9 +77,7 @@ export async function startService(redis, http = '127.0.0.1:0', ...options) {
   // Tests must not fail because this machine is busy.
   const own = ['--url', redis.url, '--http', http, '--grpc', 'off', '--metrics', 'off', '--deadline', '5s'];
   const child = spawn(SERVE, [join(CLIENTS, 'rules.toml'), ...own, ...options], { stdio: ['ignore', 'pipe', 'ignore'] });
-  const lines = createInterface(child.stdout);
-  const [line] = await once(lines, 'line');
-  const address = /^http (.+)$/.exec(line)[1];
+  const address = /^http (.+)$/.exec(await lineOf(child, 'the address of tollgate-serve'))[1];
   return { address, url: http.startsWith('unix:') ? address : `http://${address}`, end: () => end(child) };
 }
 
@@ -90,10 +122,12 @@ export function answerOf(service, bytes) {
   return new Promise((resolve, reject) => {
     const [host, port] = service.address.split(':');
     const socket = connect(Number(port), host, () => socket.write(bytes));
+    socket.setTimeout(PATIENT, () => reject(new Error(`expected an answer of tollgate-serve within ${PATIENT} ms`)));
     socket.on('error', reject);
+    socket.on('close', () => reject(new Error('expected an answer of tollgate-serve, and it closed the connection')));
     messages(socket, (message) => {
-      socket.destroy();
       resolve(message);
+      socket.destroy();
     });
   });
 }
