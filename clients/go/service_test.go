@@ -39,12 +39,15 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "TOLLGATE_SERVE: expected the path of tollgate-serve")
 		os.Exit(1)
 	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
 	redis = startRedis()
+	defer redis.end()
 	service = startService(redis, "127.0.0.1:0")
-	status := m.Run()
-	service.end()
-	redis.end()
-	os.Exit(status)
+	defer service.end()
+	return m.Run()
 }
 
 func check(err error) {
@@ -70,7 +73,7 @@ func startRedis() *Redis {
 			return &Redis{folder, "unix://" + path, command}
 		}
 		if time.Now().After(until) {
-			panic("redis-server didn't start")
+			panic(fmt.Sprintf("redis-server made no socket within %s", patient))
 		}
 	}
 }
@@ -85,6 +88,17 @@ func end(command *exec.Cmd) {
 	_ = command.Wait()
 }
 
+// lineOf is the next line that this command prints. A command that prints none in time is killed.
+func lineOf(command *exec.Cmd, output io.Reader, about string) (string, error) {
+	late := time.AfterFunc(patient, func() { _ = command.Process.Kill() })
+	defer late.Stop()
+	line, err := bufio.NewReader(output).ReadString('\n')
+	if err != nil {
+		err = fmt.Errorf("expected %s within %s, got %q: %w", about, patient, line, err)
+	}
+	return line, err
+}
+
 // Service is the real one.
 type Service struct {
 	address, url string
@@ -97,7 +111,7 @@ func startService(redis *Redis, at string, options ...string) *Service {
 	output, err := command.StdoutPipe()
 	check(err)
 	check(command.Start())
-	line, err := bufio.NewReader(output).ReadString('\n')
+	line, err := lineOf(command, output, "the address of tollgate-serve")
 	check(err)
 	address := strings.TrimSpace(strings.TrimPrefix(line, "http "))
 	started := &Service{address, "http://" + address, command}
@@ -111,9 +125,10 @@ func (service *Service) end() { end(service.command) }
 
 // answer is what the service answers to this request.
 func (service *Service) answer(request []byte) []byte {
-	connection, err := net.Dial("tcp", service.address)
+	connection, err := net.DialTimeout("tcp", service.address, patient)
 	check(err)
 	defer connection.Close()
+	check(connection.SetDeadline(time.Now().Add(patient)))
 	_, err = connection.Write(request)
 	check(err)
 	return message(connection)
@@ -139,6 +154,7 @@ func listen(t *testing.T, serve func(connection net.Conn, number int64)) *Listen
 			number := found.accepted.Add(1)
 			go func() {
 				defer connection.Close()
+				_ = connection.SetDeadline(time.Now().Add(2 * patient))
 				serve(connection, number)
 			}()
 		}
@@ -198,7 +214,7 @@ func get(t *testing.T, url string, header http.Header) (*http.Response, string) 
 	for name, values := range header {
 		request.Header[name] = values
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := (&http.Client{Timeout: patient}).Do(request)
 	check(err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)

@@ -265,9 +265,8 @@ func TestAPermitIsRenewedAndThatOfAKilledHolderComesBack(t *testing.T) {
 			output, err := holder.StdoutPipe()
 			check(err)
 			check(holder.Start())
-			line := make([]byte, 5)
-			if _, err := output.Read(line); err != nil || string(line) != "held\n" {
-				t.Errorf("%s: %v", line, err)
+			if line, err := lineOf(holder, output, "the line of a holder"); err != nil || line != "held\n" {
+				t.Errorf("%q: %v", line, err)
 			}
 			time.Sleep(2500 * time.Millisecond) // the ttl is 2 s
 			var denied *Denied
