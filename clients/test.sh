@@ -7,16 +7,32 @@
 set -euo pipefail
 
 fail() { printf 'clients/test.sh: %s\n' "$*" >&2; exit 1; }
+# Runs a command for so many seconds at most, and says so if that wasn't enough. At SIGABRT, Python prints where it is.
+within() {
+    local seconds=$1 status=0
+    shift
+    timeout --foreground --signal=ABRT --kill-after=10 "$seconds" "$@" || status=$?
+    [ "$status" -ne 124 ] && [ "$status" -ne 137 ] || printf 'expected an end within %s s: %s\n' "$seconds" "$*"
+    return "$status"
+}
+
 [ -n "${TOLLGATE_SERVE:-}" ] || fail 'TOLLGATE_SERVE: expected the path of tollgate-serve, got none'
 [ -x "$TOLLGATE_SERVE" ] || fail "TOLLGATE_SERVE: expected a program, got $TOLLGATE_SERVE"
 TOLLGATE_SERVE=$(realpath "$TOLLGATE_SERVE")
 export TOLLGATE_SERVE
-for program in redis-server python3 node npm; do
+for program in timeout redis-server python3 node npm; do
     command -v "$program" >/dev/null || fail "expected $program on the PATH"
 done
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+groups=()
+end() {
+    for group in "${groups[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
+    rm -rf "$work"
+}
+trap end EXIT
+# Whoever gives this up sees how far it came.
+trap 'tail -n +1 "$work"/*.log; exit 143' TERM
 # A copy, so that nothing is written into the tree.
 cp -R "$(dirname "$0")" "$work/clients"
 rm -rf "$work/clients/node/node_modules"
@@ -28,16 +44,17 @@ run_python() {
     local packages='fastapi==0.165.0 uvicorn==0.54.0 mypy==2.4.1 setuptools==80.9.0 wheel==0.45.1' folder=$cache/clients-python
     if [ "$(cat "$folder/made-of" 2>/dev/null)" != "$packages" ]; then
         rm -rf "$folder"
-        python3 -m venv "$folder"
+        within 120 python3 -m venv "$folder"
         # shellcheck disable=SC2086  # It has several words.
-        "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages
+        within 600 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages
         printf '%s' "$packages" >"$folder/made-of"
     fi
-    "$folder/bin/python" -m mypy --cache-dir "$folder/mypy" src
-    # As the page says, with the builder that is there.
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-        --force-reinstall .
-    "$folder/bin/python" -W error::ResourceWarning -m unittest discover -s tests
+    within 300 "$folder/bin/python" -m mypy --cache-dir "$folder/mypy" src
+    # As the page says, with the builder that is there, but not into the folder that other runs use too.
+    within 300 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+        --target "$work/installed" .
+    PYTHONPATH=$work/installed within 300 "$folder/bin/python" -X faulthandler -W error::ResourceWarning \
+        -m unittest discover -s tests
 }
 
 run_node() {
@@ -47,30 +64,34 @@ run_node() {
         rm -rf "$folder"
         mkdir -p "$folder"
         cp package*.json "$folder"
-        (cd "$folder" && npm ci --silent --ignore-scripts --no-audit --no-fund)
+        (cd "$folder" && within 600 npm ci --silent --ignore-scripts --no-audit --no-fund)
         cp package-lock.json "$folder/made-of"
     fi
     ln -s "$folder/node_modules" node_modules
     # The types that are shipped are those of the source.
-    npx --no-install tsc --outDir "$work/types"
+    within 300 npx --no-install tsc --outDir "$work/types"
     diff index.d.mts "$work/types/index.d.mts"
-    node --test tests
+    within 300 node --test tests
 }
 
 run_go() {
     cd go
     unformatted=$(gofmt -l .)
     [ -z "$unformatted" ] || fail "expected gofmt's form: $unformatted"
-    go vet ./...
-    go test -count=1 -v ./... | grep -v '^=== RUN'
+    within 300 go vet ./...
+    within 400 go test -count=1 -timeout 300s -v ./... | grep -v '^=== RUN'
 }
 
 languages='python node'
 if command -v go >/dev/null; then languages+=' go'; fi
+# Each is a process group, so that what it started ends too, whatever becomes of it.
+set -m
 for language in $languages; do
     ( set -e; began=$SECONDS; "run_$language"; echo "$((SECONDS - began)) s" ) >"$work/$language.log" 2>&1 </dev/null &
     declare "job_$language=$!"
+    groups+=("$!")
 done
+set +m
 failed=''
 for language in $languages; do
     job=job_$language
