@@ -188,15 +188,18 @@ R = TypeVar("R")
 
 
 class _Calls(Generic[R]):
+    """The calls. A client for threads or tasks adds the way to the service and back, and what waits meanwhile."""
+
     def __init__(
         self,
         url: str,
         *,
-        token: Optional[str],
-        deadline: float,
-        on_error: Literal["closed", "open"],
-        ssl_context: Optional[ssl.SSLContext],
+        token: Optional[str] = None,
+        deadline: float = DEADLINE,
+        on_error: Literal["closed", "open"] = "closed",
+        ssl_context: Optional[ssl.SSLContext] = None,
     ) -> None:
+        """`url` is `http://HOST:PORT`, `https://HOST` or `unix:PATH`, and `deadline` is in seconds."""
         if on_error not in ("closed", "open"):
             raise ValueError(f'on_error: expected "closed" or "open", got {on_error!r}')
         if not deadline > 0:
@@ -219,6 +222,11 @@ class _Calls(Generic[R]):
             f"POST {prefix}/v1/%s HTTP/1.1\r\nHost: {'localhost' if is_unix else parts.netloc.rpartition('@')[2]}\r\n"
             f"{authorization}Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         )
+        self._begin()
+
+    def _begin(self) -> None:
+        """Makes what a client has beside its settings."""
+        raise NotImplementedError
 
     def decide(
         self,
@@ -288,11 +296,18 @@ class _Calls(Generic[R]):
     def _too_slow(self) -> str:
         return f"no answer within {self._deadline * 1000:g} ms"
 
+    def _is_left_held(self, failure: Unavailable) -> bool:
+        """Whether a `hold` that this failure ends may have been given a permit all the same."""
+        return self._on_error == "closed" and failure.charged is not False
+
     def _by_policy(self, op: str, request: dict[str, Any], failure: Unavailable) -> Decision:
         # A renewal that fails is no permission to go on: the permit may be another's by now.
         if self._on_error == "closed" or op == "renew":
             raise failure
         return Decision(True, 200, "policy", id=request.get("id"), error=failure.kind, cause=failure)
+
+
+_Answer = tuple[int, Mapping[str, str], bytes]
 
 
 def _request(
@@ -304,6 +319,14 @@ def _request(
 ) -> dict[str, Any]:
     given = {"cost": cost, "costs": costs and dict(costs), "id": id, "id_ttl_ms": id_ttl_ms}
     return {"attributes": dict(attributes), **{name: value for name, value in given.items() if value is not None}}
+
+
+def _requests_of_hold(
+    attributes: Attributes, cost: Optional[int], costs: Optional[Mapping[str, int]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The request for permits under an id of its own, and the one that renews or releases them."""
+    request = _request(attributes, cost, costs, uuid.uuid4().hex)
+    return request, {"attributes": request["attributes"], "id": request["id"]}
 
 
 def _may_repeat(op: str, request: dict[str, Any], failure: Unavailable) -> bool:
@@ -323,11 +346,14 @@ def _is_readable(fd: int) -> bool:
 class Permit:
     """What `hold` holds."""
 
-    def __init__(self, id: str, decision: Decision, asked: float) -> None:
-        self.id = id
+    def __init__(self, by_id: dict[str, Any], decision: Decision, asked: float) -> None:
+        self.id: str = by_id["id"]
         self.decision = decision
         self.lost = False
         """Whether the permit has expired, or may have, so that others may hold it. Long work looks at it."""
+        self._by_id = by_id
+        # A rule that allows without limits has no permits.
+        self._is_held = decision.by != "rules" and (decision.cause is None or decision.cause.charged is not False)
         # Other limits of the rule may begin anew earlier or later than the permit expires. A renewal answers for the
         # permits alone; until then the earliest time is right for the first renewal, and the latest for a loss.
         times = [limit.reset_after_us / 1e6 for limit in decision.limits if limit.reset_after_us]
@@ -335,13 +361,17 @@ class Permit:
         self._ttl = max(times, default=0.0)
         self._renewed = asked
 
-    def _next(self, asked: float, decision: Optional[Decision]) -> float:
-        """Seconds until the next renewal, after one that was answered so, or wasn't."""
-        if decision is not None:
+    def _next(self, asked: float, answer: Union[Decision, TollgateError]) -> Optional[float]:
+        """Seconds until the next renewal, after one that was answered so, or None if there is nothing to renew."""
+        if isinstance(answer, Decision):
             self._renewed = asked
-            self._ttl = min((limit.reset_after_us / 1e6 for limit in decision.limits), default=self._ttl)
+            self._ttl = min((limit.reset_after_us / 1e6 for limit in answer.limits), default=self._ttl)
             self._pause = self._ttl / 3
             return self._pause
+        if isinstance(answer, RequestError):
+            # Any other refusal says that the rule has no permits, which the release reports.
+            self.lost = self.lost or isinstance(answer, UnknownId)
+            return None
         if time.monotonic() - self._renewed >= self._ttl:
             self.lost = True
         return max(self._pause / 3, 0.01)
@@ -382,17 +412,7 @@ class _Reader(io.RawIOBase):
 class Client(_Calls[Decision]):
     """For threads, which may share it. Connections are kept, one for each call at a time."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: Optional[str] = None,
-        deadline: float = DEADLINE,
-        on_error: Literal["closed", "open"] = "closed",
-        ssl_context: Optional[ssl.SSLContext] = None,
-    ) -> None:
-        """`url` is `http://HOST:PORT`, `https://HOST` or `unix:PATH`, and `deadline` is in seconds."""
-        super().__init__(url, token=token, deadline=deadline, on_error=on_error, ssl_context=ssl_context)
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[tuple[socket.socket, float]] = []
         self._process = os.getpid()
@@ -415,38 +435,35 @@ class Client(_Calls[Decision]):
         self, attributes: Attributes, cost: Optional[int] = None, costs: Optional[Mapping[str, int]] = None
     ) -> Iterator[Permit]:
         """Takes permits, renews them in a thread while the block runs, and gives them back. `Denied` if there are none."""
-        request = _request(attributes, cost, costs, uuid.uuid4().hex)
-        by_id = {"attributes": request["attributes"], "id": request["id"]}
+        request, by_id = _requests_of_hold(attributes, cost, costs)
         asked = time.monotonic()
         try:
             decision = self._send("decide", request)
         except Unavailable as failure:
-            if self._on_error == "closed" and failure.charged is not False:
-                # The service may have given a permit all the same.
+            if self._is_left_held(failure):
                 threading.Thread(target=self._release, args=(by_id,), daemon=True).start()
             decision = self._by_policy("decide", request, failure)
         if not decision.allowed:
             raise Denied(decision)
-        permit = Permit(request["id"], decision, asked)
+        permit = Permit(by_id, decision, asked)
         ended = threading.Event()
         if permit._pause:
-            threading.Thread(target=self._keep, args=(by_id, permit, ended), daemon=True).start()
+            threading.Thread(target=self._keep, args=(permit, ended), daemon=True).start()
         try:
             yield permit
         except BaseException:
             ended.set()
             try:
-                self._give_back(by_id, decision)
+                self._give_back(permit)
             except TollgateError as error:
                 _log.warning("a permit wasn't released: %s", error)
             raise
         ended.set()
-        self._give_back(by_id, decision)
+        self._give_back(permit)
 
-    def _give_back(self, by_id: dict[str, Any], decision: Decision) -> None:
-        # A rule that allows without limits has no permits.
-        if decision.by != "rules" and (decision.cause is None or decision.cause.charged is not False):
-            self._release(by_id)
+    def _give_back(self, permit: Permit) -> None:
+        if permit._is_held:
+            self._release(permit._by_id)
 
     def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
@@ -459,20 +476,18 @@ class Client(_Calls[Decision]):
                 else:
                     time.sleep(pause)
 
-    def _keep(self, by_id: dict[str, Any], permit: Permit, ended: threading.Event) -> None:
-        pause = permit._pause
-        while not ended.wait(pause):
+    def _keep(self, permit: Permit, ended: threading.Event) -> None:
+        pause: Optional[float] = permit._pause
+        while pause is not None and not ended.wait(pause):
             asked = time.monotonic()
+            answer: Union[Decision, TollgateError]
             try:
-                pause = permit._next(asked, self._send("renew", by_id))
-            except UnknownId:
-                permit.lost = not ended.is_set()
-                return
-            except RequestError:
-                # The rule has no permits, which the release reports.
-                return
-            except Unavailable:
-                pause = permit._next(asked, None)
+                answer = self._send("renew", permit._by_id)
+            except TollgateError as error:
+                answer = error
+            # What was released meanwhile isn't lost.
+            if not ended.is_set():
+                pause = permit._next(asked, answer)
 
     def _ask(self, op: str, request: dict[str, Any]) -> Decision:
         try:
@@ -489,7 +504,7 @@ class Client(_Calls[Decision]):
                 raise
         return _answer(*self._exchange(data, deadline))
 
-    def _exchange(self, data: bytes, deadline: _Deadline) -> tuple[int, Mapping[str, str], bytes]:
+    def _exchange(self, data: bytes, deadline: _Deadline) -> _Answer:
         while True:
             connection = self._kept()
             is_kept = connection is not None
@@ -580,17 +595,7 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class AsyncClient(_Calls[Awaitable[Decision]]):
     """For the tasks of one event loop. Connections are kept, one for each call at a time."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: Optional[str] = None,
-        deadline: float = DEADLINE,
-        on_error: Literal["closed", "open"] = "closed",
-        ssl_context: Optional[ssl.SSLContext] = None,
-    ) -> None:
-        """`url` is `http://HOST:PORT`, `https://HOST` or `unix:PATH`, and `deadline` is in seconds."""
-        super().__init__(url, token=token, deadline=deadline, on_error=on_error, ssl_context=ssl_context)
+    def _begin(self) -> None:
         self._idle: list[tuple[_Stream, float]] = []
         self._background: set[asyncio.Task[None]] = set()
 
@@ -612,8 +617,7 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         self, attributes: Attributes, cost: Optional[int] = None, costs: Optional[Mapping[str, int]] = None
     ) -> AsyncIterator[Permit]:
         """Takes permits, renews them in a task while the block runs, and gives them back. `Denied` if there are none."""
-        request = _request(attributes, cost, costs, uuid.uuid4().hex)
-        by_id = {"attributes": request["attributes"], "id": request["id"]}
+        request, by_id = _requests_of_hold(attributes, cost, costs)
         asked = time.monotonic()
         try:
             decision = await self._send("decide", request)
@@ -621,27 +625,26 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             self._in_background(by_id)
             raise
         except Unavailable as failure:
-            if self._on_error == "closed" and failure.charged is not False:
-                # The service may have given a permit all the same.
+            if self._is_left_held(failure):
                 self._in_background(by_id)
             decision = self._by_policy("decide", request, failure)
         if not decision.allowed:
             raise Denied(decision)
-        permit = Permit(request["id"], decision, asked)
-        keeper = asyncio.create_task(self._keep(by_id, permit)) if permit._pause else None
+        permit = Permit(by_id, decision, asked)
+        keeper = asyncio.create_task(self._keep(permit)) if permit._pause else None
         try:
             yield permit
         except BaseException:
             if keeper is not None:
                 keeper.cancel()
             try:
-                await self._give_back(by_id, decision)
+                await self._give_back(permit)
             except TollgateError as error:
                 _log.warning("a permit wasn't released: %s", error)
             raise
         if keeper is not None:
             keeper.cancel()
-        await self._give_back(by_id, decision)
+        await self._give_back(permit)
 
     def _in_background(self, by_id: dict[str, Any]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._release(by_id))
@@ -649,11 +652,10 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _give_back(self, by_id: dict[str, Any], decision: Decision) -> None:
-        # A rule that allows without limits has no permits.
-        if decision.by != "rules" and (decision.cause is None or decision.cause.charged is not False):
+    async def _give_back(self, permit: Permit) -> None:
+        if permit._is_held:
             # A task that is cancelled meanwhile releases all the same.
-            await asyncio.shield(self._in_background(by_id))
+            await asyncio.shield(self._in_background(permit._by_id))
 
     async def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
@@ -666,21 +668,17 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                 else:
                     await asyncio.sleep(pause)
 
-    async def _keep(self, by_id: dict[str, Any], permit: Permit) -> None:
-        pause = permit._pause
-        while True:
+    async def _keep(self, permit: Permit) -> None:
+        pause: Optional[float] = permit._pause
+        while pause is not None:
             await asyncio.sleep(pause)
             asked = time.monotonic()
+            answer: Union[Decision, TollgateError]
             try:
-                pause = permit._next(asked, await self._send("renew", by_id))
-            except UnknownId:
-                permit.lost = True
-                return
-            except RequestError:
-                # The rule has no permits, which the release reports.
-                return
-            except Unavailable:
-                pause = permit._next(asked, None)
+                answer = await self._send("renew", permit._by_id)
+            except TollgateError as error:
+                answer = error
+            pause = permit._next(asked, answer)
 
     async def _ask(self, op: str, request: dict[str, Any]) -> Decision:
         try:
@@ -702,9 +700,7 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             attempts.cancel()
         raise Unavailable(self._too_slow(), "deadline", None if state["sent"] else False)
 
-    async def _attempts(
-        self, op: str, request: dict[str, Any], data: bytes, state: dict[str, bool]
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    async def _attempts(self, op: str, request: dict[str, Any], data: bytes, state: dict[str, bool]) -> _Answer:
         try:
             return await self._exchange(data, state)
         except Unavailable as failure:
@@ -712,7 +708,7 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                 raise
         return await self._exchange(data, state)
 
-    async def _exchange(self, data: bytes, state: dict[str, bool]) -> tuple[int, Mapping[str, str], bytes]:
+    async def _exchange(self, data: bytes, state: dict[str, bool]) -> _Answer:
         while True:
             stream = self._kept()
             is_kept = stream is not None
