@@ -105,7 +105,8 @@ func (after *RetryAfter) UnmarshalJSON(data []byte) error {
 
 // Limit is one limit's part of a decision.
 type Limit struct {
-	Rule             string     `json:"rule"` // Set if several rules apply.
+	Rule             string     `json:"rule"`      // Set if several rules apply.
+	Algorithm        string     `json:"algorithm"` // Such as token-bucket; empty if the service doesn't say.
 	Name             string     `json:"name"`
 	Key              string     `json:"key"`
 	Allowed          bool       `json:"allowed"`

@@ -142,6 +142,9 @@ func TestADecisionIsTyped(t *testing.T) {
 		denied.RetryAfter.Duration < 29*24*time.Hour || denied.RetryAfter.Never || denied.Limits[0].Allowed {
 		t.Errorf("%+v", denied)
 	}
+	if algorithm := denied.Limits[0].Algorithm; algorithm != "" && algorithm != "sliding-log" {
+		t.Error(algorithm)
+	}
 	if len(denied.Header) != 3 || denied.Header.Get("Retry-After") == "" || denied.Header.Get("RateLimit") == "" {
 		t.Error(denied.Header)
 	}

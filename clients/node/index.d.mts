@@ -28,6 +28,7 @@ export function rateLimit(client: Client, { attributes }?: {
  *
  * @typedef {object} Limit One limit's part of a decision.
  * @property {string} [rule]
+ * @property {string} [algorithm] Such as `token-bucket` or `concurrency`; absent from a service that doesn't say.
  * @property {string} name
  * @property {string} key
  * @property {boolean} allowed
@@ -231,6 +232,10 @@ export type RetryAfter = number | "never" | null;
  */
 export type Limit = {
     rule?: string | undefined;
+    /**
+     * Such as `token-bucket` or `concurrency`; absent from a service that doesn't say.
+     */
+    algorithm?: string | undefined;
     name: string;
     key: string;
     allowed: boolean;

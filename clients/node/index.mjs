@@ -37,6 +37,7 @@ const RELEASE_PAUSES = [50, 200];
  *
  * @typedef {object} Limit One limit's part of a decision.
  * @property {string} [rule]
+ * @property {string} [algorithm] Such as `token-bucket` or `concurrency`; absent from a service that doesn't say.
  * @property {string} name
  * @property {string} key
  * @property {boolean} allowed

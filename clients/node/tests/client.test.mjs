@@ -101,6 +101,7 @@ test('a decision has names of JavaScript', async (t) => {
   assert.deepEqual([denied.allowed, denied.status, denied.message], [false, 429, 'too many attempts']);
   assert.ok(denied.retryAfterUs > 29 * 86_400e6);
   assert.equal(denied.limits[0].retryAfterUs, denied.retryAfterUs);
+  assert.ok([undefined, 'sliding-log'].includes(denied.limits[0].algorithm));
   assert.deepEqual(Object.keys(denied.headers).sort(), ['ratelimit', 'ratelimit-policy', 'retry-after']);
 });
 

@@ -113,6 +113,8 @@ class Limit:
     retry_after_us: RetryAfter
     reset_after_us: int
     rule: Optional[str] = None
+    algorithm: Optional[str] = None
+    """Such as `token-bucket` or `concurrency`; None from a service that doesn't say."""
 
 
 @dataclass(frozen=True)
