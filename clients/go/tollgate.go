@@ -401,22 +401,26 @@ func (client *Client) send(ctx context.Context, op string, request Request) (*De
 	}
 	within, cancel := context.WithTimeout(ctx, client.deadline)
 	defer cancel()
-	decision, err := client.exchange(ctx, within, op, body)
+	response, content, err := client.exchange(ctx, within, op, body)
 	var failure *Unavailable
-	// A slow service isn't asked more for being slow, and nothing is repeated that could be charged twice.
+	// This failure is of the connection to the service; an answer, whose kinds have the same names, is never asked for
+	// again. A slow service isn't asked more for being slow, and nothing is repeated that could be charged twice.
 	if errors.As(err, &failure) && (failure.Kind == "unreachable" || failure.Kind == "disconnected") &&
 		(op == "peek" || request.ID != "") {
-		decision, err = client.exchange(ctx, within, op, body)
+		response, content, err = client.exchange(ctx, within, op, body)
 	}
-	return decision, err
-}
-
-// exchange sends a request once. net/http itself sends it on another connection if the one that was kept turns out to be
-// closed before anything was written, and only then: POST isn't idempotent.
-func (client *Client) exchange(ctx, within context.Context, op string, body []byte) (*Decision, error) {
-	request, err := http.NewRequestWithContext(within, http.MethodPost, client.url+"/v1/"+op, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
+	}
+	return answer(response.StatusCode, response.Header, content)
+}
+
+// exchange sends a request once, and reads the answer. net/http itself sends it on another connection if the one that was
+// kept turns out to be closed before anything was written, and only then: POST isn't idempotent.
+func (client *Client) exchange(ctx, within context.Context, op string, body []byte) (*http.Response, []byte, error) {
+	request, err := http.NewRequestWithContext(within, http.MethodPost, client.url+"/v1/"+op, bytes.NewReader(body))
+	if err != nil {
+		return nil, nil, err
 	}
 	request.Header.Set("Content-Type", "application/json")
 	if client.token != "" {
@@ -424,14 +428,14 @@ func (client *Client) exchange(ctx, within context.Context, op string, body []by
 	}
 	response, err := client.http.Do(request)
 	if err != nil {
-		return nil, client.failure(ctx, within, err)
+		return nil, nil, client.failure(ctx, within, err)
 	}
 	defer response.Body.Close()
 	content, err := io.ReadAll(io.LimitReader(response.Body, mostBytes))
 	if err != nil {
-		return nil, client.failure(ctx, within, err)
+		return nil, nil, client.failure(ctx, within, err)
 	}
-	return answer(response.StatusCode, response.Header, content)
+	return response, content, nil
 }
 
 func (client *Client) failure(ctx, within context.Context, err error) error {

@@ -37,19 +37,7 @@ func TestSharedVectors(t *testing.T) {
 	for _, vector := range vectors {
 		var request Request
 		check(json.Unmarshal(vector.Request, &request))
-		withRequest := map[string]func(context.Context, Request) (*Decision, error){
-			"decide": client.Decide, "peek": client.Peek, "refund": client.Refund, "settle": client.Settle,
-		}
-		byID := map[string]func(context.Context, map[string]any, string) (*Decision, error){
-			"cancel": client.Cancel, "renew": client.Renew, "release": client.Release,
-		}
-		var decision *Decision
-		var err error
-		if call, ok := withRequest[vector.Op]; ok {
-			decision, err = call(background, request)
-		} else {
-			decision, err = byID[vector.Op](background, request.Attributes, request.ID)
-		}
+		decision, err := calls(client)[vector.Op](background, request)
 		var status int
 		var found any
 		var refused *RequestError
@@ -74,6 +62,20 @@ func TestSharedVectors(t *testing.T) {
 	}
 	if len(vectors) == 0 {
 		t.Fatal("no vectors")
+	}
+}
+
+// calls are those of a client by their names in the service.
+func calls(client *Client) map[string]func(context.Context, Request) (*Decision, error) {
+	type call = func(context.Context, Request) (*Decision, error)
+	byID := func(call func(context.Context, map[string]any, string) (*Decision, error)) call {
+		return func(ctx context.Context, request Request) (*Decision, error) {
+			return call(ctx, request.Attributes, request.ID)
+		}
+	}
+	return map[string]call{
+		"decide": client.Decide, "peek": client.Peek, "refund": client.Refund, "settle": client.Settle,
+		"cancel": byID(client.Cancel), "renew": byID(client.Renew), "release": byID(client.Release),
 	}
 }
 
@@ -454,6 +456,35 @@ func TestABrokenConnectionRepeatsOnlyWhatIsChargedOnce(t *testing.T) {
 	isUnavailable(t, err, "disconnected", false)
 	if listener.accepted.Load() != 3 {
 		t.Error(listener.accepted.Load())
+	}
+	_, err = client.Peek(background, of(t, "/requests"))
+	isUnavailable(t, err, "disconnected", false)
+	if listener.accepted.Load() != 5 {
+		t.Error(listener.accepted.Load())
+	}
+}
+
+func TestAnAnswerIsNotAskedForAgain(t *testing.T) {
+	request := of(t, "/requests")
+	request.ID = "x"
+	// The service's own connection failed, to Redis: its kinds have the names of the client's.
+	for _, kind := range []string{"unreachable", "disconnected"} {
+		body := fmt.Sprintf(`{"error": "no connection to redis", "kind": %q, "charged": false}`, kind)
+		var requests atomic.Int64
+		server := httptest.NewServer(http.HandlerFunc(func(writer http.ResponseWriter, _ *http.Request) {
+			requests.Add(1)
+			writer.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = writer.Write([]byte(body))
+		}))
+		t.Cleanup(server.Close)
+		for op, call := range calls(open(t, server.URL, Options{})) {
+			before := requests.Load()
+			_, err := call(background, request)
+			isUnavailable(t, err, kind, true)
+			if sent := requests.Load() - before; sent != 1 {
+				t.Errorf("%s, answered with %s: expected 1 request, got %d", op, kind, sent)
+			}
+		}
 	}
 }
 

@@ -313,12 +313,14 @@ export class Client {
   async #send(op, asked) {
     const body = JSON.stringify(asked);
     const ends = performance.now() + this.#deadline;
+    let answered;
     try {
-      return answer(await this.#exchange(op, body, ends));
+      answered = await this.#exchange(op, body, ends);
     } catch (error) {
       if (!(error instanceof Unavailable) || !mayRepeat(op, asked, error)) throw error;
+      answered = await this.#exchange(op, body, ends);
     }
-    return answer(await this.#exchange(op, body, ends));
+    return answer(answered);
   }
 
   /** @param {string} op @param {string} body @param {number} ends @returns {Promise<Answer>} */
@@ -510,7 +512,8 @@ function request(attributes, { cost, costs, id, idTtlMs } = {}) {
 }
 
 /**
- * Whether sending it again can't charge twice, and may help. A slow service isn't asked more for being slow.
+ * Whether sending it again can't charge twice, and may help. A slow service isn't asked more for being slow. The failure
+ * is of the connection to the service: an answer, whose kinds have the same names, is never asked for again.
  * @param {string} op @param {Asked} asked @param {Unavailable} failure
  */
 function mayRepeat(op, asked, failure) {

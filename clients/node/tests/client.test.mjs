@@ -271,6 +271,31 @@ test('a broken connection repeats only what is charged once', async (t) => {
   assert.equal(listener.accepted, 1);
   await assert.rejects(client.decide(of(t, '/requests'), { id: 'x' }), { kind: 'disconnected' });
   assert.equal(listener.accepted, 3);
+  await assert.rejects(client.peek(of(t, '/requests')), { kind: 'disconnected' });
+  assert.equal(listener.accepted, 5);
+});
+
+test("an answer isn't asked for again", async (t) => {
+  let kind;
+  let requests = 0;
+  const listener = await listening(t, (socket) => {
+    messages(socket, () => {
+      requests += 1;
+      const body = JSON.stringify({ error: 'no connection to redis', kind, charged: false });
+      socket.write(`HTTP/1.1 503 Service Unavailable\r\nContent-Length: ${body.length}\r\n\r\n${body}`);
+    });
+  });
+  const client = open(t, listener.url);
+  // The service's own connection failed, to Redis: its kinds have the names of the client's.
+  for (kind of ['unreachable', 'disconnected']) {
+    for (const op of ['decide', 'peek', 'refund', 'settle', 'cancel', 'renew', 'release']) {
+      const before = requests;
+      const byId = ['cancel', 'renew', 'release'].includes(op);
+      const failure = { name: 'Unavailable', kind, charged: false };
+      await assert.rejects(client[op](of(t, '/requests'), byId ? 'x' : { id: 'x' }), failure, op);
+      assert.equal(requests - before, 1, `${op}: ${kind}`);
+    }
+  }
 });
 
 test('a repeated call is charged once', async (t) => {

@@ -313,6 +313,31 @@ class Calls:
         with self.assertRaises(Unavailable):
             client.decide(self.attributes("/requests"), id="x")
         self.assertEqual(listener.accepted, 3)
+        with self.assertRaises(Unavailable):
+            client.peek(self.attributes("/requests"))
+        self.assertEqual(listener.accepted, 5)
+
+    def test_an_answer_is_not_asked_for_again(self):
+        kind, requests = "", 0
+
+        def failing(connection, _):
+            nonlocal requests
+            while message_from(connection):
+                requests += 1
+                body = json.dumps({"error": "no connection to redis", "kind": kind, "charged": False}).encode()
+                head = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n" % len(body)
+                connection.sendall(head + body)
+
+        client, attributes = self.open(self.listen(failing).url), self.attributes("/requests")
+        # The service's own connection failed, to Redis: its kinds have the names of the client's.
+        for kind in ("unreachable", "disconnected"):
+            for op in ("decide", "peek", "refund", "settle", "cancel", "renew", "release"):
+                with self.subTest(kind=kind, op=op):
+                    before = requests
+                    with self.assertRaises(Unavailable) as raised:
+                        getattr(client, op)(attributes, id="x")
+                    self.assertEqual((raised.exception.kind, raised.exception.charged), (kind, False))
+                    self.assertEqual(requests - before, 1)
 
     def test_a_repeated_call_is_charged_once(self):
         def broken_first(connection, number):

@@ -332,7 +332,10 @@ def _requests_of_hold(
 
 
 def _may_repeat(op: str, request: dict[str, Any], failure: Unavailable) -> bool:
-    """Whether sending it again can't charge twice, and may help. A slow service isn't asked more for being slow."""
+    """Whether sending it again can't charge twice, and may help. A slow service isn't asked more for being slow.
+
+    The failure is of the connection to the service: an answer, whose kinds have the same names, is never asked for again.
+    """
     return failure.kind in ("unreachable", "disconnected") and (op == "peek" or "id" in request)
 
 
@@ -498,13 +501,15 @@ class Client(_Calls[Decision]):
             return self._by_policy(op, request, failure)
 
     def _send(self, op: str, request: dict[str, Any]) -> Decision:
-        data, deadline = self._encode(op, request), _Deadline(self._deadline)
+        return _answer(*self._attempts(op, request, self._encode(op, request), _Deadline(self._deadline)))
+
+    def _attempts(self, op: str, request: dict[str, Any], data: bytes, deadline: _Deadline) -> _Answer:
         try:
-            return _answer(*self._exchange(data, deadline))
+            return self._exchange(data, deadline)
         except Unavailable as failure:
             if not _may_repeat(op, request, failure):
                 raise
-        return _answer(*self._exchange(data, deadline))
+        return self._exchange(data, deadline)
 
     def _exchange(self, data: bytes, deadline: _Deadline) -> _Answer:
         while True:
