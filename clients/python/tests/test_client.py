@@ -462,6 +462,12 @@ class Tasks(Calls, unittest.TestCase):
         await asyncio.wait({task}, timeout=PATIENT)
         self.assertTrue(task.cancelled(), f"it was cancelled, and goes on: {task}")
 
+    async def assert_released(self, client, attributes):
+        until = time.monotonic() + PATIENT
+        while not (await client.peek(attributes, cost=2)).allowed:
+            self.assertLess(time.monotonic(), until, "the permits didn't come back")
+            await asyncio.sleep(0.01)
+
     def test_a_cancelled_task_releases_and_leaves_no_answer_behind(self):
         async def run():
             attributes = self.attributes("/exclusive")
@@ -518,15 +524,45 @@ class Tasks(Calls, unittest.TestCase):
                 tollgate_client._read = read_and_cancel
                 task = asyncio.create_task(work())
                 await self.assert_cancelled(task)
-                until = time.monotonic() + PATIENT
-                while not (await client.peek(attributes, cost=2)).allowed:
-                    self.assertLess(time.monotonic(), until, "the permits didn't come back")
-                    await asyncio.sleep(0.01)
+                await self.assert_released(client, attributes)
 
         # Turns of the event loop, which passes the answer on to the task in some of them.
         for turns in range(8):
             with self.subTest(turns):
                 asyncio.run(run(turns))
+
+    def test_a_cancelled_close_leaves_releases_under_way(self):
+        is_asked, go_on = threading.Event(), threading.Event()
+
+        def broken_once(connection, _):
+            while request := message_from(connection):
+                if b"/v1/release" in request and not is_asked.is_set():
+                    is_asked.set()
+                    go_on.wait(PATIENT)
+                    connection.close()
+                    return
+                connection.sendall(answer_of(service, request))
+
+        async def run():
+            attributes = self.attributes("/jobs")
+            async with AsyncClient(self.listen(broken_once).url, deadline=PATIENT) as client:
+
+                async def work():
+                    async with client.hold(attributes, cost=2):
+                        pass
+
+                task = asyncio.create_task(work())
+                self.assertTrue(await asyncio.to_thread(is_asked.wait, PATIENT))
+                task.cancel()
+                await self.assert_cancelled(task)
+                closing = asyncio.create_task(client.close())
+                await asyncio.sleep(0)
+                closing.cancel()
+                await self.assert_cancelled(closing)
+                go_on.set()
+                await self.assert_released(client, attributes)
+
+        asyncio.run(run())
 
 
 if __name__ == "__main__":

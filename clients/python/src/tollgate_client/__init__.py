@@ -607,8 +607,11 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         self._background: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Waits for releases that are under way, and closes the connections that are kept."""
-        await asyncio.gather(*self._background, return_exceptions=True)
+        """Waits for releases that are under way, and closes the connections that are kept.
+
+        If it is cancelled, the releases go on, and the connections stay open.
+        """
+        await asyncio.shield(asyncio.gather(*self._background, return_exceptions=True))
         idle, self._idle = self._idle, []
         for (_, writer), _since in idle:
             writer.close()
