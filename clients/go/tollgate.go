@@ -271,7 +271,9 @@ func (client *Client) Hold(ctx context.Context, request Request) (held context.C
 		var failure *Unavailable
 		isUnavailable := errors.As(err, &failure)
 		if ctx.Err() != nil || isUnavailable && client.onError == Closed && !failure.isUncharged() {
-			// The service may have given a permit all the same.
+			// The service may have given a permit all the same. net/http has given the call up by now, so it sends no more
+			// of it. But the service isn't waited for: if it takes this release before the call, as it may when it is
+			// slow, the permit comes back at its ttl.
 			go func() { _ = client.release(byID) }()
 		}
 		if ctx.Err() != nil || !isUnavailable {

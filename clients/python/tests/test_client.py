@@ -531,6 +531,32 @@ class Tasks(Calls, unittest.TestCase):
             with self.subTest(turns):
                 asyncio.run(run(turns))
 
+    def test_a_release_after_a_cancelled_call_comes_after_its_answer(self):
+        is_asked, go_on, answered = threading.Event(), threading.Event(), []
+
+        def slow(connection, _):
+            while request := message_from(connection):
+                op = request.split()[1].decode()
+                if op == "/v1/decide":
+                    is_asked.set()
+                    go_on.wait(PATIENT)
+                answer = answer_of(service, request)
+                answered.append(op)
+                connection.sendall(answer)
+
+        async def run():
+            async with AsyncClient(self.listen(slow).url, deadline=PATIENT) as client:
+                task = asyncio.create_task(client.hold(self.attributes("/jobs")).__aenter__())
+                self.assertTrue(await asyncio.to_thread(is_asked.wait, PATIENT))
+                task.cancel()
+                await self.assert_cancelled(task)
+                await asyncio.sleep(0.3)  # in which a release would come too early
+                self.assertEqual(answered, [])
+                go_on.set()
+            self.assertEqual(answered, ["/v1/decide", "/v1/release"])
+
+        asyncio.run(run())
+
     def test_a_cancelled_close_leaves_releases_under_way(self):
         is_asked, go_on = threading.Event(), threading.Event()
 

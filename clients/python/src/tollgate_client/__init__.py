@@ -21,7 +21,7 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Optional, TypeVar, Union
@@ -629,14 +629,15 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         """Takes permits, renews them in a task while the block runs, and gives them back. `Denied` if there are none."""
         request, by_id = _requests_of_hold(attributes, cost, costs)
         asked = time.monotonic()
+        asking = asyncio.create_task(self._send("decide", request))
         try:
-            decision = await self._send("decide", request)
+            decision = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._in_background(by_id)
+            self._in_background(self._release_after(asking, by_id))
             raise
         except Unavailable as failure:
             if self._is_left_held(failure):
-                self._in_background(by_id)
+                self._in_background(self._release(by_id))
             decision = self._by_policy("decide", request, failure)
         if not decision.allowed:
             raise Denied(decision)
@@ -656,8 +657,8 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             keeper.cancel()
         await self._give_back(permit)
 
-    def _in_background(self, by_id: dict[str, Any]) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._release(by_id))
+    def _in_background(self, release: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(release)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
@@ -665,7 +666,12 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
     async def _give_back(self, permit: Permit) -> None:
         if permit._is_held:
             # A task that is cancelled meanwhile releases all the same.
-            await asyncio.shield(self._in_background(permit._by_id))
+            await asyncio.shield(self._in_background(self._release(permit._by_id)))
+
+    async def _release_after(self, asking: asyncio.Task[Decision], by_id: dict[str, Any]) -> None:
+        # If the service took the release first, nothing would be released, and the permit given after that would be kept.
+        await asyncio.gather(asking, return_exceptions=True)
+        await self._release(by_id)
 
     async def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
