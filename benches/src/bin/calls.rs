@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tollgate::rules::{Attributes, RuleSet};
-use tollgate::{Cluster, Engine, Limit, Limiter, Redis, Request, Rule};
+use tollgate::{Cluster, Engine, Limit, Limiter, Operation, Redis, Request, Rule};
 use tollgate_benches::callers::{Slice, callers, in_turn};
 use tollgate_benches::options::Options;
 use tollgate_benches::report::{Targets, header, median, row, short};
@@ -51,6 +51,8 @@ enum Variant {
     OneShared,
     OwnCosts,
     TwoCalls,
+    ByRule,
+    TwoByRules,
     ThreeRules,
     WithId,
     GivenBack,
@@ -69,13 +71,15 @@ enum Variant {
 use Variant::*;
 
 /// The variants in the order of their turns, with their names in the table.
-const VARIANTS: [(Variant, &str); 19] = [
+const VARIANTS: [(Variant, &str); 21] = [
     (OneLimit, "one limit"),
     (Owned, "one limit, by `acquire_owned`"),
     (TwoLimits, "two limits"),
     (OneShared, "two limits, of which all callers share one"),
     (OwnCosts, "two limits, each at its own cost"),
     (TwoCalls, "two calls as one, by `acquire_all`"),
+    (ByRule, "one limit of a file's rule, by `call_by`"),
+    (TwoByRules, "two requests to a file's rules as one, by `acquire_all_by`"),
     (ThreeRules, "three rules of a file, of four limits"),
     (WithId, "an acquire with an id"),
     (GivenBack, "the same, given back by its id"),
@@ -107,8 +111,8 @@ impl Variant {
             SeveralNodes => Some((0.2, 0.3)),
             Owned => Some((0.8, 0.9)),
             Permit => Some((0.28, 0.35)),
-            TwoCalls => Some((0.25, 0.35)),
-            ThreeRules => Some((0.25, 0.35)),
+            ByRule => Some((0.6, 0.8)),
+            TwoCalls | TwoByRules | ThreeRules => Some((0.25, 0.35)),
             GivenBack => Some((0.16, 0.25)),
             WithId => Some((0.35, 0.5)),
             _ => Some((0.45, 0.5)),
@@ -127,6 +131,8 @@ struct Bench {
     shared: Rule,
     own_costs: Rule,
     rules: RuleSet,
+    /// One rule of one limit.
+    by_user: RuleSet,
     blocking: Rule,
     counting: Rule,
     denying: Rule,
@@ -197,6 +203,7 @@ impl Bench {
             shared: rule(PLAIN).and_by(EVERYBODY, everybody).expect("two limits"),
             own_costs: rule(PLAIN).and(tokens).expect("two limits"),
             rules: RULES.parse().expect("rules"),
+            by_user: RuleSet::single(&rule(PLAIN).named("users").expect("a name"), "user").expect("rules"),
             blocking: rule(PLAIN).block_for(Duration::from_secs(60)).expect("a time"),
             counting: rule(PLAIN).count_overage(true),
             denying: rule("token-bucket 1/1h").count_overage(true),
@@ -219,6 +226,8 @@ impl Bench {
             OneShared => callers(count, time, move |random| self.shared(key(random))).await,
             OwnCosts => callers(count, time, move |random| self.at_own_costs(key(random), random)).await,
             TwoCalls => callers(count, time, move |random| self.two_calls(random)).await,
+            ByRule => callers(count, time, move |random| self.by_rule(key(random))).await,
+            TwoByRules => callers(count, time, move |random| self.two_by_rules(random)).await,
             ThreeRules => callers(count, time, move |random| self.by_rules(key(random), random)).await,
             WithId => callers(count, time, move |random| self.with_id(key(random))).await,
             GivenBack => callers(count, time, move |random| self.given_back(key(random))).await,
@@ -268,6 +277,18 @@ impl Bench {
         let [key, other] = self.two_keys(random);
         let decisions = self.of_one.acquire_all([(&self.plain, key), (&self.other, other)]).await.expect("decisions");
         decisions.iter().all(|decision| decision.allowed)
+    }
+
+    async fn by_rule(&self, user: &str) -> bool {
+        let request = Attributes::new().user(user);
+        self.of_one.call_by(Operation::Acquire, &self.by_user, &request).await.expect("a verdict").allowed
+    }
+
+    /// All or nothing.
+    async fn two_by_rules(&self, random: u64) -> bool {
+        let requests = self.two_keys(random).map(|user| Attributes::new().user(user));
+        let verdicts = self.of_one.acquire_all_by(&self.by_user, &requests).await.expect("verdicts");
+        verdicts.iter().all(|verdict| verdict.allowed)
     }
 
     async fn by_rules(&self, user: &str, random: u64) -> bool {

@@ -3,11 +3,14 @@
 
 use std::time::Duration;
 
+use bytes::{BufMut, Bytes, BytesMut};
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use h2::client::SendRequest;
+use prost::Message;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -19,7 +22,6 @@ use tollgate_benches::report::{Targets, header, median, row, short};
 use tollgate_benches::server::Server;
 use tollgate_serve::Service;
 use tollgate_serve::listen::{Bounds, Port};
-use tonic::transport::{Channel, Endpoint};
 
 /// As the service's binary has it.
 #[global_allocator]
@@ -63,7 +65,8 @@ struct Bench {
     limiter: Limiter,
     rules: RuleSet,
     users: Vec<String>,
-    channels: Vec<RateLimitServiceClient<Channel>>,
+    channels: Vec<SendRequest<Bytes>>,
+    http: String,
     connections: Vec<Mutex<TcpStream>>,
 }
 
@@ -76,20 +79,24 @@ async fn main() {
         Limiter::builder(redis).deadline(Duration::from_secs(5)).build()
     };
     let [grpc, http] = serve(Service::new(limiter(), rules.clone()));
+    // Another server of the protocol, for a comparison by hand.
+    let grpc = std::env::var("TOLLGATE_BENCH_GRPC").unwrap_or(grpc);
     let mut channels = Vec::new();
+    // As much room as gateways have: h2 ends a connection with many small answers that nobody has read yet.
+    let mut client = h2::client::Builder::new();
+    client.initial_connection_window_size(1 << 20);
     for _ in 0..CONNECTIONS {
-        let endpoint = Endpoint::from_shared(format!("http://{grpc}")).expect("an address");
-        channels.push(RateLimitServiceClient::new(endpoint.connect().await.expect("a connection")));
+        let (channel, connection) = client.handshake(connected(&grpc).await).await.expect("HTTP/2");
+        tokio::spawn(connection);
+        channels.push(channel);
     }
     let mut connections = Vec::new();
     for _ in 0..64 {
-        let stream = TcpStream::connect(&http).await.expect("a connection");
-        stream.set_nodelay(true).expect("no delay");
-        connections.push(Mutex::new(stream));
+        connections.push(Mutex::new(connected(&http).await));
     }
     let users = (0..KEYS).map(|user| user.to_string()).collect();
     // Leaked, so that callers share it at no measurable cost.
-    let bench: &Bench = Box::leak(Box::new(Bench { limiter: limiter(), rules, users, channels, connections }));
+    let bench: &Bench = Box::leak(Box::new(Bench { limiter: limiter(), rules, users, channels, http, connections }));
 
     let variants = VARIANTS.iter().map(|(variant, _)| *variant);
     let slice = async |variant, time| bench.slice(variant, time).await;
@@ -137,6 +144,36 @@ fn serve(service: Service) -> [String; 2] {
     hear.recv().expect("the service runs")
 }
 
+async fn connected(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).await.expect("a connection");
+    stream.set_nodelay(true).expect("no delay");
+    stream
+}
+
+/// A call by gRPC over plain HTTP/2, about as light as a gateway's: a client with all its layers takes as much of the two
+/// cores as the service does.
+async fn unary<Response: Message + Default>(channel: SendRequest<Bytes>, request: &RateLimitRequest) -> Response {
+    let head = http::Request::post("http://bench/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+    let head = head.header("content-type", "application/grpc").header("te", "trailers").body(()).expect("a request");
+    let mut frame = BytesMut::with_capacity(5 + request.encoded_len());
+    frame.put_u8(0);
+    frame.put_u32(request.encoded_len() as u32);
+    request.encode(&mut frame).expect("there is room");
+    let mut channel = channel.ready().await.expect("a connection");
+    let (response, mut body) = channel.send_request(head, false).expect("a stream");
+    body.send_data(frame.freeze(), true).expect("a request");
+    let mut body = response.await.expect("a response").into_body();
+    let mut read = BytesMut::new();
+    while let Some(part) = body.data().await {
+        let part = part.expect("a part of the response");
+        body.flow_control().release_capacity(part.len()).expect("what was read");
+        read.extend_from_slice(&part);
+    }
+    let trailers = body.trailers().await.expect("an end").expect("trailers");
+    assert_eq!(trailers["grpc-status"], "0", "{trailers:?}");
+    Response::decode(&read[5..]).expect("a response")
+}
+
 impl Bench {
     /// One turn of a variant. Nobody may be denied.
     async fn slice(&'static self, variant: Variant, time: Duration) -> Slice {
@@ -165,8 +202,8 @@ impl Bench {
         let entries = vec![Entry { key: "user".into(), value: self.user(random).into() }];
         let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
         let request = RateLimitRequest { domain: "bench".into(), descriptors, hits_addend: 0 };
-        let mut channel = self.channels[(random >> 32) as usize % CONNECTIONS].clone();
-        let response = channel.should_rate_limit(request).await.expect("a response").into_inner();
+        let channel = self.channels[(random >> 32) as usize % CONNECTIONS].clone();
+        let response: RateLimitResponse = unary(channel, &request).await;
         response.overall_code() == Code::Ok
     }
 
@@ -179,10 +216,16 @@ impl Bench {
             Some(stream) => stream,
             None => self.connections[random as usize % self.connections.len()].lock().await,
         };
+        // The service closes what was idle for 10 s, as the other variants' turns may take.
+        if stream.try_read(&mut [0]).is_ok() {
+            *stream = connected(&self.http).await;
+        }
         stream.write_all(request.as_bytes()).await.expect("a request");
         let (mut read, mut buffer) = (0, [0; 4096]);
         loop {
-            read += stream.read(&mut buffer[read..]).await.expect("a response");
+            let count = stream.read(&mut buffer[read..]).await.expect("a response");
+            assert!(count > 0, "the service has closed a connection in use");
+            read += count;
             let text = &buffer[..read];
             let Some(head) = text.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
             let length = std::str::from_utf8(&text[..head]).expect("a head").lines();
