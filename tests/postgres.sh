@@ -110,24 +110,44 @@ done
 bash tests/python.sh
 build_tests
 
-failed=()
-summary=$(printf '%-18s %6s %6s' '' passed failed)
-for at in "${!named[@]}"; do
-    version=${named[at]} server="PostgreSQL ${servers[at]}"
-    printf '\n%s\n' "$server"
-    broken=''
-    : >"$work/log"
+# test_on AT: the tests on the version at this place of those named.
+test_on() {
+    local package code=0
+    local -x TOLLGATE_TEST_POSTGRES=${folders[$1]}
     for package in "${packages[@]}"; do
         # All of the record's tests, and of the others' those in this module.
         only=(database::)
         [ "$package" != crates/record ] || only=()
-        TOLLGATE_TEST_POSTGRES=${folders[at]} run_twice "$package" tests/it/main.rs "${only[@]}" "${skipped[@]}" 2>&1 |
-            tee -a "$work/log" || broken=1
+        run_twice "$package" tests/it/main.rs "${only[@]}" "${skipped[@]}" || code=1
     done
-    read -r passed wrong < <(results_of "$work/log")
-    summary+=$'\n'$(printf '%-18s %6s %6s' "$server" "$passed" "$wrong")
+    return "$code"
+}
+
+# every_second FIRST: the tests on every second version, and what they printed once they have ended.
+every_second() {
+    local at log
+    local -x RUST_TEST_THREADS=$((RUST_TEST_THREADS * 3 / 4))
+    # Its own, since a failed test is run once more on the version that it failed on.
+    first_runs=$(mktemp)
+    for ((at = $1; at < ${#named[@]}; at += 2)); do
+        log=$work/log-${named[at]}
+        test_on "$at" >"$log" 2>&1 </dev/null || touch "$work/broken-${named[at]}"
+        printf '\nPostgreSQL %s\n' "${servers[at]}"
+        cat "$log"
+    done
+    rm -f "$first_runs"
+}
+
+# Two versions at once: the tests wait for half of their time. As the ends of a pipe, so that both end by Ctrl-C.
+{ every_second 0 >&3 | every_second 1; } 3>&1
+failed=()
+summary=$(printf '%-18s %6s %6s' '' passed failed)
+for at in "${!named[@]}"; do
+    version=${named[at]}
+    read -r passed wrong < <(results_of "$work/log-$version")
+    summary+=$'\n'$(printf '%-18s %6s %6s' "PostgreSQL ${servers[at]}" "$passed" "$wrong")
     # A filter that matches no test passes too.
-    [ -z "$broken" ] && [ "$passed" != 0 ] || failed+=("$version")
+    [ ! -e "$work/broken-$version" ] && [ "$passed" != 0 ] || failed+=("$version")
 done
 printf '\n%s\n' "$summary"
 print_second_runs

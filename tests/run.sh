@@ -70,10 +70,10 @@ run_all() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 programs_built >"$work/programs"
-# Two programs at once, since the tests of the tool and of the services wait for much that takes its time. As the two
-# ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a signal that their shells can await.
-{ grep -E '^(crates/cli|examples|tests)' "$work/programs" | run_all >&3 |
-    { grep -Ev '^(crates/cli|examples|tests)' "$work/programs" | run_all; } } 3>&1
+# Two programs at once, since tests wait for much that takes its time; the tool's and the record's take about as long as
+# all others. As the two ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a signal that their shells can await.
+{ grep -E '^crates/(cli|record) ' "$work/programs" | run_all >&3 |
+    { grep -Ev '^crates/(cli|record) ' "$work/programs" | run_all; } } 3>&1
 failed=''
 [ ! -e "$work/failed" ] || failed=1
 once_more || failed=1
