@@ -3,6 +3,8 @@
 import base64
 import collections
 import http.client
+import re
+import subprocess
 import threading
 import time
 
@@ -21,6 +23,15 @@ def get(port, path="/", headers=None, method="GET", source=None):
         return response.status, {name.lower(): value for name, value in response.getheaders()}, body
     finally:
         connection.close()
+
+
+def wrk(url, *options, seconds=2):
+    """How many answers wrk got of 32 connections, and how many of these were no success; nothing may break off."""
+    command = ["wrk", "--threads", "1", "--connections", "32", "--duration", f"{seconds}s", *options, url]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "Socket errors" not in text, text
+    refused = re.search(r"Non-2xx or 3xx responses: (\d+)", text)
+    return int(re.search(r"(\d+) requests in", text)[1]), int(refused[1]) if refused else 0
 
 
 class Load:

@@ -21,6 +21,7 @@ http {
     server {
         listen 127.0.0.1:PORT;
         location / { return 200 "user=$http_x_user for=$http_x_forwarded_for\\n"; }
+        location /status { stub_status; }
         location /forbidden { return 403 "by the application\\n"; }
     }
 }

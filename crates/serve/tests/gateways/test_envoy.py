@@ -1,12 +1,15 @@
 """Envoy with examples/envoy.yaml: exact limits over several services, faults, and details of the protocol."""
 
+import pathlib
+import re
 import signal
+import subprocess
 import textwrap
 import time
 import unittest
 
-from load import Load, basic, get
-from servers import EXAMPLES, Servers
+from load import Load, basic, get, wrk
+from servers import EXAMPLES, Servers, found
 
 # Long enough that a busy machine doesn't decide.
 PATIENT = {"timeout: 0.020s": "timeout: 2s"}
@@ -64,6 +67,87 @@ class Envoy(unittest.TestCase):
               f"p99 {load.milliseconds(0.99)} ms")
         # Both were asked.
         self.assertTrue(all("tollgate_decisions_total" in get(one.metrics, "/metrics")[2] for one in services))
+
+    def test_wrk_gets_the_limit_through_envoy(self):
+        services = self.services(rules("fixed-window 1000/7d"), "--deadline", "1s")
+        envoy = self.servers.envoy(self.application, services, PATIENT | DENY)
+        header = "authorization: " + basic("alice")["authorization"]
+        answers, refused = wrk(f"http://127.0.0.1:{envoy.port}/", "--header", header)
+        # nginx's own count, of which this question is one.
+        status = get(self.application.ports[0], "/status")[2]
+        passed = int(status.splitlines()[2].split()[2]) - 1
+        print(f"\nwrk through Envoy, limit 1,000: {answers} answers, {refused} refused, {passed} at the application")
+        self.assertEqual(passed, 1000)
+        # What was on its way when wrk stopped has no answer.
+        self.assertIn(answers - refused, range(1000 - 32, 1001))
+        self.assertGreater(refused, 1000)
+        self.assertEqual(self.outcomes(services, "envoy").get("allowed"), 1000)
+
+    def test_wrk_gets_the_limit_by_json(self):
+        services = self.services(rules("fixed-window 1000/7d"), "--deadline", "1s")
+        body = '{"attributes": {"domain": "shop", "route": "api", "user": "alice"}}'
+        script = self.servers.write("post.lua", f"wrk.method = 'POST' wrk.body = '{body}'")
+        answers, refused = wrk(f"http://127.0.0.1:{services[0].http}/v1/decide", "--script", str(script))
+        outcomes = self.outcomes(services, "json")
+        print(f"\nwrk by JSON, limit 1,000: {answers} answers, {refused} refused, {outcomes} by the service's count")
+        self.assertIn(answers - refused, range(1000 - 32, 1001))
+        self.assertEqual((outcomes["allowed"], set(outcomes)), (1000, {"allowed", "denied"}))
+
+    def outcomes(self, services, protocol):
+        """How many requests each outcome had, by the services' metrics."""
+        counts = {}
+        for service in services:
+            pattern = f'tollgate_serve_requests_total{{protocol="{protocol}",outcome="(.*)"}} (.*)'
+            for outcome, count in re.findall(pattern, get(service.metrics, "/metrics")[2]):
+                counts[outcome] = counts.get(outcome, 0) + int(count)
+        return counts
+
+    def test_certificates_that_are_rotated_under_load(self):
+        authority = self.certificate("authority", "-x509", "-addext", "basicConstraints=critical,CA:TRUE")
+        self.certificate("service", "-x509", "-CA", authority, "-CAkey", authority.with_suffix(".key"))
+        options = ["--deadline", "1s", "--cert", self.servers.dir / "service.pem"]
+        options += ["--key", self.servers.dir / "service.key"]
+        services = self.services(rules("fixed-window 500/7d"), *options)
+        plain = "      connect_timeout: 0.25s\n"
+        tls = f"""
+            transport_socket:
+              name: envoy.transport_sockets.tls
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+                sni: tollgate
+                common_tls_context:
+                  validation_context:
+                    trusted_ca: {{ filename: {authority} }}
+                    match_typed_subject_alt_names: [ {{ san_type: DNS, matcher: {{ exact: tollgate }} }} ]
+        """
+        tls = textwrap.indent(textwrap.dedent(tls).lstrip("\n"), " " * 6)
+        envoy = self.servers.envoy(self.application, services, PATIENT | DENY | {plain: plain + tls})
+        before = self.serial(services[0])
+        load = Load(envoy.port, headers=basic("alice"), seconds=3, pause=0.005)
+        time.sleep(1)
+        self.certificate("service", "-x509", "-CA", authority, "-CAkey", authority.with_suffix(".key"))
+        for service in services:
+            service.process.send_signal(signal.SIGHUP)
+        load.wait()
+        print(f"\ncertificates replaced after 1 s:\n{load.table()}")
+        self.assertEqual((load.counts()[200], set(load.counts())), (500, {200, 429}))
+        self.assertNotEqual(self.serial(services[0]), before)
+
+    def certificate(self, name, *options):
+        """A new key and a certificate for it, in files of this name."""
+        path = pathlib.Path(self.servers.dir / f"{name}.pem")
+        command = [found("openssl"), "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:tollgate", "-days", "2", *options]
+        command += ["-keyout", path.with_suffix(".key"), "-out", path]
+        subprocess.run([str(part) for part in command], check=True, capture_output=True)
+        return path
+
+    def serial(self, service):
+        """Of the certificate that the service shows now."""
+        shown = [found("openssl"), "s_client", "-connect", f"127.0.0.1:{service.grpc}", "-alpn", "h2"]
+        text = subprocess.run(shown, input=b"", capture_output=True, timeout=10).stdout
+        read = subprocess.run([found("openssl"), "x509", "-noout", "-serial"], input=text, capture_output=True)
+        return read.stdout
 
     def test_while_redis_is_down(self):
         services = self.services(rules("fixed-window 20/7d"))
