@@ -136,15 +136,21 @@ func (service *Service) answer(request []byte) []byte {
 
 // Listener accepts connections, and hands each with its number to a function.
 type Listener struct {
-	url      string
-	accepted atomic.Int64
+	address, url string
+	accepted     atomic.Int64
+	listener     net.Listener
 }
 
 func listen(t *testing.T, serve func(connection net.Conn, number int64)) *Listener {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	return listenAt(t, "127.0.0.1:0", serve)
+}
+
+func listenAt(t *testing.T, address string, serve func(connection net.Conn, number int64)) *Listener {
+	listener, err := net.Listen("tcp", address)
 	check(err)
 	t.Cleanup(func() { listener.Close() })
-	found := &Listener{url: "http://" + listener.Addr().String()}
+	address = listener.Addr().String()
+	found := &Listener{address: address, url: "http://" + address, listener: listener}
 	go func() {
 		for {
 			connection, err := listener.Accept()
@@ -160,6 +166,17 @@ func listen(t *testing.T, serve func(connection net.Conn, number int64)) *Listen
 		}
 	}()
 	return found
+}
+
+// opOf is the call that a request is.
+func opOf(request []byte) string {
+	path, _, _ := strings.Cut(strings.TrimPrefix(string(request), "POST /v1/"), " ")
+	return path
+}
+
+// failure is an answer that is no decision.
+func failure(status int, body string) []byte {
+	return []byte(fmt.Sprintf("HTTP/1.1 %d Failure\r\nContent-Length: %d\r\n\r\n%s", status, len(body), body))
 }
 
 // message is one request or answer, or empty if the other side has closed.

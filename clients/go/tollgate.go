@@ -404,17 +404,24 @@ func (client *Client) send(ctx context.Context, op string, request Request) (*De
 	within, cancel := context.WithTimeout(ctx, client.deadline)
 	defer cancel()
 	response, content, err := client.exchange(ctx, within, op, body)
-	var failure *Unavailable
+	var earlier *Unavailable
 	// This failure is of the connection to the service; an answer, whose kinds have the same names, is never asked for
 	// again. A slow service isn't asked more for being slow, and nothing is repeated that could be charged twice.
-	if errors.As(err, &failure) && (failure.Kind == "unreachable" || failure.Kind == "disconnected") &&
-		(op == "peek" || request.ID != "") {
+	isRepeated := errors.As(err, &earlier) && (earlier.Kind == "unreachable" || earlier.Kind == "disconnected") &&
+		(op == "peek" || request.ID != "")
+	if isRepeated {
 		response, content, err = client.exchange(ctx, within, op, body)
 	}
-	if err != nil {
-		return nil, err
+	var decision *Decision
+	if err == nil {
+		decision, err = answer(response.StatusCode, response.Header, content)
 	}
-	return answer(response.StatusCode, response.Header, content)
+	var failure *Unavailable
+	if isRepeated && earlier.Charged == nil && errors.As(err, &failure) && failure.isUncharged() {
+		// That the second attempt took nothing doesn't tell what the first one took.
+		failure.Charged = nil
+	}
+	return decision, err
 }
 
 // exchange sends a request once, and reads the answer. net/http itself sends it on another connection if the one that was

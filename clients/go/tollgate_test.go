@@ -503,6 +503,72 @@ func TestARepeatedCallIsChargedOnce(t *testing.T) {
 	}
 }
 
+func TestWhatABrokenAttemptTookStaysUnknownIfTheSecondIsRefused(t *testing.T) {
+	breaking := func() *Listener {
+		itself := make(chan *Listener, 1)
+		broken := listen(t, func(connection net.Conn, _ int64) {
+			message(connection)
+			(<-itself).listener.Close()
+		})
+		itself <- broken
+		return broken
+	}
+	request := of(t, "/requests")
+	request.ID = "x"
+	_, err := open(t, breaking().url, Options{}).Decide(background, request)
+	isUnavailable(t, err, "unreachable", false)
+
+	listener := breaking()
+	_, release, err := open(t, listener.url, Options{OnError: Open}).Hold(background, of(t, "/jobs"))
+	check(err)
+	// The service is there again.
+	var released atomic.Int64
+	listenAt(t, listener.address, func(connection net.Conn, _ int64) {
+		request := message(connection)
+		if opOf(request) == "release" {
+			released.Add(1)
+		}
+		_, _ = connection.Write(service.answer(request))
+	})
+	check(release())
+	if released.Load() != 1 {
+		t.Errorf("expected 1 release, got %d", released.Load())
+	}
+}
+
+func TestWhatABrokenAttemptTookStaysUnknownIfTheSecondFails(t *testing.T) {
+	released := make(chan struct{}, 1)
+	listener := listen(t, func(connection net.Conn, number int64) {
+		for request := message(connection); request != nil; request = message(connection) {
+			switch {
+			case number == 1:
+				// The service gave a permit, and its answer is lost.
+				service.answer(request)
+				return
+			case opOf(request) == "decide":
+				body := `{"error": "overloaded", "kind": "overloaded", "charged": false}`
+				_, _ = connection.Write(failure(503, body))
+			default:
+				_, _ = connection.Write(service.answer(request))
+				released <- struct{}{}
+			}
+		}
+	})
+	request := of(t, "/jobs")
+	request.Cost = Units(2)
+	_, _, err := open(t, listener.url, Options{}).Hold(background, request)
+	isUnavailable(t, err, "overloaded", false)
+	select {
+	case <-released:
+	case <-time.After(patient):
+		t.Fatal("the permits weren't released")
+	}
+	decision, err := open(t, service.url, Options{}).Peek(background, request)
+	if err != nil || !decision.Allowed {
+		t.Error(decision, err)
+	}
+}
+
 func TestAConnectionIsKeptAndReplacedIfItWasClosedWhileUnused(t *testing.T) {
 	for _, isKept := range []bool{true, false} {
 		isKept := isKept

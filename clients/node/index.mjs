@@ -316,9 +316,15 @@ export class Client {
     let answered;
     try {
       answered = await this.#exchange(op, body, ends);
-    } catch (error) {
-      if (!(error instanceof Unavailable) || !mayRepeat(op, asked, error)) throw error;
-      answered = await this.#exchange(op, body, ends);
+    } catch (earlier) {
+      if (!(earlier instanceof Unavailable) || !mayRepeat(op, asked, earlier)) throw earlier;
+      try {
+        return answer(await this.#exchange(op, body, ends));
+      } catch (error) {
+        // That the second attempt took nothing doesn't tell what the first one took.
+        if (error instanceof Unavailable && earlier.charged === null && error.charged === false) error.charged = null;
+        throw error;
+      }
     }
     return answer(answered);
   }

@@ -10,7 +10,8 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 import { Client, Denied, RequestError, Unavailable, UnknownId } from '../index.mjs';
-import { CLIENTS, PATIENT, answerOf, end, lineOf, listen, messages, startRedis, startService } from './service.mjs';
+import { CLIENTS, PATIENT, answerOf, end, failure, lineOf, listen, messages } from './service.mjs';
+import { opOf, startRedis, startService, within } from './service.mjs';
 
 let redis;
 let service;
@@ -31,8 +32,8 @@ function open(t, url = service.url, settings = {}) {
   return client;
 }
 
-async function listening(t, serve) {
-  const listener = await listen(serve);
+async function listening(t, serve, port) {
+  const listener = await listen(serve, port);
   t.after(() => listener.end());
   return listener;
 }
@@ -281,8 +282,7 @@ test("an answer isn't asked for again", async (t) => {
   const listener = await listening(t, (socket) => {
     messages(socket, () => {
       requests += 1;
-      const body = JSON.stringify({ error: 'no connection to redis', kind, charged: false });
-      socket.write(`HTTP/1.1 503 Service Unavailable\r\nContent-Length: ${body.length}\r\n\r\n${body}`);
+      socket.write(failure(503, { error: 'no connection to redis', kind, charged: false }));
     });
   });
   const client = open(t, listener.url);
@@ -296,6 +296,58 @@ test("an answer isn't asked for again", async (t) => {
       assert.equal(requests - before, 1, `${op}: ${kind}`);
     }
   }
+});
+
+test('what a broken attempt took stays unknown if the second is refused', async (t) => {
+  const breaking = () => {
+    const broken = listening(t, (socket) => {
+      messages(socket, async () => (await broken).end());
+    });
+    return broken;
+  };
+  const decided = open(t, (await breaking()).url).decide(of(t, '/requests'), { id: 'x' });
+  await assert.rejects(decided, { kind: 'unreachable', charged: null });
+
+  const listener = await breaking();
+  const permit = await open(t, listener.url, { onError: 'open' }).hold(of(t, '/jobs'));
+  assert.equal(permit.decision.cause.charged, null);
+  // The service is there again.
+  const ops = [];
+  const again = (socket) => {
+    messages(socket, async (request) => {
+      ops.push(opOf(request));
+      socket.write(await answerOf(service, request));
+    });
+  };
+  await listening(t, again, listener.port);
+  await permit.release();
+  assert.deepEqual(ops, ['release']);
+});
+
+test('what a broken attempt took stays unknown if the second fails', async (t) => {
+  const attributes = of(t, '/jobs');
+  let released;
+  const isReleased = new Promise((resolve) => {
+    released = resolve;
+  });
+  const listener = await listening(t, (socket, number) => {
+    messages(socket, async (request) => {
+      if (number === 1) {
+        // The service gave a permit, and its answer is lost.
+        await answerOf(service, request);
+        socket.destroy();
+      } else if (opOf(request) === 'decide') {
+        socket.write(failure(503, { error: 'overloaded', kind: 'overloaded', charged: false }));
+      } else {
+        socket.write(await answerOf(service, request));
+        released();
+      }
+    });
+  });
+  const held = open(t, listener.url).hold(attributes, { cost: 2 });
+  await assert.rejects(held, { kind: 'overloaded', charged: null });
+  await within(isReleased, 'a release');
+  assert.ok((await open(t).peek(attributes, { cost: 2 })).allowed);
 });
 
 test('a repeated call is charged once', async (t) => {

@@ -82,7 +82,7 @@ export async function startService(redis, http = '127.0.0.1:0', ...options) {
 }
 
 /** Accepts connections, and hands each with its number to a function. */
-export async function listen(serve) {
+export async function listen(serve, port = 0) {
   const sockets = new Set();
   const listener = createServer((socket) => {
     sockets.add(socket);
@@ -90,14 +90,15 @@ export async function listen(serve) {
     found.accepted += 1;
     serve(socket, found.accepted);
   });
-  listener.listen(0, '127.0.0.1');
+  listener.listen(port, '127.0.0.1');
   await once(listener, 'listening');
   const found = {
     accepted: 0,
+    port: listener.address().port,
     url: `http://127.0.0.1:${listener.address().port}`,
     end: () => {
-      for (const socket of sockets) socket.destroy();
       listener.close();
+      for (const socket of sockets) socket.destroy();
     },
   };
   return found;
@@ -115,6 +116,16 @@ export function messages(socket, each) {
     data = Buffer.alloc(0);
     each(message);
   });
+}
+
+export function opOf(request) {
+  return /^POST \/v1\/(\w+) /.exec(request)[1];
+}
+
+/** An answer that is no decision. */
+export function failure(status, body) {
+  const content = JSON.stringify(body);
+  return `HTTP/1.1 ${status} Failure\r\nContent-Length: ${Buffer.byteLength(content)}\r\n\r\n${content}`;
 }
 
 /** What the service answers to these bytes. */

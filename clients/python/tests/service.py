@@ -1,5 +1,6 @@
 """The real service on a Redis of its own, and listeners that fail as networks do."""
 
+import json
 import os
 import shutil
 import socket
@@ -69,11 +70,12 @@ class Service:
 class Listener:
     """Accepts connections, and hands each with its number to a function, in a thread."""
 
-    def __init__(self, serve) -> None:
+    def __init__(self, serve, port: int = 0) -> None:
         self.accepted = 0
         self._serve = serve
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = "http://127.0.0.1:%d" % self._listener.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
         self._connections = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -112,6 +114,16 @@ def message_from(connection: socket.socket) -> bytes:
         if not more:
             return b""
         data += more
+
+
+def op_of(request: bytes) -> str:
+    return request.split()[1].decode().removeprefix("/v1/")
+
+
+def failure(status: int, **body) -> bytes:
+    """An answer that is no decision."""
+    content = json.dumps(body).encode()
+    return b"HTTP/1.1 %d Failure\r\nContent-Length: %d\r\n\r\n%s" % (status, len(content), content)
 
 
 def answer_of(service: Service, request: bytes) -> bytes:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import tollgate_client
-from service import CLIENTS, PATIENT, Listener, Redis, Service, answer_of, end, line_of, message_from
+from service import CLIENTS, PATIENT, Listener, Redis, Service, answer_of, end, failure, line_of, message_from, op_of
 from tollgate_client import AsyncClient, Client, Denied, RequestError, Unavailable, UnknownId
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -324,9 +324,7 @@ class Calls:
             nonlocal requests
             while message_from(connection):
                 requests += 1
-                body = json.dumps({"error": "no connection to redis", "kind": kind, "charged": False}).encode()
-                head = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: %d\r\n\r\n" % len(body)
-                connection.sendall(head + body)
+                connection.sendall(failure(503, error="no connection to redis", kind=kind, charged=False))
 
         client, attributes = self.open(self.listen(failing).url), self.attributes("/requests")
         # The service's own connection failed, to Redis: its kinds have the names of the client's.
@@ -350,6 +348,55 @@ class Calls:
 
         client = self.open(self.listen(broken_first).url)
         self.assertEqual(client.decide(self.attributes("/requests"), id=self.id()).remaining, 9)
+
+    def test_what_a_broken_attempt_took_stays_unknown_if_the_second_is_refused(self):
+        def broken(connection, _):
+            message_from(connection)
+            listener.end()
+
+        listener = Listener(broken)
+        with self.assertRaises(Unavailable) as raised:
+            self.open(listener.url).decide(self.attributes("/requests"), id="x")
+        self.assertEqual((raised.exception.kind, raised.exception.charged), ("unreachable", None))
+
+        released = []
+
+        def answering(connection, _):
+            while request := message_from(connection):
+                released.append(op_of(request))
+                connection.sendall(answer_of(service, request))
+
+        listener = Listener(broken)
+        with self.open(listener.url, on_error="open").hold(self.attributes("/jobs")) as permit:
+            self.assertIsNone(permit.decision.cause.charged)
+            # The service is there again.
+            again = Listener(answering, listener.port)
+            self.addCleanup(again.end)
+        self.assertEqual(released, ["release"])
+
+    def test_what_a_broken_attempt_took_stays_unknown_if_the_second_fails(self):
+        is_released = threading.Event()
+
+        def failing(connection, number):
+            while request := message_from(connection):
+                if number == 1:
+                    # The service gave a permit, and its answer is lost.
+                    answer_of(service, request)
+                    connection.close()
+                    return
+                if op_of(request) == "decide":
+                    connection.sendall(failure(503, error="overloaded", kind="overloaded", charged=False))
+                else:
+                    connection.sendall(answer_of(service, request))
+                    is_released.set()
+
+        attributes = self.attributes("/jobs")
+        with self.assertRaises(Unavailable) as raised:
+            with self.open(self.listen(failing).url).hold(attributes, cost=2):
+                self.fail("nothing is held")
+        self.assertEqual((raised.exception.kind, raised.exception.charged), ("overloaded", None))
+        self.assertTrue(is_released.wait(PATIENT), "the permits weren't released")
+        self.assertTrue(self.open().peek(attributes, cost=2).allowed)
 
     def test_a_connection_closed_while_unused_is_replaced(self):
         def one_each(connection, _):

@@ -339,6 +339,12 @@ def _may_repeat(op: str, request: dict[str, Any], failure: Unavailable) -> bool:
     return failure.kind in ("unreachable", "disconnected") and (op == "peek" or "id" in request)
 
 
+def _note_earlier(failure: Unavailable, earlier: Unavailable) -> None:
+    """Of a call that was sent twice: that the second attempt took nothing doesn't tell what the first one took."""
+    if earlier.charged is None and failure.charged is False:
+        failure.charged = None
+
+
 def _is_readable(fd: int) -> bool:
     """Whether an unused connection has something to read: its end, or bytes that belong to no request."""
     if hasattr(select, "poll"):
@@ -501,15 +507,18 @@ class Client(_Calls[Decision]):
             return self._by_policy(op, request, failure)
 
     def _send(self, op: str, request: dict[str, Any]) -> Decision:
-        return _answer(*self._attempts(op, request, self._encode(op, request), _Deadline(self._deadline)))
-
-    def _attempts(self, op: str, request: dict[str, Any], data: bytes, deadline: _Deadline) -> _Answer:
+        data, deadline = self._encode(op, request), _Deadline(self._deadline)
         try:
-            return self._exchange(data, deadline)
-        except Unavailable as failure:
-            if not _may_repeat(op, request, failure):
+            answer = self._exchange(data, deadline)
+        except Unavailable as earlier:
+            if not _may_repeat(op, request, earlier):
                 raise
-        return self._exchange(data, deadline)
+            try:
+                return _answer(*self._exchange(data, deadline))
+            except Unavailable as failure:
+                _note_earlier(failure, earlier)
+                raise
+        return _answer(*answer)
 
     def _exchange(self, data: bytes, deadline: _Deadline) -> _Answer:
         while True:
@@ -711,18 +720,23 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             # Not `wait_for`: before Python 3.12 it drops a cancellation that comes together with the answer.
             await asyncio.wait({attempts}, timeout=self._deadline)
             if attempts.done():
-                return _answer(*attempts.result())
+                return attempts.result()
         finally:
             attempts.cancel()
         raise Unavailable(self._too_slow(), "deadline", None if state["sent"] else False)
 
-    async def _attempts(self, op: str, request: dict[str, Any], data: bytes, state: dict[str, bool]) -> _Answer:
+    async def _attempts(self, op: str, request: dict[str, Any], data: bytes, state: dict[str, bool]) -> Decision:
         try:
-            return await self._exchange(data, state)
-        except Unavailable as failure:
-            if not _may_repeat(op, request, failure):
+            answer = await self._exchange(data, state)
+        except Unavailable as earlier:
+            if not _may_repeat(op, request, earlier):
                 raise
-        return await self._exchange(data, state)
+            try:
+                return _answer(*await self._exchange(data, state))
+            except Unavailable as failure:
+                _note_earlier(failure, earlier)
+                raise
+        return _answer(*answer)
 
     async def _exchange(self, data: bytes, state: dict[str, bool]) -> _Answer:
         while True:
