@@ -1,6 +1,7 @@
 """Both clients against the real service. Each test has a user of its own."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -86,6 +87,24 @@ class Calls:
         with self.assertRaises(Denied):
             with client.hold(attributes):
                 pass
+
+    @contextmanager
+    def assert_a_warning(self, text):
+        """That the client's logger says so, in time and once, and neither asyncio nor the end of a thread says anything."""
+        ended = []
+        self.addCleanup(setattr, threading, "excepthook", threading.excepthook)
+        threading.excepthook = ended.append
+        with self.assertNoLogs("asyncio"), self.assertLogs("tollgate_client") as logs:
+            yield
+            until = time.monotonic() + PATIENT
+            while not (logs.records or ended):
+                self.assertLess(time.monotonic(), until, f"expected a warning within {PATIENT} s: {text}")
+                time.sleep(0.01)
+            # asyncio reports an error that wasn't read once its task is collected.
+            gc.collect()
+        self.assertEqual(ended, [])
+        self.assertEqual([(record.levelname, record.getMessage()) for record in logs.records], [("WARNING", text)])
+        self.assertNotIn("secret", "".join(logs.output))
 
     def test_the_shared_vectors(self):
         own = Redis()
@@ -398,6 +417,19 @@ class Calls:
         self.assertTrue(is_released.wait(PATIENT), "the permits weren't released")
         self.assertTrue(self.open().peek(attributes, cost=2).allowed)
 
+    def test_an_error_of_a_release_that_nobody_waits_for_is_a_warning(self):
+        def guarded(connection, _):
+            while request := message_from(connection):
+                if op_of(request) == "decide":
+                    connection.sendall(failure(503, error="overloaded"))
+                else:
+                    connection.sendall(failure(401, error="expected a token"))
+
+        client = self.open(self.listen(guarded).url, token="secret")
+        with self.assert_a_warning("a permit wasn't released: expected a token"):
+            with self.assertRaises(Unavailable), client.hold(self.attributes("/jobs")):
+                self.fail("nothing is held")
+
     def test_a_connection_closed_while_unused_is_replaced(self):
         def one_each(connection, _):
             connection.sendall(answer_of(service, message_from(connection)))
@@ -603,6 +635,50 @@ class Tasks(Calls, unittest.TestCase):
             self.assertEqual(answered, ["/v1/decide", "/v1/release"])
 
         asyncio.run(run())
+
+    def test_an_error_of_a_release_after_a_cancellation_is_a_warning(self):
+        def cancelled_during(cancelled_op):
+            is_asked, go_on = threading.Event(), threading.Event()
+
+            def guarded(connection, _):
+                while request := message_from(connection):
+                    op = op_of(request)
+                    if op == cancelled_op:
+                        is_asked.set()
+                        go_on.wait(PATIENT)
+                    is_release = op == "release"
+                    connection.sendall(failure(401, error="expected a token") if is_release else answer_of(service, request))
+
+            async def run():
+                async with AsyncClient(self.listen(guarded).url, token="secret", deadline=PATIENT) as client:
+
+                    async def work():
+                        async with client.hold(self.attributes("/jobs")):
+                            pass
+
+                    task = asyncio.create_task(work())
+                    self.assertTrue(await asyncio.to_thread(is_asked.wait, PATIENT))
+                    task.cancel()
+                    await self.assert_cancelled(task)
+                    go_on.set()
+
+            asyncio.run(run())
+
+        for op in ("decide", "release"):
+            with self.subTest(op), self.assert_a_warning("a permit wasn't released: expected a token"):
+                cancelled_during(op)
+
+    def test_a_cancelled_hold_of_a_rule_without_permits_is_no_news(self):
+        async def run():
+            async with AsyncClient(service.url, deadline=PATIENT) as client:
+                task = asyncio.create_task(client.hold(self.attributes("/free")).__aenter__())
+                # It has begun by then, so that it asks, and a release follows.
+                await asyncio.sleep(0)
+                task.cancel()
+                await self.assert_cancelled(task)
+
+        with self.assertNoLogs():
+            asyncio.run(run())
 
     def test_a_cancelled_close_leaves_releases_under_way(self):
         is_asked, go_on = threading.Event(), threading.Event()

@@ -345,6 +345,12 @@ def _note_earlier(failure: Unavailable, earlier: Unavailable) -> None:
         failure.charged = None
 
 
+def _warn_of_release(error: TollgateError) -> None:
+    """Of a release that nobody waits for. An id that nothing is remembered for has no permits: none were given."""
+    if not isinstance(error, UnknownId):
+        _log.warning("a permit wasn't released: %s", error)
+
+
 def _is_readable(fd: int) -> bool:
     """Whether an unused connection has something to read: its end, or bytes that belong to no request."""
     if hasattr(select, "poll"):
@@ -452,7 +458,7 @@ class Client(_Calls[Decision]):
             decision = self._send("decide", request)
         except Unavailable as failure:
             if self._is_left_held(failure):
-                threading.Thread(target=self._release, args=(by_id,), daemon=True).start()
+                threading.Thread(target=self._release_unread, args=(by_id,), daemon=True).start()
             decision = self._by_policy("decide", request, failure)
         if not decision.allowed:
             raise Denied(decision)
@@ -475,6 +481,12 @@ class Client(_Calls[Decision]):
     def _give_back(self, permit: Permit) -> None:
         if permit._is_held:
             self._release(permit._by_id)
+
+    def _release_unread(self, by_id: dict[str, Any]) -> None:
+        try:
+            self._release(by_id)
+        except TollgateError as error:
+            _warn_of_release(error)
 
     def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
@@ -640,13 +652,15 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         asked = time.monotonic()
         asking = asyncio.create_task(self._send("decide", request))
         try:
-            decision = await asyncio.shield(asking)
+            # Not `shield`: from Python 3.14 it reports an error that comes after a cancellation, which is no news here.
+            await asyncio.wait({asking})
+            decision = asking.result()
         except asyncio.CancelledError:
-            self._in_background(self._release_after(asking, by_id))
+            self._in_background(_unread(self._release_after(asking, by_id)))
             raise
         except Unavailable as failure:
             if self._is_left_held(failure):
-                self._in_background(self._release(by_id))
+                self._in_background(_unread(self._release(by_id)))
             decision = self._by_policy("decide", request, failure)
         if not decision.allowed:
             raise Denied(decision)
@@ -674,8 +688,14 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
 
     async def _give_back(self, permit: Permit) -> None:
         if permit._is_held:
-            # A task that is cancelled meanwhile releases all the same.
-            await asyncio.shield(self._in_background(self._release(permit._by_id)))
+            release = self._in_background(self._release(permit._by_id))
+            try:
+                # A task that is cancelled meanwhile releases all the same.
+                await asyncio.wait({release})
+            except asyncio.CancelledError:
+                self._in_background(_unread(release))
+                raise
+            release.result()
 
     async def _release_after(self, asking: asyncio.Task[Decision], by_id: dict[str, Any]) -> None:
         # If the service took the release first, nothing would be released, and the permit given after that would be kept.
@@ -788,6 +808,14 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                     return stream
             writer.close()
         return None
+
+
+async def _unread(release: Awaitable[None]) -> None:
+    """Waits for a release in the place of a caller who has gone."""
+    try:
+        await release
+    except TollgateError as error:
+        _warn_of_release(error)
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str], bytes, bool]:
