@@ -569,6 +569,34 @@ func TestWhatABrokenAttemptTookStaysUnknownIfTheSecondFails(t *testing.T) {
 	}
 }
 
+func TestAnErrorOfAReleaseThatNobodyWaitsForEndsNothing(t *testing.T) {
+	released := make(chan struct{}, 1)
+	listener := listen(t, func(connection net.Conn, _ int64) {
+		for request := message(connection); request != nil; request = message(connection) {
+			switch opOf(request) {
+			case "decide":
+				_, _ = connection.Write(failure(503, `{"error": "overloaded"}`))
+			case "release":
+				_, _ = connection.Write(failure(401, `{"error": "expected a token"}`))
+				released <- struct{}{}
+			default:
+				_, _ = connection.Write(service.answer(request))
+			}
+		}
+	})
+	client := open(t, listener.url, Options{Token: "secret"})
+	_, _, err := client.Hold(background, of(t, "/jobs"))
+	isUnavailable(t, err, "unavailable", false)
+	select {
+	case <-released:
+	case <-time.After(patient):
+		t.Fatal("expected a release")
+	}
+	if _, err := client.Peek(background, of(t, "/jobs")); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAConnectionIsKeptAndReplacedIfItWasClosedWhileUnused(t *testing.T) {
 	for _, isKept := range []bool{true, false} {
 		isKept := isKept

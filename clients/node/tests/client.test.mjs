@@ -350,6 +350,26 @@ test('what a broken attempt took stays unknown if the second fails', async (t) =
   assert.ok((await open(t).peek(attributes, { cost: 2 })).allowed);
 });
 
+test('an error of a release that nobody waits for is a warning', async (t) => {
+  const listener = await listening(t, (socket) => {
+    messages(socket, (request) => {
+      const isDecide = opOf(request) === 'decide';
+      socket.write(isDecide ? failure(503, { error: 'overloaded' }) : failure(401, { error: 'expected a token' }));
+    });
+  });
+  const unhandled = [];
+  const note = (error) => unhandled.push(error);
+  process.on('unhandledRejection', note);
+  t.after(() => process.off('unhandledRejection', note));
+  const warned = once(process, 'warning');
+  await assert.rejects(open(t, listener.url, { token: 'secret' }).hold(of(t, '/jobs')), Unavailable);
+  const [warning] = await within(warned, 'a warning');
+  assert.deepEqual([warning.name, warning.message], ['TollgateWarning', 'RequestError: expected a token']);
+  // Node looks for rejections that nobody handles after the microtasks of a turn.
+  await sleep(1);
+  assert.deepEqual(unhandled, []);
+});
+
 test('a repeated call is charged once', async (t) => {
   const listener = await listening(t, (socket, number) => {
     messages(socket, async (request) => {
