@@ -3,7 +3,7 @@
 use std::fs;
 
 use tempfile::TempDir;
-use tollgate::rules::{Attributes, RuleSet};
+use tollgate::rules::{Attributes, Descriptors, RuleSet};
 
 use super::{applies, rule_set};
 
@@ -366,9 +366,26 @@ fn files_include_others_by_name_or_by_directory() {
     let error = RuleSet::read(&path).expect_err("a bad team");
     assert_eq!(error.faults()[0].file(), Some(&*directory.path().join("teams/b.toml")));
     assert_eq!(error.faults()[0].line(), Some(5));
-    fs::write(directory.path().join("teams/b.toml"), "ignore_case = true\n").expect("a file");
-    let error = RuleSet::read(&path).expect_err("a setting").to_string();
-    assert!(error.contains("teams/b.toml: expected only [[rule]] in an included file"), "{error}");
+    for setting in ["ignore_case = true\n", "descriptors = \"each\"\n"] {
+        fs::write(directory.path().join("teams/b.toml"), setting).expect("a file");
+        let error = RuleSet::read(&path).expect_err("a setting").to_string();
+        assert!(error.contains("teams/b.toml: expected only [[rule]] in an included file"), "{error}");
+    }
+}
+
+#[test]
+fn settings_of_a_set_are_kept_and_a_change_of_one_is_a_change() {
+    let rule = "[[rule]]\nname = \"r\"\nkey = \"user\"\nlimits = [\"gcra 5/1s\"]\n";
+    let plain = rule_set(rule);
+    assert_eq!(plain.descriptors(), Descriptors::Together);
+    for setting in ["ignore_case = true", "paths = \"segments\"", "descriptors = \"each\""] {
+        let rules = rule_set(&format!("{setting}\n{rule}"));
+        let json = serde_json::to_string(&rules).expect("JSON");
+        assert_eq!(serde_json::from_str::<RuleSet>(&json).expect("rules"), rules, "{json}");
+        let changes = plain.changes_to(&rules);
+        assert!(changes.settings && !changes.has_rules(), "{setting}");
+        assert_eq!(rules.descriptors() == Descriptors::Each, setting.starts_with("descriptors"), "{setting}");
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ const VALUES: [&str; 13] = [
 ];
 
 /// The fields of a rule, of its limits, of the settings, and of tables with names of the author's own.
-const FIELDS: [&str; 45] = [
+const FIELDS: [&str; 46] = [
     "name",
     "priority",
     "match",
@@ -61,6 +61,7 @@ const FIELDS: [&str; 45] = [
     "include",
     "ignore_case",
     "paths",
+    "descriptors",
     "variables",
     "variables.x",
     "defaults",
@@ -74,7 +75,7 @@ fn file(field: &str, value: &str) -> String {
     let (key, limits) = ("key = \"user\"\n", "limits = [\"gcra 5/1s\"]\n");
     let cost = if field == "min_cost" { "cost = \"units\"\n" } else { "" };
     match field.split_once('.') {
-        None if ["include", "ignore_case", "paths", "variables", "defaults"].contains(&field) => {
+        None if ["include", "ignore_case", "paths", "descriptors", "variables", "defaults"].contains(&field) => {
             format!("{field} = {value}\n{}", rule(String::new(), key, limits))
         }
         None if field == "rule" => format!("rule = {value}\n"),
