@@ -40,6 +40,9 @@ run_tests() {
     (cd "$1" && exec "$program" --quiet "${@:3}")
 }
 
+# Of two programs that run at once, each has three quarters of these.
+threads_of_two() { echo $(((RUST_TEST_THREADS * 3 + 3) / 4)); }
+
 # What failed at its first run, one a line: package, source and test, between tabs. And what became of it, one a line:
 # `passed` or `failed` at its second run, a tab, its name. Files, since tests also run in subshells.
 first_runs=$(mktemp) second_runs=$(mktemp)

@@ -118,7 +118,7 @@ test_on() {
         # All of the record's tests, and of the others' those in this module.
         only=(database::)
         [ "$package" != crates/record ] || only=()
-        run_twice "$package" tests/it/main.rs "${only[@]}" "${skipped[@]}" || code=1
+        run_once "$package" tests/it/main.rs "${only[@]}" "${skipped[@]}" || code=1
     done
     return "$code"
 }
@@ -126,16 +126,17 @@ test_on() {
 # every_second FIRST: the tests on every second version, and what they printed once they have ended.
 every_second() {
     local at log
-    local -x RUST_TEST_THREADS=$((RUST_TEST_THREADS * 3 / 4))
-    # Its own, since a failed test is run once more on the version that it failed on.
-    first_runs=$(mktemp)
+    local -x RUST_TEST_THREADS
+    RUST_TEST_THREADS=$(threads_of_two)
     for ((at = $1; at < ${#named[@]}; at += 2)); do
         log=$work/log-${named[at]}
+        # Its own, since a failed test is run once more on the version that it failed on.
+        first_runs=$work/first-${named[at]}
+        : >"$first_runs"
         test_on "$at" >"$log" 2>&1 </dev/null || touch "$work/broken-${named[at]}"
         printf '\nPostgreSQL %s\n' "${servers[at]}"
         cat "$log"
     done
-    rm -f "$first_runs"
 }
 
 # Two versions at once: the tests wait for half of their time. As the ends of a pipe, so that both end by Ctrl-C.
@@ -144,6 +145,8 @@ failed=()
 summary=$(printf '%-18s %6s %6s' '' passed failed)
 for at in "${!named[@]}"; do
     version=${named[at]}
+    first_runs=$work/first-$version
+    TOLLGATE_TEST_POSTGRES=${folders[at]} once_more 2>&1 | tee -a "$work/log-$version" || touch "$work/broken-$version"
     read -r passed wrong < <(results_of "$work/log-$version")
     summary+=$'\n'$(printf '%-18s %6s %6s' "PostgreSQL ${servers[at]}" "$passed" "$wrong")
     # A filter that matches no test passes too.

@@ -59,7 +59,8 @@ build_tests
 # Runs the programs that it reads, and shows what each has printed once it has ended.
 run_all() {
     local package source output=$work/$BASHPID
-    local -x RUST_TEST_THREADS=$((RUST_TEST_THREADS * 3 / 4))
+    local -x RUST_TEST_THREADS
+    RUST_TEST_THREADS=$(threads_of_two)
     while read -r package source; do
         run_once "$package" "$source" --skip without_tls:: </dev/null >"$output" 2>&1 || echo "$package/$source" >>"$work/failed"
         printf '\n%s/%s\n' "$package" "$source"
@@ -71,7 +72,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 programs_built >"$work/programs"
 # Two programs at once, since tests wait for much that takes its time; the tool's and the record's take about as long as
-# all others. As the two ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a signal that their shells can await.
+# all others. As the two ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a signal that
+# their shells can await.
 { grep -E '^crates/(cli|record) ' "$work/programs" | run_all >&3 |
     { grep -Ev '^crates/(cli|record) ' "$work/programs" | run_all; } } 3>&1
 failed=''

@@ -1,8 +1,9 @@
-//! A decision as JSON, with the names and units that `tollgate probe --format jsonl` prints.
+//! A decision as JSON, with the names and units that `tollgate probe --format jsonl` prints, and each limit's
+//! algorithm.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tollgate::rules::{Applies, Charge, Effect, Reason, Verdict};
-use tollgate::{LimitDecision, Operation, RetryAfter};
+use tollgate::{Algorithm, LimitDecision, Operation, RetryAfter};
 
 /// One decision.
 #[derive(Debug, Serialize)]
@@ -53,7 +54,8 @@ struct LimitAnswer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<&'a str>,
     name: &'a str,
-    algorithm: String,
+    #[serde(serialize_with = "as_text")]
+    algorithm: Algorithm,
     key: String,
     allowed: bool,
     limit: u64,
@@ -142,7 +144,7 @@ fn limits<'a>(charge: Option<&Charge<'_>>, verdict: &'a Verdict) -> Vec<LimitAns
     let answer = |(at, limit): (usize, &'a LimitDecision)| LimitAnswer {
         rule: limit.rule().filter(|_| several),
         name: limit.name(),
-        algorithm: limit.algorithm().to_string(),
+        algorithm: limit.algorithm(),
         key: counted(at).unwrap_or_default(),
         allowed: limit.allowed,
         limit: limit.capacity,
@@ -151,6 +153,10 @@ fn limits<'a>(charge: Option<&Charge<'_>>, verdict: &'a Verdict) -> Vec<LimitAns
         reset_after_us: micros(limit.reset_after),
     };
     decision.limits.iter().enumerate().map(answer).collect()
+}
+
+fn as_text<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(algorithm)
 }
 
 fn shown(key: &[u8]) -> String {

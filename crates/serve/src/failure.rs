@@ -100,13 +100,13 @@ pub(crate) fn refusal(status: StatusCode, error: &str, kind: &str, charged: Opti
     (status, Json(Body { error, kind, charged })).into_response()
 }
 
-/// Gives what the router itself refuses the form of the other errors.
+/// Gives what the router itself refuses, which has no body, the form of the other errors.
 pub(crate) async fn as_json(mut response: Response) -> Response {
     let error = match response.status() {
-        _ if response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") => return response,
+        // A rule's own status of a denial.
+        _ if response.headers().contains_key(CONTENT_TYPE) => return response,
         StatusCode::NOT_FOUND => "path: nothing is served there; GET /v1/openapi.json lists what is",
         StatusCode::METHOD_NOT_ALLOWED => "method: expected the one that the header field Allow names",
-        StatusCode::PAYLOAD_TOO_LARGE => "body: expected at most 65536 bytes",
         _ => return response,
     };
     let mut json = refusal(response.status(), error, ErrorKind::Input.name(), Some(false));

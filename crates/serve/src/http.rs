@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -13,10 +14,10 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Number, Value};
 use tollgate::rules::{Applies, Attributes, Cost, Effect, Reason, RuleRequest, RuleSet, Verdict};
-use tollgate::{Operation, Rule};
+use tollgate::{ErrorKind, Operation, Rule};
 
 use crate::answer::Answer;
-use crate::failure::{Failure, as_json, check_path};
+use crate::failure::{Failure, as_json, check_path, refusal};
 use crate::headers::add;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
@@ -60,9 +61,12 @@ impl Service {
             Operation::Release,
         ] {
             let name = if operation == Operation::Acquire { "decide" } else { operation.name() };
-            let call = move |State(service): State<Service>, body: Bytes| async move {
+            let call = move |State(service): State<Service>, body: Result<Bytes, BytesRejection>| async move {
                 let began = Instant::now();
-                let answered = service.call(operation, &body).await;
+                let answered = match body {
+                    Ok(body) => service.call(operation, &body).await,
+                    Err(unread) => unread_body(&unread),
+                };
                 let allowed = answered.as_ref().map(|response| response.status().is_success());
                 metrics::answered("json", allowed.ok(), began.elapsed());
                 answered
@@ -193,6 +197,15 @@ fn missing_cost<'r>(rules: &'r RuleSet, applies: &Applies<'_>) -> Option<&'r str
 /// Whether it has permits.
 fn holds(rule: &Rule) -> bool {
     rule.limits().any(|limit| limit.algorithm().holds())
+}
+
+/// The answer to a body that is too large, or breaks off.
+fn unread_body(why: &BytesRejection) -> Result<Response, Failure> {
+    if why.status() != StatusCode::PAYLOAD_TOO_LARGE {
+        return Err(Failure::Request(format!("body: {}", why.body_text())));
+    }
+    let error = format!("body: expected at most {MOST_BYTES} bytes");
+    Ok(refusal(why.status(), &error, ErrorKind::Input.name(), Some(false)))
 }
 
 /// An attribute's value as text.

@@ -77,7 +77,7 @@ pub(crate) struct Options {
     ///
     /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER are observed.
     #[cfg(feature = "otlp")]
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", help_heading = "Ports")]
+    #[arg(long, value_name = "URL", env = "TOLLGATE_SERVE_OTLP", help_heading = "Ports")]
     pub(crate) otlp: Option<String>,
     /// Connections to each port at once.
     #[arg(long, value_name = "N", default_value = "10000", value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = "Ports")]

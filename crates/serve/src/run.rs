@@ -53,12 +53,9 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let service = Service::builder(limiter.clone(), rules)
         .unmatched(options.unmatched.into())
         .headers(options.headers)
-        .tokens(tokens);
-    let service = match options.descriptors {
-        Some(descriptors) => service.descriptors(descriptors.into()),
-        None => service,
-    };
-    let service = service.build();
+        .descriptors(options.descriptors.map(Into::into))
+        .tokens(tokens)
+        .build();
 
     let (end, ended) = watch::channel(false);
     let bounds = bounds(&options);
@@ -117,7 +114,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
             }
         }
     }
-    service.end().await;
+    service.end_health().await;
     end.send_replace(true);
     for port in serving {
         port.await?;
@@ -207,6 +204,8 @@ fn metrics_of_process() -> Result<PrometheusHandle> {
     let handle = builder.install_recorder()?;
     tollgate::describe_metrics();
     tollgate_serve::describe_metrics();
+    #[cfg(feature = "postgres")]
+    tollgate_record::describe_metrics();
     let upkeep = handle.clone();
     tokio::spawn(async move {
         loop {

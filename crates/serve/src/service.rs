@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tollgate::Limiter;
 use tollgate::rules::{Account, Attributes, Descriptors, RuleSet, RuleSource, Verdict};
+use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::headers::HeaderFields;
@@ -63,10 +64,12 @@ impl Service {
         ServiceBuilder { limiter, rules: Box::new(rules), settings: Settings::default() }
     }
 
-    /// Tells those who watch `grpc.health.v1` that the service ends: their watch is over, and no request goes on that
-    /// would keep a [port](crate::listen) from its end. Decisions are made as before.
-    pub async fn end(&self) {
-        self.shared.health.clone().clear_service_status("").await;
+    /// Tells those who watch `grpc.health.v1` that it doesn't serve any more, and ends their watch, which would keep a
+    /// [port](crate::listen) from its end. To be called before that; decisions are made as before.
+    pub async fn end_health(&self) {
+        let mut health = self.shared.health.clone();
+        health.set_service_status("", ServingStatus::NotServing).await;
+        health.clear_service_status("").await;
     }
 
     pub(crate) fn health_reporter(&self) -> HealthReporter {
@@ -121,8 +124,8 @@ impl Service {
 impl ServiceBuilder {
     /// How the descriptors of one request by Envoy's protocol are decided: as the rules say, unless this says otherwise.
     #[must_use]
-    pub fn descriptors(mut self, descriptors: Descriptors) -> Self {
-        self.settings.descriptors = Some(descriptors);
+    pub fn descriptors(mut self, descriptors: impl Into<Option<Descriptors>>) -> Self {
+        self.settings.descriptors = descriptors.into();
         self
     }
 

@@ -8,6 +8,8 @@ import subprocess
 import threading
 import time
 
+from servers import found
+
 
 def basic(user):
     return {"authorization": "Basic " + base64.b64encode(f"{user}:example".encode()).decode()}
@@ -27,7 +29,7 @@ def get(port, path="/", headers=None, method="GET", source=None):
 
 def wrk(url, *options, seconds=2):
     """How many answers wrk got of 32 connections, and how many of these were no success; nothing may break off."""
-    command = ["wrk", "--threads", "1", "--connections", "32", "--duration", f"{seconds}s", *options, url]
+    command = [found("wrk"), "--threads", "1", "--connections", "32", "--duration", f"{seconds}s", *options, url]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert "Socket errors" not in text, text
     refused = re.search(r"Non-2xx or 3xx responses: (\d+)", text)

@@ -80,7 +80,7 @@ class Envoy(unittest.TestCase):
         self.assertEqual(passed, 1000)
         # What was on its way when wrk stopped has no answer.
         self.assertIn(answers - refused, range(1000 - 32, 1001))
-        self.assertGreater(refused, 1000)
+        self.assertGreater(refused, 100)
         self.assertEqual(self.outcomes(services, "envoy").get("allowed"), 1000)
 
     def test_wrk_gets_the_limit_by_json(self):

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Instant;
 
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tollgate_serve::listen::Bounds;
 use tollgate_testing::polling::{in_time, wait_until};
 use tollgate_testing::redis_server::Server;
 use tonic_health::pb::HealthCheckRequest;
@@ -28,7 +30,22 @@ fn command(arguments: &[&str]) -> Command {
 
 impl Process {
     pub(crate) async fn start(arguments: &[&str], ports: usize) -> Self {
-        let mut child = command(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("a process");
+        Self::of(command(arguments).stderr(Stdio::null()), ports).await
+    }
+
+    /// One of which the log is kept.
+    #[cfg(feature = "otlp")]
+    pub(crate) async fn logging(arguments: &[&str], ports: usize) -> Self {
+        Self::of(command(arguments).stderr(Stdio::piped()), ports).await
+    }
+
+    #[cfg(feature = "otlp")]
+    pub(crate) fn log(&mut self) -> tokio::process::ChildStderr {
+        self.child.stderr.take().expect("its log")
+    }
+
+    async fn of(command: &mut Command, ports: usize) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("a process");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
         let mut opened = Vec::new();
         while opened.len() < ports {
@@ -175,7 +192,11 @@ async fn who_watches_its_health_learns_of_its_end_and_does_not_delay_it() {
     let mut statuses = watch.expect("a watch").into_inner();
     let first = in_time(statuses.message()).await.expect("a status").expect("one");
     assert_eq!(first.status(), ServingStatus::Serving);
+    let began = Instant::now();
     process.signal("TERM");
+    let last = in_time(statuses.message()).await.expect("no error").expect("a status");
+    assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(in_time(statuses.message()).await.expect("no error").is_none(), "the watch is over");
     process.end().await;
+    assert!(began.elapsed() < Bounds::default().ending, "it waited for the watch");
 }

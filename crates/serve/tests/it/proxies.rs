@@ -90,3 +90,23 @@ async fn a_proxy_names_the_request_by_header_fields() {
     assert_eq!((answer.status, answer.body.as_str()), (503, ""));
     running.end().await;
 }
+
+/// Also with the statuses that a router has for what it doesn't serve.
+#[tokio::test]
+async fn a_denial_has_the_rules_own_status_and_message() {
+    let server = Server::start();
+    for status in [404, 405, 413, 418, 503] {
+        let rules = format!(
+            "[[rule]]\nname = \"r{status}\"\nkey = \"global\"\nlimits = [\"fixed-window 1/30d\"]\nstatus = {status}\n\
+             message = \"no such thing\""
+        );
+        let running = Running::start(builder(&server, &rules).build()).await;
+        assert_eq!(send(&running.http, "GET", "/v1/forward-auth", &[], "").await.status, 200);
+        let answer = send(&running.http, "GET", "/v1/forward-auth", &[], "").await;
+        assert_eq!((answer.status, &*answer.body), (status, "no such thing"), "{answer:?}");
+        assert!(answer.field("retry-after").is_some(), "{answer:?}");
+        let answer = send(&running.http, "POST", "/v1/decide", &[], "{\"attributes\":{}}").await;
+        assert_eq!((answer.status, answer.json()["message"].as_str()), (status, Some("no such thing")));
+        running.end().await;
+    }
+}
