@@ -126,8 +126,7 @@ test_on() {
 # every_second FIRST: the tests on every second version, and what they printed once they have ended.
 every_second() {
     local at log
-    local -x RUST_TEST_THREADS
-    RUST_TEST_THREADS=$(threads_of_two)
+    local -x RUST_TEST_THREADS=$(threads_of_two)
     for ((at = $1; at < ${#named[@]}; at += 2)); do
         log=$work/log-${named[at]}
         # Its own, since a failed test is run once more on the version that it failed on.
