@@ -31,13 +31,17 @@ impl Denied {
 
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Decision { blocked, retry_after, capacity, denied_by, .. } = &*self.decision;
+        let Decision { blocked, retry_after, denied_by, limits, .. } = &*self.decision;
         f.write_str("denied")?;
         if let Some(name) = denied_by {
             write!(f, " by {name}")?;
         }
         match retry_after {
-            RetryAfter::Never => write!(f, ": the cost is above the limit of {capacity}"),
+            RetryAfter::Never => {
+                let never = limits.iter().find(|limit| limit.retry_after == RetryAfter::Never);
+                let capacity = never.map_or(self.decision.capacity, |limit| limit.capacity);
+                write!(f, ": the cost is above the limit of {capacity}")
+            }
             _ if *blocked => f.write_str(": blocked"),
             _ => Ok(()),
         }

@@ -30,6 +30,7 @@ type Field = (&'static str, String);
 /// The state of one limit.
 struct Standing<'d> {
     quota: &'d Quota,
+    denies: bool,
     remaining: u64,
     /// Whole seconds until more can be taken, if known.
     seconds: Option<u64>,
@@ -125,11 +126,11 @@ impl Decision {
             ));
         }
         if style == HeaderStyle::Legacy
-            && let Some(scarcest) = standings.iter().min_by_key(|standing| standing.remaining)
+            && let Some(told) = standings.iter().min_by_key(|standing| (!standing.denies, standing.remaining))
         {
-            fields.push(("x-ratelimit-limit", scarcest.quota.rate().to_string()));
-            fields.push(("x-ratelimit-remaining", scarcest.remaining.to_string()));
-            fields.extend(scarcest.seconds.map(|seconds| ("x-ratelimit-reset", seconds.to_string())));
+            fields.push(("x-ratelimit-limit", told.quota.rate().to_string()));
+            fields.push(("x-ratelimit-remaining", told.remaining.to_string()));
+            fields.extend(told.seconds.map(|seconds| ("x-ratelimit-reset", seconds.to_string())));
         }
         fields
     }
@@ -140,7 +141,8 @@ impl Decision {
             // If another limit denied, this one took nothing and has no wait to report.
             let says = self.allowed || !allowed;
             let seconds = seconds_left(quota, *allowed, limit.retry_after, limit.reset_after).filter(|_| says);
-            Standing { quota, remaining: of_all_shards(quota, limit.capacity, limit.remaining), seconds }
+            let remaining = of_all_shards(quota, limit.capacity, limit.remaining);
+            Standing { quota, denies: !allowed, remaining, seconds }
         });
         standings.collect()
     }

@@ -1,12 +1,15 @@
 //! For proxies that ask another service whether a request may pass: Traefik's and Caddy's `forward_auth`, nginx's
 //! `auth_request`.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Method, StatusCode};
+use percent_encoding::{AsciiSet, percent_encode};
+use tollgate::Operation;
 use tollgate::rules::{Attributes, Reason, RuleRequest, Verdict};
 
 use crate::failure::{Failure, check_path};
@@ -74,11 +77,11 @@ impl Service {
         let began = Instant::now();
         let admitted = self.admitted(fields, method, headers).await;
         let answered = admitted.map(|verdict| {
-            metrics::judged(&verdict);
+            metrics::judged(Operation::Acquire, &verdict);
             let (own, mut told) = self.head(&verdict);
             (own.is_success(), respond(status_of(own, &mut told, &verdict), told, &verdict))
         });
-        metrics::answered("proxy", answered.as_ref().ok().map(|(allowed, _)| *allowed), began.elapsed());
+        metrics::answered("proxy", answered.as_ref().map(|(allowed, _)| *allowed), began.elapsed());
         match answered {
             Ok((_, response)) => response,
             // Proxies hand the answer on to clients, whom the address of a Redis is none of the business of.
@@ -94,13 +97,14 @@ impl Service {
     /// that could write one would choose whom it counts as.
     async fn admitted(&self, fields: &Fields, method: &Method, headers: &HeaderMap) -> Result<Verdict, Failure> {
         let began = Instant::now();
-        let field = |name: &str| headers.get_all(name).iter().next_back()?.to_str().ok();
-        let mut attributes = Attributes::new().method(field(fields.method).unwrap_or(method.as_str()));
-        if let Some(path) = field(fields.path) {
+        let field = |name: &str| headers.get_all(name).iter().next_back().map(|value| written(value.as_bytes()));
+        let [own_method, path, client] = [fields.method, fields.path, fields.client].map(field);
+        let mut attributes = Attributes::new().method(own_method.as_deref().unwrap_or(method.as_str()));
+        if let Some(path) = &path {
             attributes = attributes.path(path);
         }
         // The last address is the one that the proxy itself has added.
-        let client = field(fields.client).and_then(|listed| listed.rsplit(',').next()).map(str::trim);
+        let client = client.as_deref().and_then(|listed| listed.rsplit(',').next()).map(str::trim);
         if let Some(client) = client.filter(|client| !client.is_empty()) {
             attributes = attributes.ip(address(client)?);
         }
@@ -118,6 +122,15 @@ impl Service {
         let verdict = self.limiter().acquire_by(&rules, RuleRequest::new(&attributes)).await?;
         self.decided(&attributes, &verdict, began);
         Ok(verdict)
+    }
+}
+
+/// A field's text, with other bytes than ASCII as a path has them, percent-encoded: what a client may write into it must
+/// not make it disappear.
+fn written(bytes: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(bytes).ok().filter(|text| text.is_ascii()) {
+        Some(text) => text.into(),
+        None => percent_encode(bytes, &AsciiSet::EMPTY).into(),
     }
 }
 

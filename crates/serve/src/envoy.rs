@@ -3,7 +3,7 @@
 mod descriptor;
 mod status;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::metrics;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
-use descriptor::{Asked, MOST_DESCRIPTORS};
+use descriptor::{Asked, MOST_DESCRIPTORS, MOST_ENTRIES};
 
 /// The most bytes of a request: some hundred descriptors of ten entries fit ten times.
 const MOST_BYTES: usize = 256 << 10;
@@ -48,11 +48,11 @@ impl RateLimitService for Service {
         let began = Instant::now();
         let decided = self.decide(&request.into_inner()).await;
         let response = decided.map(|(asked, verdicts)| {
-            verdicts.iter().for_each(metrics::judged);
+            asked.iter().zip(&verdicts).for_each(|(asked, verdict)| metrics::judged(asked.operation, verdict));
             status::response(&asked, &verdicts, self.unmatched(), self.headers())
         });
         let allowed = response.as_ref().map(|response| response.overall_code() == Code::Ok);
-        metrics::answered("envoy", allowed.ok(), began.elapsed());
+        metrics::answered("envoy", allowed, began.elapsed());
         Ok(response.map(Response::new)?)
     }
 }
@@ -68,6 +68,12 @@ impl Service {
         if descriptors.is_empty() || descriptors.len() > MOST_DESCRIPTORS {
             let got = descriptors.len();
             return Err(Failure::Request(format!("descriptors: expected 1 to {MOST_DESCRIPTORS}, got {got}")));
+        }
+        let entries = descriptors.iter().map(|one| one.entries.len()).max().unwrap_or_default();
+        if entries > MOST_ENTRIES {
+            return Err(Failure::Request(format!(
+                "entries: expected at most {MOST_ENTRIES} in a descriptor, got {entries}"
+            )));
         }
         let rules = self.rules();
         let names: Vec<_> = descriptors.iter().map(|one| descriptor::names(&one.entries)).collect();
@@ -100,10 +106,14 @@ impl Service {
     /// first, and what is given back last: each only if those before deny nothing.
     async fn together(&self, rules: &RuleSet, requests: &[Call<'_>], refused: bool) -> Result<Vec<Verdict>, Failure> {
         let mut allowed = !refused;
+        let began = Instant::now();
         let mut verdicts: Vec<Option<Verdict>> = requests.iter().map(|_| None).collect();
         for operation in [Operation::Peek, Operation::Acquire, Operation::Refund] {
             let own = requests.iter().enumerate().filter(|(_, (asked, _))| *asked == operation);
-            let (places, of_rules): (Vec<_>, Vec<_>) = own.map(|(at, (_, request))| (at, *request)).unzip();
+            // One time for all of them.
+            let left = self.limiter().deadline().saturating_sub(began.elapsed()).max(Duration::from_micros(1));
+            let (places, of_rules): (Vec<_>, Vec<_>) =
+                own.map(|(at, (_, request))| (at, request.deadline(left))).unzip();
             let decided = match operation {
                 Operation::Acquire if allowed => self.limiter().acquire_all_by(rules, of_rules).await?,
                 _ => {

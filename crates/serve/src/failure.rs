@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http::header::{ALLOW, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 use serde::Serialize;
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Charged, Error, ErrorKind};
@@ -48,6 +48,11 @@ impl Failure {
                 _ => None,
             },
         }
+    }
+
+    /// Whether another request would have got a decision.
+    pub(crate) fn is_of_caller(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Input | ErrorKind::UnknownId)
     }
 
     fn message(&self) -> String {
@@ -101,7 +106,7 @@ pub(crate) fn refusal(status: StatusCode, error: &str, kind: &str, charged: Opti
 }
 
 /// Gives what the router itself refuses, which has no body, the form of the other errors.
-pub(crate) async fn as_json(mut response: Response) -> Response {
+pub(crate) async fn as_json(response: Response) -> Response {
     let error = match response.status() {
         // A rule's own status of a denial.
         _ if response.headers().contains_key(CONTENT_TYPE) => return response,
@@ -109,9 +114,7 @@ pub(crate) async fn as_json(mut response: Response) -> Response {
         StatusCode::METHOD_NOT_ALLOWED => "method: expected the one that the header field Allow names",
         _ => return response,
     };
-    let mut json = refusal(response.status(), error, ErrorKind::Input.name(), Some(false));
-    json.headers_mut().extend(response.headers_mut().remove(ALLOW).map(|methods| (ALLOW, methods)));
-    json
+    refusal(response.status(), error, ErrorKind::Input.name(), Some(false))
 }
 
 /// Refuses a path that servers read differently, as the middleware does, unless the rules say how theirs reads it.

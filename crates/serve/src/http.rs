@@ -1,6 +1,5 @@
 //! HTTP with JSON, for who has no gRPC.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use tollgate::{ErrorKind, Operation, Rule};
 use crate::answer::Answer;
 use crate::failure::{Failure, as_json, check_path, refusal};
 use crate::headers::add;
+use crate::named::Named;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
 use crate::{auth, metrics, ready};
@@ -37,9 +37,9 @@ const MOST_TTL_MS: u64 = 366 * 86_400_000;
 #[serde(deny_unknown_fields)]
 struct Asked {
     /// What rules match and count: text, numbers, `true` or `false`.
-    attributes: BTreeMap<String, Value>,
+    attributes: Named<Value>,
     cost: Option<Number>,
-    costs: Option<BTreeMap<String, Number>>,
+    costs: Option<Named<Number>>,
     id: Option<String>,
     /// For how long the id is remembered.
     id_ttl_ms: Option<Number>,
@@ -68,7 +68,7 @@ impl Service {
                     Err(unread) => unread_body(&unread),
                 };
                 let allowed = answered.as_ref().map(|response| response.status().is_success());
-                metrics::answered("json", allowed.ok(), began.elapsed());
+                metrics::answered("json", allowed, began.elapsed());
                 answered
             };
             routes = routes.route(&format!("/v1/{name}"), post(call));
@@ -98,20 +98,23 @@ impl Service {
             return Err(Failure::Request("body: expected an object, {\"attributes\": ...}".into()));
         }
         let asked: Asked = serde_json::from_slice(body).map_err(|error| Failure::Request(format!("body: {error}")))?;
-        let values = asked.attributes.iter().map(|(name, value)| Ok((name.as_str(), text(name, value)?)));
+        let values = asked.attributes.0.iter().map(|(name, value)| Ok((name.as_str(), text(name, value)?)));
         let values = values.collect::<Result<Vec<_>, Failure>>()?;
         let attributes = values.iter().try_fold(Attributes::new(), |all, (name, value)| all.try_set(name, value));
         let attributes = attributes.map_err(Failure::unreadable)?;
         let account = self.account_of(&attributes);
         let attributes = attributes.known_user(account.as_ref());
         let cost = asked.cost.as_ref().map(|cost| whole("cost", cost, 0..=MOST_UNITS)).transpose()?;
-        let costs = asked.costs.iter().flatten();
+        let costs = asked.costs.iter().flat_map(|costs| &costs.0);
         let costs = costs.map(|(name, units)| Ok((&**name, whole(&format!("costs.{name}"), units, 0..=MOST_UNITS)?)));
         let costs = costs.collect::<Result<Vec<_>, Failure>>()?;
         let id_ttl_ms = asked.id_ttl_ms.as_ref().map(|ttl| whole("id_ttl_ms", ttl, 1..=MOST_TTL_MS)).transpose()?;
         let by_id = !matches!(operation, Operation::Acquire | Operation::Peek | Operation::Refund);
         if by_id && asked.id.is_none() {
             return Err(Failure::Request(format!("id: it is missing: {operation} needs that of the call before")));
+        }
+        if operation == Operation::Settle && cost.is_none() && costs.is_empty() {
+            return Err(Failure::Request("cost: it is missing: settle needs the final cost, or costs".into()));
         }
         if asked.id.as_deref() == Some("") {
             return Err(Failure::Request("id: expected at least one character, got none".into()));
@@ -142,6 +145,12 @@ impl Service {
                 let why = format!("id: it is missing: rule {rule} has permits, which are held and released by it");
                 return Err(Failure::Unfit(why));
             }
+            (Effect::Limit(charge), Some(rule))
+                if matches!(operation, Operation::Settle | Operation::Cancel) && only_holds(charge.rule()) =>
+            {
+                let why = format!("{operation}: rule {rule} has permits alone, which are released");
+                return Err(Failure::Unfit(why));
+            }
             (Effect::Missing(attribute), Some(rule)) if !takes && missing_cost(&rules, &applies).is_some() => {
                 return Err(Failure::Unfit(format!(
                     "costs.{attribute}: it is missing: rule {rule} takes its cost from it"
@@ -159,7 +168,7 @@ impl Service {
             _ => {}
         }
         let verdict = self.limiter().call_by(operation, &rules, request).await?;
-        metrics::judged(&verdict);
+        metrics::judged(operation, &verdict);
         if operation == Operation::Acquire {
             self.decided(&attributes, &verdict, began);
         }
@@ -199,6 +208,11 @@ fn holds(rule: &Rule) -> bool {
     rule.limits().any(|limit| limit.algorithm().holds())
 }
 
+/// Whether it has nothing but permits.
+fn only_holds(rule: &Rule) -> bool {
+    rule.limits().all(|limit| limit.algorithm().holds())
+}
+
 /// The answer to a body that is too large, or breaks off.
 fn unread_body(why: &BytesRejection) -> Result<Response, Failure> {
     if why.status() != StatusCode::PAYLOAD_TOO_LARGE {
@@ -212,7 +226,17 @@ fn unread_body(why: &BytesRejection) -> Result<Response, Failure> {
 fn text(name: &str, value: &Value) -> Result<String, Failure> {
     match value {
         Value::String(text) => Ok(text.clone()),
-        Value::Number(number) => Ok(number.to_string()),
+        Value::Number(number) => {
+            let float = number.as_f64().unwrap_or(f64::INFINITY);
+            let whole = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
+            if whole.map_or(float.abs() > MOST_UNITS as f64, |whole| whole > MOST_UNITS) {
+                // There, languages write several numbers alike.
+                let why = format!("attributes.{name}: expected a number up to {MOST_UNITS}, or text, got {number}");
+                return Err(Failure::Request(why));
+            }
+            // Some languages write 1 as 1.0.
+            Ok(if float.fract() == 0.0 { (float as i64).to_string() } else { number.to_string() })
+        }
         Value::Bool(yes) => Ok(yes.to_string()),
         Value::Null | Value::Array(_) | Value::Object(_) => {
             Err(Failure::Request(format!("attributes.{name}: expected text, a number, true or false, got {value}")))

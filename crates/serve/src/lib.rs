@@ -29,6 +29,7 @@ mod headers;
 mod http;
 pub mod listen;
 mod metrics;
+mod named;
 mod ready;
 mod service;
 mod stream;

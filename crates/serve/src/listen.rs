@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
@@ -27,6 +28,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
+use tokio::time::Sleep;
 use tower::Service;
 
 use crate::stream::Stream;
@@ -92,12 +94,30 @@ enum Listener {
 
 /// A socket's file, which goes with its port.
 #[derive(Debug)]
-struct Socket(PathBuf);
+struct Socket {
+    path: PathBuf,
+    /// Device and number: another service may have put its own in this one's place.
+    made: Option<(u64, u64)>,
+}
+
+impl Socket {
+    fn of(path: &Path) -> Self {
+        Self { path: path.to_owned(), made: file_at(path) }
+    }
+}
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let _gone = std::fs::remove_file(&self.0);
+        if file_at(&self.path) == self.made {
+            let _gone = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Which file is at this path.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 impl Port {
@@ -111,7 +131,7 @@ impl Port {
             Address::Tcp(address) => Listener::Tcp(TcpListener::bind(address).await?),
             Address::Unix(path) => {
                 remove_unused(path).await?;
-                Listener::Unix(UnixListener::bind(path)?, Socket(path.clone()))
+                Listener::Unix(UnixListener::bind(path)?, Socket::of(path))
             }
         };
         Ok(Self {
@@ -128,7 +148,7 @@ impl Port {
             Listener::Tcp(listener) => {
                 listener.local_addr().map_or_else(|_| "?".to_owned(), |address| address.to_string())
             }
-            Listener::Unix(_, Socket(path)) => format!("unix:{}", path.display()),
+            Listener::Unix(_, socket) => format!("unix:{}", socket.path.display()),
         }
     }
 
@@ -144,6 +164,9 @@ impl Port {
     pub async fn serve(self, routes: Router, bounds: Bounds, ended: impl Future<Output = ()>) {
         let (server, connections) = (Arc::new(server(bounds)), Arc::new(Semaphore::new(bounds.connections)));
         let graceful = GracefulShutdown::new();
+        // Gone once nothing new is accepted.
+        #[cfg(feature = "tls")]
+        let (serving, ending) = tokio::sync::watch::channel(());
         let mut ended = pin!(ended);
         loop {
             let next = async {
@@ -165,15 +188,18 @@ impl Port {
             };
             let (server, watcher, routes) = (Arc::clone(&server), graceful.watcher(), routes.clone());
             #[cfg(feature = "tls")]
-            let certificate = self.certificate.clone();
+            let (certificate, mut ending) = (self.certificate.clone(), ending.clone());
             tokio::spawn(async move {
                 let _place = place;
                 #[cfg(feature = "tls")]
                 let stream = match certificate {
                     None => stream,
-                    Some(certificate) => match tokio::time::timeout(bounds.head, certificate.accept(stream)).await {
-                        Ok(Ok(stream)) => stream,
-                        _ => return,
+                    Some(certificate) => tokio::select! {
+                        shaken = tokio::time::timeout(bounds.head, certificate.accept(stream)) => match shaken {
+                            Ok(Ok(stream)) => stream,
+                            _ => return,
+                        },
+                        _ended = ending.changed() => return,
                     },
                 };
                 // Not as a layer of the routes, which would box each request's future once more.
@@ -190,7 +216,7 @@ impl Port {
                     }
                 });
                 let service = TowerToHyperService::new(service);
-                let (stream, begun) = Beginning::of(stream);
+                let (stream, begun) = Watched::of(stream, bounds.request);
                 let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
                 let mut connection = pin!(watcher.watch(connection));
                 // A client that breaks off has nobody to tell.
@@ -205,6 +231,8 @@ impl Port {
         }
         // Nothing new is accepted.
         drop(self);
+        #[cfg(feature = "tls")]
+        drop(serving);
         let _in_time = tokio::time::timeout(bounds.ending, graceful.shutdown()).await;
     }
 
@@ -224,20 +252,38 @@ impl Port {
 /// protocol's time for a head applies, and waits for ever.
 const PREFACE: usize = 24;
 
-/// A connection that counts what was read from it at its beginning.
-struct Beginning {
+/// A connection that counts what was read from it, and ends if its client reads nothing of what is written for too long:
+/// otherwise clients that never read would take all places.
+struct Watched {
     stream: Stream,
     read: Arc<AtomicUsize>,
+    /// How long a write may wait, and for how long it does.
+    patience: Duration,
+    waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl Beginning {
-    fn of(stream: Stream) -> (Self, Arc<AtomicUsize>) {
+impl Watched {
+    fn of(stream: Stream, patience: Duration) -> (Self, Arc<AtomicUsize>) {
         let read = Arc::new(AtomicUsize::new(0));
-        (Self { stream, read: Arc::clone(&read) }, read)
+        (Self { stream, read: Arc::clone(&read), patience, waiting: None }, read)
+    }
+
+    /// What a write has come to; an error if it has waited for too long.
+    fn written<T>(&mut self, polled: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            self.waiting = None;
+            return polled;
+        }
+        let patience = self.patience;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        match waiting.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
     }
 }
 
-impl AsyncRead for Beginning {
+impl AsyncRead for Watched {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buffer.filled().len();
@@ -247,17 +293,23 @@ impl AsyncRead for Beginning {
     }
 }
 
-impl AsyncWrite for Beginning {
+impl AsyncWrite for Watched {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.get_mut().stream.as_mut().poll_write(context, bytes)
+        let this = self.get_mut();
+        let polled = this.stream.as_mut().poll_write(context, bytes);
+        this.written(polled, context)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().stream.as_mut().poll_flush(context)
+        let this = self.get_mut();
+        let polled = this.stream.as_mut().poll_flush(context);
+        this.written(polled, context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().stream.as_mut().poll_shutdown(context)
+        let this = self.get_mut();
+        let polled = this.stream.as_mut().poll_shutdown(context);
+        this.written(polled, context)
     }
 
     fn poll_write_vectored(
@@ -265,7 +317,9 @@ impl AsyncWrite for Beginning {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.get_mut().stream.as_mut().poll_write_vectored(context, parts)
+        let this = self.get_mut();
+        let polled = this.stream.as_mut().poll_write_vectored(context, parts);
+        this.written(polled, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -282,6 +336,9 @@ fn server(bounds: Bounds) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .max_concurrent_streams(bounds.streams)
         .max_header_list_size(bounds.head_bytes)
+        // A whole request fits, and no more of all that are only half there.
+        .initial_connection_window_size(256 << 10)
+        .initial_stream_window_size(256 << 10)
         .max_pending_accept_reset_streams(Some(32))
         // A client that is gone without a word is noticed.
         .keep_alive_interval(Some(bounds.head))

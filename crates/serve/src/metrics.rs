@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use tollgate::Operation;
 use tollgate::rules::{Reason, Verdict};
+
+use crate::failure::Failure;
 
 const REQUESTS: &str = "tollgate_serve_requests_total";
 const DURATION: &str = "tollgate_serve_request_duration_seconds";
@@ -24,14 +27,21 @@ pub fn describe_metrics() {
     describe_counter!(OVER, "Denials by limits, by rule");
     describe_counter!(NEAR, "Allowed with at most a fifth of a limit's capacity left, by rule");
     describe_counter!(UNAUTHORIZED, "Requests without a token of the service's");
+    // There from the start, so that the first one is a rise.
+    counter!(UNMATCHED).increment(0);
+    counter!(UNAUTHORIZED).increment(0);
 }
 
-/// Counts a verdict where no rule applied, and one that is over its limits or near them, by the rule.
-pub(crate) fn judged(verdict: &Verdict) {
+/// Counts a verdict where no rule applied, and of requests that take units one that is over its limits or near them, by
+/// the rule.
+pub(crate) fn judged(operation: Operation, verdict: &Verdict) {
     if verdict.reason == Reason::NoRule {
         counter!(UNMATCHED).increment(1);
     }
     let (Some(rule), Some(decision)) = (&verdict.rule, &verdict.decision) else { return };
+    if operation != Operation::Acquire {
+        return;
+    }
     if !verdict.allowed {
         counter!(OVER, "rule" => rule.to_string()).increment(1);
     } else if decision.limits.iter().any(|limit| limit.remaining <= limit.capacity / NEARLY) {
@@ -44,12 +54,13 @@ pub(crate) fn unauthorized() {
     counter!(UNAUTHORIZED).increment(1);
 }
 
-/// Counts a request that was answered, and how long that took; `allowed` is none if there was no decision.
-pub(crate) fn answered(protocol: &'static str, allowed: Option<bool>, took: Duration) {
-    let outcome = match allowed {
-        Some(true) => "allowed",
-        Some(false) => "denied",
-        None => "error",
+/// Counts a request that was answered, and how long that took: it was allowed or not, or there was no decision.
+pub(crate) fn answered(protocol: &'static str, answer: Result<bool, &Failure>, took: Duration) {
+    let outcome = match answer {
+        Ok(true) => "allowed",
+        Ok(false) => "denied",
+        Err(failure) if failure.is_of_caller() => "invalid",
+        Err(_) => "error",
     };
     counter!(REQUESTS, "protocol" => protocol, "outcome" => outcome).increment(1);
     histogram!(DURATION, "protocol" => protocol).record(took.as_secs_f64());

@@ -15,6 +15,9 @@ pub(crate) struct Options {
     /// The file of rules, which is followed: a change is in force within a second.
     #[arg(value_name = "RULES", required_unless_present = "database", conflicts_with = "database")]
     pub(crate) rules: Option<PathBuf>,
+    /// Read the file of rules, say what is wrong with it, and end.
+    #[arg(long, conflicts_with = "database")]
+    pub(crate) check: bool,
     /// The PostgreSQL that has the rules, users and API keys, in place of a file.
     #[arg(long, value_name = "URL", env = "TOLLGATE_DATABASE", hide_env_values = true)]
     pub(crate) database: Option<String>,
@@ -166,6 +169,6 @@ fn header_fields() -> impl clap::builder::TypedValueParser<Value = HeaderFields>
 /// A duration such as `15ms` or `1s`.
 fn duration(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|signed| Duration::try_from(signed).ok());
-    let expected = || "expected a duration such as 15ms or 1s".to_owned();
+    let expected = || "expected a duration above 0, such as 15ms or 1s".to_owned();
     parsed.filter(|time| !time.is_zero()).ok_or_else(expected)
 }

@@ -1,11 +1,13 @@
 //! Whether the service runs, and whether it can decide.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde_json::json;
-use tollgate::{Error, OnError, Rule};
+use tollgate::{Error, OnError, Request, Rule};
 
 use crate::service::Service;
 
@@ -33,8 +35,10 @@ impl Service {
     /// Why it doesn't.
     #[doc(hidden)]
     pub async fn redis(&self) -> Result<(), Error> {
-        let rule = "fixed-window 1000000000/1s".parse::<Rule>().and_then(|rule| rule.named("ready"));
+        let rule = "fixed-window 1000000000/1s".parse::<Rule>().and_then(|rule| rule.named("tollgate-serve-ready"));
         let rule = rule.and_then(|rule| rule.on_error(OnError::Closed)).expect("a good rule");
-        self.limiter().acquire(&rule, "ready").await.map(drop)
+        // A connection that is still being made is no outage, however short the time for a decision.
+        let request = Request::new("ready").deadline(Duration::from_secs(1));
+        self.limiter().acquire(&rule, request).await.map(drop)
     }
 }

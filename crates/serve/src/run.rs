@@ -1,6 +1,7 @@
 //! From the options to a running service, and to its end.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tollgate::rules::{RuleSource, WatchedRules};
+use tollgate::rules::{RuleSet, RuleSource, WatchedRules};
 use tollgate::{Embedded, Engine, Limiter, OnError, Redis};
 use tollgate_serve::listen::{self, Bounds};
 use tollgate_serve::{Service, Tokens};
@@ -25,6 +26,9 @@ use crate::trace::{self, Traces};
 
 /// Serves until SIGTERM or Ctrl-C, and answers what has begun.
 pub(crate) async fn run(options: Options) -> Result<()> {
+    if let (true, Some(path)) = (options.check, &options.rules) {
+        return check(path);
+    }
     #[cfg(feature = "otlp")]
     let traces = options.otlp.as_deref().map(Traces::open).transpose()?;
     let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -33,6 +37,8 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     #[cfg(feature = "otlp")]
     let subscriber = subscriber.with(traces.as_ref().map(Traces::layer));
     subscriber.init();
+    // From here on, so that no signal ends it half started.
+    let (mut hangup, mut terminate) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     let metrics = metrics_of_process()?;
     let limiter = limiter(&options)?;
     let rules = rules(&options, &limiter).await?;
@@ -97,7 +103,6 @@ pub(crate) async fn run(options: Options) -> Result<()> {
             tracing::warn!(%error, "redis doesn't answer yet: the rules' policies decide until it does");
         }
     });
-    let (mut hangup, mut terminate) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
     loop {
         tokio::select! {
             _ = terminate.recv() => break,
@@ -107,10 +112,12 @@ pub(crate) async fn run(options: Options) -> Result<()> {
             }
             _ = hangup.recv() => {
                 #[cfg(feature = "tls")]
-                if let Some(Err(error)) = certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
-                    tracing::error!(%error, "the certificate stays the one before");
+                match certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
+                    Some(Ok(())) => tracing::info!("the certificate was read again"),
+                    Some(Err(error)) => tracing::error!(%error, "the certificate stays the one before"),
+                    None => {}
                 }
-                tracing::info!(rules = service.rules().len(), "the certificate was read again; files of rules are followed");
+                tracing::info!(rules = service.rules().len(), "rules are followed, without a signal");
             }
         }
     }
@@ -125,6 +132,14 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     if let Some(traces) = traces {
         traces.end().await;
     }
+    Ok(())
+}
+
+/// Says whether this file of rules can be used, and what is doubtful in it.
+fn check(path: &Path) -> Result<()> {
+    let rules = RuleSet::read(path)?;
+    rules.warnings().iter().for_each(|warning| eprintln!("tollgate-serve: {warning}"));
+    println!("{}: {} rules, which can be used", path.display(), rules.len());
     Ok(())
 }
 

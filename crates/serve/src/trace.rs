@@ -88,7 +88,7 @@ pub(crate) async fn traced(request: Request, next: Next) -> Response {
     // An error if nobody traces it, as at the end of the process.
     let _traced = span.set_parent(CONTEXT.extract(&Fields(request.headers())));
     let response = next.run(request).instrument(span.clone()).await;
-    span.record("http.response.status_code", response.status().as_u16());
+    span.record("http.response.status_code", i64::from(response.status().as_u16()));
     // Of a call that ended without an answer.
     let refused = response.headers().get("grpc-status").and_then(|status| status.to_str().ok());
     if let Some(status) = refused {

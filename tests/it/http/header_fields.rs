@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sfv::{BareItem, Item, ListEntry, Parser};
 use tollgate::middleware::HeaderStyle;
-use tollgate::{Clock, Decision, Embedded, Limiter, Request, Rule};
+use tollgate::{Clock, Decision, Embedded, Limit, Limiter, Request, Rule};
 
 fn rule(text: &str) -> Rule {
     text.parse::<Rule>().expect(text).named("api").expect("a name")
@@ -122,6 +122,30 @@ async fn several_limits_are_named_in_the_new_fields_and_the_scarcest_in_the_old_
     let denied = taken(&both, 4).await;
     assert_eq!(denied.headers(HeaderStyle::Off), [("retry-after", "3600".to_owned())]);
     assert_eq!(denied.rule(), Some("api"));
+}
+
+/// Of limits that count different things, the one with the fewest units left may be another.
+#[tokio::test]
+async fn the_old_fields_tell_of_a_denial_by_the_limit_that_denies() {
+    let tokens = "fixed-window 100000/1h start first-hit".parse::<Limit>().expect("a limit");
+    let tokens = tokens.named("tokens").expect("a name");
+    let both = rule("gcra 60/1m").and(tokens).expect("two limits");
+    let clock = Clock::new(std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+    let limiter = Limiter::new(Embedded::with_clock(clock));
+    let spend = async |units: u64| {
+        let costs = [("tokens", units)];
+        limiter.acquire(&both, Request::new("ada").costs(&costs)).await.expect("a decision")
+    };
+    let old = |decision: &Decision, name: &str| {
+        decision.headers(HeaderStyle::Legacy).into_iter().find(|(own, _)| *own == name).map(|(_, value)| value)
+    };
+    let remaining = |decision: &Decision| old(decision, "x-ratelimit-remaining");
+    assert_eq!(remaining(&spend(99_000).await).as_deref(), Some("59"));
+    let denied = spend(5_000).await;
+    assert_eq!((denied.remaining, remaining(&denied).as_deref()), (59, Some("1000")));
+    assert_eq!(old(&denied, "x-ratelimit-limit").as_deref(), Some("100000"));
+    let never = spend(100_001).await.into_result().expect_err("a denial").to_string();
+    assert_eq!(never, "denied by tokens: the cost is above the limit of 100000");
 }
 
 /// Permits are given back long before they expire.

@@ -14,6 +14,9 @@ use crate::failure::Failure;
 /// The most descriptors of a request: one script call decides all.
 pub(super) const MOST_DESCRIPTORS: usize = 100;
 
+/// The most entries of a descriptor: each is looked for among the others.
+pub(super) const MOST_ENTRIES: usize = 100;
+
 /// The most units that scripts compute with.
 const MOST_UNITS: u64 = 1 << 53;
 

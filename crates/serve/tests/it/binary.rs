@@ -105,11 +105,15 @@ async fn it_serves_follows_its_file_and_ends_with_what_has_begun_answered() {
     })
     .await;
     assert_eq!(decide(1).await, (429, Some(6)), "the rules before stay");
+    assert_eq!(post(process.port("http"), "/v1/settle", &json!({ "attributes": {} })).await.status, 400);
     let text = metrics().await;
     for name in [
         "tollgate_serve_over_limit_total{rule=\"users\"} ",
         "tollgate_serve_near_limit_total{rule=\"users\"} ",
+        "tollgate_serve_unmatched_total 0",
+        "tollgate_serve_unauthorized_total 0",
         "tollgate_serve_requests_total{protocol=\"json\",outcome=\"allowed\"}",
+        "tollgate_serve_requests_total{protocol=\"json\",outcome=\"invalid\"} 1",
         "tollgate_decisions_total{rule=\"users\"",
         "# HELP tollgate_serve_requests_total Requests, by protocol and outcome",
         "tollgate_batch_keys_bucket{le=\"1\"} ",
@@ -135,7 +139,10 @@ async fn misuse_is_one_line_that_names_it() {
         (vec!["missing.toml"], "missing.toml"),
         (vec![bad], "name"),
         (vec![good, "--url", "http://localhost"], "--url"),
-        (vec![good, "--deadline", "soon"], "expected a duration such as 15ms or 1s"),
+        (vec![bad, "--check"], "name"),
+        (vec!["--database", "postgres://localhost/a", "--check"], "cannot be used with"),
+        (vec![good, "--deadline", "0ms"], "expected a duration above 0, such as 15ms or 1s"),
+        (vec![good, "--deadline", "soon"], "expected a duration above 0, such as 15ms or 1s"),
         (
             vec![good, "--http", "localhost"],
             "expected an address such as 127.0.0.1:8080, or unix:PATH, got \"localhost\" (or off)",
@@ -154,6 +161,9 @@ async fn misuse_is_one_line_that_names_it() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
         assert!(told.contains(expected), "{arguments:?}: {told}");
     }
+    let checked = in_time(command(&[good, "--check"]).output()).await.expect("a process");
+    assert!(checked.status.success());
+    assert!(String::from_utf8_lossy(&checked.stdout).ends_with("good.toml: 1 rules, which can be used\n"));
     let mut help = command(&["--help"]).stdout(Stdio::piped()).spawn().expect("a process");
     let mut text = String::new();
     in_time(help.stdout.take().expect("its output").read_to_string(&mut text)).await.expect("text");

@@ -1,7 +1,7 @@
 //! Envoy's protocol, by a client of gRPC.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
@@ -399,4 +399,39 @@ async fn odd_descriptors_end_nothing() {
     assert!(outcomes.keys().all(|code| known.contains(&code.as_str())), "{outcomes:?}");
     assert_eq!(codes(&ask(client, &[descriptor(&[("user", "carol")])], 0).await), [(true, 9)]);
     tokio::time::timeout(Duration::from_secs(60), running.end()).await.expect("an end");
+}
+
+#[tokio::test]
+async fn a_descriptor_of_very_many_entries_is_refused_at_once() {
+    let server = Server::start();
+    let running = Running::start(builder(&server, RULES).build()).await;
+    let client = &mut running.client().await;
+    let names: Vec<_> = (0..100).map(|at| format!("k{at}")).collect();
+    let most: Vec<_> = names.iter().map(|name| (name.as_str(), "a")).collect();
+    assert_eq!(codes(&ask(client, &[descriptor(&most)], 0).await), [(true, 0)]);
+    let descriptors = vec![RateLimitDescriptor { entries: vec![Entry::default(); 50_000], ..descriptor(&[]) }];
+    let refusal = refused(client, RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: 0 }).await;
+    let expected = "entries: expected at most 100 in a descriptor, got 50000";
+    assert_eq!(refusal, (Status::InvalidArgument, expected.to_owned()));
+    running.end().await;
+}
+
+#[tokio::test]
+async fn several_descriptors_have_one_deadline() {
+    let server = Server::start();
+    let deadline = Duration::from_secs(3);
+    let limiter = Limiter::builder(Redis::open(&server.url()).expect("an address")).deadline(deadline);
+    let rules = RULES.parse::<tollgate::rules::RuleSet>().expect("rules");
+    let running = Running::start(Service::new(limiter.on_error(OnError::Open).build(), rules)).await;
+    let client = &mut running.client().await;
+    let look = hits(0, &[("user", "ada")]);
+    let back = RateLimitDescriptor { is_negative_hits: true, ..hits(1, &[("user", "eve")]) };
+    let all = [look, descriptor(&[("user", "bob")]), back];
+    assert!(!over(&ask(client, &all, 0).await));
+    server.signal("-STOP");
+    let began = Instant::now();
+    assert!(!over(&ask(client, &all, 0).await), "the policy answers");
+    assert!(began.elapsed() < deadline * 2, "{:?}", began.elapsed());
+    server.signal("-CONT");
+    running.end().await;
 }

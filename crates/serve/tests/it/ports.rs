@@ -1,6 +1,6 @@
 //! Ports under careless clients.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tollgate_serve::listen::{Address, Bounds, Port};
@@ -47,6 +47,19 @@ async fn slow_clients_are_cut_off_and_others_are_served_meanwhile() {
     for mut connection in silent {
         assert!(connection.answer().await.is_none_or(|answer| answer.status == 408));
     }
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_no_answers_loses_its_connection() {
+    let server = Server::start();
+    let bounds = bounds(|bounds| (bounds.request, bounds.connections) = (Duration::from_millis(300), 1));
+    let running = Running::bounded(builder(&server, RULES).build(), bounds).await;
+    let mut deaf = Connection::open(&running.http).await;
+    let requests = "GET /v1/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n".repeat(300_000);
+    // Until both ends' buffers are full, and longer.
+    assert!(deaf.write(requests.as_bytes()).await.is_err(), "it is closed");
+    assert_eq!(send(&running.http, "GET", "/healthz", &[], "").await.status, 200, "its place is free");
     running.end().await;
 }
 
@@ -114,6 +127,14 @@ async fn a_socket_in_the_file_system_is_a_port() {
     drop((end, stream));
     in_time(serving).await.expect("an end");
     assert!(!path.exists());
+    // One that has taken another's place isn't removed by that one.
+    let before = Port::open(&address).await.expect("a port");
+    std::fs::remove_file(&path).expect("a socket");
+    let next = Port::open(&address).await.expect("a port");
+    drop(before);
+    assert!(path.exists());
+    drop(next);
+    assert!(!path.exists());
     // What is left of a process that was killed is replaced; another file isn't.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
     drop(Port::open(&address).await.expect("a port"));
@@ -172,6 +193,12 @@ async fn a_certificate_may_be_replaced_while_it_is_in_use() {
     write(&authorities[1]);
     certificate.reload().expect("a certificate");
     assert_eq!((trusts(&authorities[0]).await, trusts(&authorities[1]).await), (false, true));
+    // Who has connected and says nothing has begun nothing, and keeps nobody.
+    let mut silent = Connection::open(&address).await;
+    assert!(trusts(&authorities[1]).await, "it was accepted before this one");
+    let began = Instant::now();
     drop(end);
     in_time(serving).await.expect("an end");
+    assert!(began.elapsed() < Bounds::default().ending);
+    assert!(silent.answer().await.is_none());
 }

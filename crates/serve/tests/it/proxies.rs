@@ -81,6 +81,17 @@ async fn a_proxy_names_the_request_by_header_fields() {
         let fields = [&fields[..], &[("x-tollgate-ip", "203.0.113.2"), ("x-original-uri", "/api/a")]].concat();
         assert_eq!(send(&running.http, "GET", "/v1/forward-auth", &fields, "").await.status, status, "{address}");
     }
+    // A byte that is no ASCII, which a client may put in, hides nothing of the request.
+    for uri in ["/api/é", "/api/items?é", "/api/\u{ff}?x"] {
+        let fields = [("x-original-method", "POST"), ("x-original-uri", uri), ("x-tollgate-user", "eve")];
+        let answer = send(&running.http, "GET", "/v1/auth-request", &fields, "").await;
+        let policy = answer.field("ratelimit-policy");
+        assert_eq!(policy, Some("\"users\";q=2;w=2592000"), "{uri}: {answer:?}");
+    }
+    let fields = [("x-forwarded-uri", "/"), ("x-forwarded-for", "é, 192.0.2.44")];
+    for status in [200, 429] {
+        assert_eq!(send(&running.http, "GET", "/v1/forward-auth", &fields, "").await.status, status);
+    }
     let answer = send(&running.http, "GET", "/v1/auth-request", &[("x-real-ip", "localhost")], "").await;
     assert_eq!((answer.status, answer.json()["kind"].as_str()), (400, Some("input")));
     // The answer is for clients, who need not know where Redis is.
