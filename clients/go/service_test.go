@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -214,6 +215,16 @@ func open(t *testing.T, address string, options Options) *Client {
 // of is a request with a user of the test's own.
 func of(t *testing.T, path string) Request {
 	return Request{Attributes: map[string]any{"path": path, "user": t.Name()}}
+}
+
+// logged is what is logged meanwhile.
+func logged(run func()) string {
+	var lines bytes.Buffer
+	log.SetOutput(&lines)
+	defer log.SetOutput(os.Stderr)
+	run()
+	log.SetOutput(os.Stderr)
+	return lines.String()
 }
 
 func decodeFile(name string, into any) {

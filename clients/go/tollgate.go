@@ -519,8 +519,14 @@ func isForClients(name string) bool {
 
 // Middleware decides on each request before next sees it. The attributes are ip, method and path, and what more makes of
 // the request (it may be nil), such as a user; nil there removes one. A denial is answered with the decision's status.
-// Without a decision, a Closed client answers 503; wrong input is answered 500 and logged.
+// Without a decision, a Closed client answers 503. What the service refuses to decide is answered 500: the visitor can't
+// mend it. That, and what an Open client lets pass without a decision, is logged, at most once a second.
 func (client *Client) Middleware(next http.Handler, more func(*http.Request) map[string]any) http.Handler {
+	warnings := new(seldom)
+	refuseUnfit := func(writer http.ResponseWriter, why string) {
+		warnings.print("a request is answered 500, since its rate limit can't be decided: " + why)
+		refuse(writer, http.StatusInternalServerError, "")
+	}
 	return http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
 		// The path as it was sent: the service decodes it itself, and must not decode it twice.
 		attributes := map[string]any{"method": request.Method, "path": request.URL.EscapedPath()}
@@ -537,7 +543,11 @@ func (client *Client) Middleware(next http.Handler, more func(*http.Request) map
 		}
 		decision, err := client.Decide(request.Context(), Request{Attributes: attributes})
 		var failure *Unavailable
+		var refused *RequestError
 		switch {
+		case errors.As(err, &refused):
+			refuseUnfit(writer, refused.withAdvice())
+			return
 		case errors.As(err, &failure):
 			log.Printf("tollgate: no decision, so the request is refused: %v", err)
 			refuse(writer, http.StatusServiceUnavailable, "rate limits can't be checked now")
@@ -546,6 +556,12 @@ func (client *Client) Middleware(next http.Handler, more func(*http.Request) map
 			log.Printf("tollgate: %v", err)
 			refuse(writer, http.StatusInternalServerError, "")
 			return
+		// A rule's own status is meant for the visitor.
+		case decision.Reason == "missing" && decision.Status == http.StatusBadRequest:
+			refuseUnfit(writer, decision.whatIsMissing())
+			return
+		case decision.Cause != nil:
+			warnings.print("requests pass without a decision: " + decision.Cause.Error())
 		}
 		for name, values := range decision.Header {
 			writer.Header()[name] = values
@@ -556,6 +572,40 @@ func (client *Client) Middleware(next http.Handler, more func(*http.Request) map
 		}
 		next.ServeHTTP(writer, request)
 	})
+}
+
+// seldom logs at most once a second, so that a failure that every request meets doesn't fill the log.
+type seldom struct {
+	mutex sync.Mutex
+	last  time.Time
+}
+
+func (warnings *seldom) print(message string) {
+	warnings.mutex.Lock()
+	isDue := time.Since(warnings.last) >= time.Second
+	if isDue {
+		warnings.last = time.Now()
+	}
+	warnings.mutex.Unlock()
+	if isDue {
+		log.Print("tollgate: " + message)
+	}
+}
+
+func (err *RequestError) withAdvice() string {
+	if strings.HasPrefix(err.Message, "id: it is missing") {
+		return err.Message + "; let a rule with permits match an attribute that only Hold sends"
+	}
+	return err.Message
+}
+
+func (decision *Decision) whatIsMissing() string {
+	var body struct {
+		Missing string `json:"missing"`
+	}
+	_ = json.Unmarshal(decision.Raw, &body)
+	return fmt.Sprintf("rule %s needs the attribute %s, which this request lacks: add it by the middleware's attributes, "+
+		"or let the rule match only requests that have it", decision.Rule, body.Missing)
 }
 
 func refuse(writer http.ResponseWriter, status int, detail string) {

@@ -753,3 +753,68 @@ func TestMiddlewareWithoutADecision(t *testing.T) {
 		}
 	}
 }
+
+// assertSeldomLogged asserts that many requests are answered so, and that there is one such line a second, without the
+// token.
+func assertSeldomLogged(t *testing.T, url string, status int, text string) {
+	t.Helper()
+	began := time.Now()
+	logged := logged(func() {
+		for turn := 0; turn < 20; turn++ {
+			if response, _ := get(t, url, nil); response.StatusCode != status {
+				t.Errorf("expected %d, got %d", status, response.StatusCode)
+			}
+		}
+	})
+	lines := strings.Split(strings.TrimSpace(logged), "\n")
+	if most := 1 + int(time.Since(began)/time.Second); len(lines) > most {
+		t.Errorf("expected at most %d lines, got %q", most, lines)
+	}
+	for _, line := range lines {
+		if !strings.Contains(line, text) || strings.Contains(line, "secret") {
+			t.Errorf("expected %q, got %q", text, line)
+		}
+	}
+}
+
+func TestWhatTheServiceRefusesToDecideIs500(t *testing.T) {
+	client := open(t, service.url, Options{Token: "secret"})
+	assertSeldomLogged(t, serve(t, client, nil)+"/jobs", 500,
+		"tollgate: a request is answered 500, since its rate limit can't be decided: id: it is missing: rule jobs has permits, "+
+			"which are held and released by it; let a rule with permits match an attribute that only Hold sends")
+	assertSeldomLogged(t, serve(t, client, map[string]any{})+"/requests", 500,
+		": rule requests needs the attribute user, which this request lacks: add it by the middleware's attributes")
+	assertSeldomLogged(t, serve(t, client, map[string]any{"ip": "nowhere"})+"/pages/a", 500, ": ip: expected an address such as")
+}
+
+func TestAWrongTokenIs500(t *testing.T) {
+	path := filepath.Join(redis.folder, "other-tokens")
+	check(os.WriteFile(path, []byte("another\n"), 0o600))
+	guarded := startService(redis, "127.0.0.1:0", "--tokens", path)
+	defer guarded.end()
+	client := open(t, guarded.url, Options{Token: "secret"})
+	assertSeldomLogged(t, serve(t, client, nil)+"/pages/a", 500, ": a token is missing, or isn't one of the service's")
+}
+
+func TestAStatusOfTheRuleIsForTheVisitor(t *testing.T) {
+	url := serve(t, open(t, service.url, Options{}), nil)
+	logged := logged(func() {
+		if response, _ := get(t, url+"/keys", nil); response.StatusCode != 401 {
+			t.Error(response)
+		}
+	})
+	if logged != "" {
+		t.Error(logged)
+	}
+}
+
+func TestRequestsThatPassWithoutADecisionAreLogged(t *testing.T) {
+	gone := startService(redis, "127.0.0.1:0")
+	gone.end()
+	url := serve(t, open(t, gone.url, Options{Token: "secret", OnError: Open}), nil)
+	text := "tollgate: requests pass without a decision: the service can't be reached: "
+	for turn := 0; turn < 2; turn++ {
+		assertSeldomLogged(t, url, 200, text)
+		time.Sleep(1100 * time.Millisecond)
+	}
+}

@@ -2,14 +2,14 @@
  * Decides on each request to an Express application before its handlers see it. The attributes are `ip` (Express's, which
  * knows trusted proxies), `method` and `path`, and what `attributes` makes of the request (it may be async), such as a
  * `user`; undefined there removes one. A denial is answered with the decision's status. Without a decision, a client that
- * is `closed` answers 503.
+ * is `closed` answers 503. What the service refuses to decide is answered 500: the visitor can't mend it. `warn` is told of
+ * that, and of what an `open` client lets pass without a decision, at most once a second; it emits a process warning unless
+ * set.
  * @param {Client} client
- * @param {{ attributes?: (request: any) => Record<string, any> | Promise<Record<string, any>> }} [settings]
+ * @param {RateLimitSettings} [settings]
  * @returns {(request: any, response: any, next: (error?: unknown) => void) => Promise<void>}
  */
-export function rateLimit(client: Client, { attributes }?: {
-    attributes?: (request: any) => Record<string, any> | Promise<Record<string, any>>;
-}): (request: any, response: any, next: (error?: unknown) => void) => Promise<void>;
+export function rateLimit(client: Client, { attributes, warn: report }?: RateLimitSettings): (request: any, response: any, next: (error?: unknown) => void) => Promise<void>;
 /**
  * @typedef {Record<string, string | number | boolean>} Attributes What rules match and count.
  *
@@ -23,6 +23,10 @@ export function rateLimit(client: Client, { attributes }?: {
  * @property {number} [deadline] Milliseconds that a call takes at most: 100 unless set.
  * @property {'closed' | 'open'} [onError] Without a decision: throw (`closed`, unless set) or allow (`open`).
  * @property {https.AgentOptions} [tls] For `https:`, such as `{ ca }`.
+ *
+ * @typedef {object} RateLimitSettings
+ * @property {(request: any) => Record<string, any> | Promise<Record<string, any>>} [attributes]
+ * @property {(message: string) => void} [warn] Such as `console.warn`.
  *
  * @typedef {number | 'never' | null} RetryAfter Microseconds until the same request would be allowed; null if it was.
  *
@@ -63,11 +67,14 @@ export class TollgateError extends Error {
     /** @param {string} message @param {ErrorOptions} [options] */
     constructor(message: string, options?: ErrorOptions);
 }
-/** The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx. */
+/**
+ * The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx. Express answers a
+ * visitor with an error's `status`, but this one is the service's, to the application: so it has another name.
+ */
 export class RequestError extends TollgateError {
-    /** @param {string} message @param {number} status @param {string} [kind] */
-    constructor(message: string, status: number, kind?: string);
-    status: number;
+    /** @param {string} message @param {number} serviceStatus @param {string} [kind] */
+    constructor(message: string, serviceStatus: number, kind?: string);
+    serviceStatus: number;
     kind: string | undefined;
 }
 /** Nothing is remembered for the id: it expired, was cancelled or released, or never existed (404). */
@@ -222,6 +229,13 @@ export type Settings = {
      * For `https:`, such as `{ ca }`.
      */
     tls?: https.AgentOptions | undefined;
+};
+export type RateLimitSettings = {
+    attributes?: ((request: any) => Record<string, any> | Promise<Record<string, any>>) | undefined;
+    /**
+     * Such as `console.warn`.
+     */
+    warn?: ((message: string) => void) | undefined;
 };
 /**
  * Microseconds until the same request would be allowed; null if it was.

@@ -33,6 +33,10 @@ const RELEASE_PAUSES = [50, 200];
  * @property {'closed' | 'open'} [onError] Without a decision: throw (`closed`, unless set) or allow (`open`).
  * @property {https.AgentOptions} [tls] For `https:`, such as `{ ca }`.
  *
+ * @typedef {object} RateLimitSettings
+ * @property {(request: any) => Record<string, any> | Promise<Record<string, any>>} [attributes]
+ * @property {(message: string) => void} [warn] Such as `console.warn`.
+ *
  * @typedef {number | 'never' | null} RetryAfter Microseconds until the same request would be allowed; null if it was.
  *
  * @typedef {object} Limit One limit's part of a decision.
@@ -77,12 +81,15 @@ export class TollgateError extends Error {
   }
 }
 
-/** The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx. */
+/**
+ * The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx. Express answers a
+ * visitor with an error's `status`, but this one is the service's, to the application: so it has another name.
+ */
 export class RequestError extends TollgateError {
-  /** @param {string} message @param {number} status @param {string} [kind] */
-  constructor(message, status, kind) {
+  /** @param {string} message @param {number} serviceStatus @param {string} [kind] */
+  constructor(message, serviceStatus, kind) {
     super(message);
-    this.status = status;
+    this.serviceStatus = serviceStatus;
     this.kind = kind;
   }
 }
@@ -469,12 +476,27 @@ export class Permit {
  * Decides on each request to an Express application before its handlers see it. The attributes are `ip` (Express's, which
  * knows trusted proxies), `method` and `path`, and what `attributes` makes of the request (it may be async), such as a
  * `user`; undefined there removes one. A denial is answered with the decision's status. Without a decision, a client that
- * is `closed` answers 503.
+ * is `closed` answers 503. What the service refuses to decide is answered 500: the visitor can't mend it. `warn` is told of
+ * that, and of what an `open` client lets pass without a decision, at most once a second; it emits a process warning unless
+ * set.
  * @param {Client} client
- * @param {{ attributes?: (request: any) => Record<string, any> | Promise<Record<string, any>> }} [settings]
+ * @param {RateLimitSettings} [settings]
  * @returns {(request: any, response: any, next: (error?: unknown) => void) => Promise<void>}
  */
-export function rateLimit(client, { attributes } = {}) {
+export function rateLimit(client, { attributes, warn: report = warn } = {}) {
+  let warned = -Infinity;
+  // A failure that every request meets must not fill the log.
+  const warnSeldom = (/** @type {string} */ message) => {
+    const now = performance.now();
+    if (now - warned < 1000) return;
+    warned = now;
+    report(message);
+  };
+  /** @param {http.ServerResponse} response @param {string} why */
+  const refuseUnfit = (response, why) => {
+    warnSeldom(`a request is answered 500, since its rate limit can't be decided: ${why}`);
+    refuse(response, 500, undefined, {});
+  };
   return async (request, response, next) => {
     let decision;
     try {
@@ -485,14 +507,24 @@ export function rateLimit(client, { attributes } = {}) {
       // JSON leaves out what is undefined.
       decision = await client.decide(/** @type {any} */ ({ ip, method, path, ...(await attributes?.(request)) }));
     } catch (error) {
-      if (!(error instanceof Unavailable)) {
+      if (error instanceof RequestError) {
+        refuseUnfit(response, withAdvice(error));
+      } else if (error instanceof Unavailable) {
+        warn(error);
+        refuse(response, 503, "rate limits can't be checked now", {});
+      } else {
         next(error);
-        return;
       }
-      warn(error);
-      refuse(response, 503, "rate limits can't be checked now", {});
       return;
     }
+    // A rule's own status is meant for the visitor.
+    if (decision.reason === 'missing' && decision.status === 400) {
+      const needs = `rule ${decision.rule} needs the attribute ${decision.raw.missing}, which this request lacks`;
+      const advice = "add it by the middleware's attributes, or let the rule match only requests that have it";
+      refuseUnfit(response, `${needs}: ${advice}`);
+      return;
+    }
+    if (decision.cause) warnSeldom(`requests pass without a decision: ${decision.cause.message}`);
     if (!decision.allowed) {
       refuse(response, decision.status, decision.message, decision.headers);
       return;
@@ -507,6 +539,12 @@ function refuse(response, status, detail, headers) {
   const problem = { type: 'about:blank', title: http.STATUS_CODES[status] ?? 'Denied', status, detail };
   const own = { 'content-type': 'application/problem+json', 'cache-control': 'no-store' };
   response.writeHead(status, { ...own, ...headers }).end(JSON.stringify(problem));
+}
+
+/** @param {RequestError} error */
+function withAdvice({ message }) {
+  if (!message.startsWith('id: it is missing')) return message;
+  return `${message}; let a rule with permits match an attribute that only hold sends`;
 }
 
 /** @typedef {{ status: number, headers: http.IncomingHttpHeaders, content: string }} Answer */

@@ -77,8 +77,8 @@ test('the shared vectors', async (t) => {
       found = { status: decision.status, raw: decision.raw };
     } catch (error) {
       assert.ok(error instanceof RequestError, `${about}: ${error}`);
-      assert.equal(error instanceof UnknownId, error.status === 404);
-      found = { status: error.status, raw: { error: error.message, kind: error.kind, charged: false } };
+      assert.equal(error instanceof UnknownId, error.serviceStatus === 404);
+      found = { status: error.serviceStatus, raw: { error: error.message, kind: error.kind, charged: false } };
     }
     assert.equal(found.status, status, about);
     assertHas(found.raw, answer, about);
@@ -409,7 +409,7 @@ test('garbage is no decision', async (t) => {
 test("wrong input is thrown with the service's message", async (t) => {
   for (const onError of ['closed', 'open']) {
     const wrong = open(t, service.url, { onError }).decide(of(t, '/requests'), { costs: { x: 1 } });
-    await assert.rejects(wrong, { name: 'RequestError', message: /^costs: expected limits of rule requests/, status: 409 });
+    await assert.rejects(wrong, { name: 'RequestError', message: /^costs: expected limits of rule requests/, serviceStatus: 409 });
   }
 });
 
@@ -421,7 +421,7 @@ test('a token', async (t) => {
   assert.ok((await open(t, guarded.url, { token: 'secret' }).decide(of(t, '/requests'))).allowed);
   for (const token of [undefined, 'wrong']) {
     const refused = open(t, guarded.url, { token, onError: 'open' }).decide(of(t, '/requests'));
-    await assert.rejects(refused, { name: 'RequestError', status: 401, message: /token/ });
+    await assert.rejects(refused, { name: 'RequestError', serviceStatus: 401, message: /token/ });
   }
   assert.throws(() => open(t, guarded.url, { token: 'two\r\nlines' }));
 });

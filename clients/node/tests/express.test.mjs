@@ -2,11 +2,14 @@
 
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
 import http from 'node:http';
+import { join } from 'node:path';
 import { after, before, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Client, rateLimit } from '../index.mjs';
-import { PATIENT, startRedis, startService } from './service.mjs';
+import { PATIENT, startRedis, startService, within } from './service.mjs';
 
 const { default: express } = await import('express');
 
@@ -22,12 +25,13 @@ after(async () => {
 });
 process.on('warning', () => {});
 
-async function serve(t, { url = service.url, onError, attributes = () => ({ user: t.name }) } = {}) {
-  const client = new Client(url, { deadline: PATIENT, onError });
+async function serve(t, { url = service.url, onError, token, attributes = () => ({ user: t.name }), warn, handler } = {}) {
+  const client = new Client(url, { deadline: PATIENT, onError, token });
   const app = express();
-  app.use(rateLimit(client, { attributes }));
-  app.use((request, response) => response.send('hello'));
-  app.use((error, request, response, next) => response.status(500).send(error.name));
+  // So that Express itself answers errors, and prints none.
+  app.set('env', 'test');
+  app.use(rateLimit(client, { attributes, warn }));
+  app.use(handler ?? ((request, response) => response.send('hello')));
   const server = http.createServer(app).listen(0, '127.0.0.1');
   await once(server, 'listening');
   t.after(() => {
@@ -73,7 +77,76 @@ test('without a decision, closed is 503 and open goes on', async (t) => {
   assert.equal((await (await serve(t, { url: gone.url, onError: 'open' }))('/pages/a')).status, 200);
 });
 
-test('wrong input is an error of the application', async (t) => {
-  const answer = await (await serve(t, { attributes: () => ({ ip: 'nowhere' }) }))('/pages/a');
-  assert.deepEqual([answer.status, await answer.text()], [500, 'RequestError']);
+/** That many requests are answered so, and that there is one such warning a second, without the token. */
+async function assertSeldomWarned(t, path, status, text, settings) {
+  const warnings = [];
+  const get = await serve(t, { token: 'secret', ...settings, warn: (message) => warnings.push(message) });
+  const began = performance.now();
+  for (let turn = 0; turn < 20; turn += 1) assert.equal((await get(path)).status, status);
+  const most = 1 + Math.floor((performance.now() - began) / 1000);
+  assert.ok(warnings.length >= 1 && warnings.length <= most, `expected at most ${most}, got ${warnings.length}`);
+  for (const warning of warnings) {
+    assert.match(warning, text);
+    assert.doesNotMatch(warning, /secret/);
+  }
+  return { get, warnings };
+}
+
+test('what the service refuses to decide is 500', async (t) => {
+  const permits = new RegExp(
+    "^a request is answered 500, since its rate limit can't be decided: id: it is missing: rule jobs has permits, .*; " +
+      'let a rule with permits match an attribute that only hold sends$',
+  );
+  await assertSeldomWarned(t, '/jobs', 500, permits);
+  const missing = /: rule requests needs the attribute user, which this request lacks: add it by the middleware's attributes/;
+  await assertSeldomWarned(t, '/requests', 500, missing, { attributes: () => ({}) });
+  const wrong = /: ip: expected an address such as .*, got "nowhere"$/;
+  await assertSeldomWarned(t, '/pages/a', 500, wrong, { attributes: () => ({ ip: 'nowhere' }) });
+});
+
+test('a wrong token is 500', async (t) => {
+  const tokens = join(redis.folder, 'tokens');
+  writeFileSync(tokens, 'another\n');
+  const guarded = await startService(redis, '127.0.0.1:0', '--tokens', tokens);
+  t.after(() => guarded.end());
+  await assertSeldomWarned(t, '/pages/a', 500, /: a token is missing, or isn't one/, { url: guarded.url });
+});
+
+test('a status of the rule is for the visitor', async (t) => {
+  const get = await serve(t, { warn: (message) => assert.fail(message) });
+  assert.equal((await get('/keys')).status, 401);
+});
+
+test('requests that pass without a decision are a warning', async (t) => {
+  const gone = await startService(redis);
+  await gone.end();
+  const text = /^requests pass without a decision: the service can't be reached: /;
+  const asked = await assertSeldomWarned(t, '/pages/a', 200, text, { url: gone.url, onError: 'open' });
+  const { length } = asked.warnings;
+  await sleep(1100);
+  await asked.get('/pages/a');
+  assert.equal(asked.warnings.length, length + 1);
+  const warned = once(process, 'warning');
+  await (await serve(t, { url: gone.url, onError: 'open' }))('/pages/a');
+  const [warning] = await within(warned, 'a warning');
+  assert.equal(warning.name, 'TollgateWarning');
+  assert.match(warning.message, text);
+});
+
+test('an error of the service that a handler throws is 500', async (t) => {
+  const client = new Client(service.url, { deadline: PATIENT });
+  t.after(() => client.close());
+  // Nothing is remembered for the id (404), and a rule without permits (409).
+  const calls = [
+    () => client.cancel({ path: '/requests', user: t.name }, 'none'),
+    () => client.withHold({ path: '/requests', user: t.name }, () => {}),
+  ];
+  for (const handler of calls) assert.equal((await (await serve(t, { handler }))('/pages/a')).status, 500);
+});
+
+test("an error of the function is the application's", async (t) => {
+  const failing = () => {
+    throw Object.assign(new Error('no session'), { status: 403 });
+  };
+  assert.equal((await (await serve(t, { attributes: failing }))('/pages/a')).status, 403);
 });

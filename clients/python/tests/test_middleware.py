@@ -6,13 +6,14 @@ import json
 import logging
 import socket
 import threading
+import time
 import unittest
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
 
 from service import PATIENT, Redis, Service
-from tollgate_client import AsyncClient, RateLimitMiddleware, RequestError
+from tollgate_client import AsyncClient, RateLimitMiddleware
 
 
 def setUpModule():
@@ -37,7 +38,7 @@ def user_of(scope):
 
 
 class Driven(unittest.TestCase):
-    def ask(self, count=1, user="", url=None, on_error="closed", attributes=user_of, **scope):
+    def ask(self, count=1, user="", url=None, on_error="closed", token=None, attributes=user_of, pause=0, **scope):
         async def run():
             messages = []
 
@@ -46,9 +47,10 @@ class Driven(unittest.TestCase):
 
             headers = [(b"x-user", (user or self.id()).encode())]
             asked = {"type": "http", "method": "GET", "path": "/pages/a", "client": ("192.0.2.1", 1), **scope}
-            async with AsyncClient(url or service.url, deadline=PATIENT, on_error=on_error) as client:
+            async with AsyncClient(url or service.url, token=token, deadline=PATIENT, on_error=on_error) as client:
                 middleware = RateLimitMiddleware(application, client, attributes)
-                for _ in range(count):
+                for turn in range(count):
+                    await asyncio.sleep(pause if turn else 0)
                     messages.clear()
                     await middleware({**asked, "headers": headers}, None, send)
             return messages
@@ -86,8 +88,7 @@ class Driven(unittest.TestCase):
         self.assertEqual(start["status"], 403)
 
     def test_a_client_without_an_address_lacks_the_attribute(self):
-        start, _ = self.ask(client=("testclient", 50000))
-        self.assertEqual(start["status"], 400)
+        self.assert_seldom_warned(500, "rule pages needs the attribute ip,", client=("testclient", 50000))
 
     def test_a_websocket_is_refused_before_it_is_accepted(self):
         self.assertEqual(self.ask(type="websocket")[0]["type"], "websocket.accept")
@@ -101,9 +102,46 @@ class Driven(unittest.TestCase):
         self.assertEqual(self.ask(url=gone.url)[0]["status"], 503)
         self.assertEqual(self.ask(url=gone.url, on_error="open")[0]["status"], 200)
 
-    def test_wrong_input_is_raised(self):
-        with self.assertRaises(RequestError):
-            self.ask(attributes=lambda scope: {"ip": "nowhere"})
+    def assert_seldom_warned(self, status, text, **asked):
+        """That many requests are answered so, and that there is one such warning a second, without the token."""
+        began = time.monotonic()
+        with self.assertLogs("tollgate_client") as logs:
+            start, *_ = self.ask(count=20, token="secret", **asked)
+        self.assertEqual(start["status"], status)
+        self.assertLessEqual(len(logs.records), 1 + int(time.monotonic() - began))
+        for record in logs.records:
+            self.assertEqual((record.levelname, record.exc_info), ("WARNING", None))
+            self.assertRegex(record.getMessage(), text)
+        self.assertNotIn("secret", "".join(logs.output))
+
+    def test_what_the_service_refuses_to_decide_is_500(self):
+        refused = "^a request is answered 500, since its rate limit can't be decided: "
+        permits = "id: it is missing: rule jobs has permits, .*; let a rule with permits match an attribute that only hold sends$"
+        self.assert_seldom_warned(500, refused + permits, path="/jobs")
+        missing = "rule requests needs the attribute user, which this request lacks: add it by the middleware's attributes"
+        self.assert_seldom_warned(500, refused + missing, path="/requests", attributes=None)
+        wrong = 'ip: expected an address such as .*, got "nowhere"$'
+        self.assert_seldom_warned(500, refused + wrong, attributes=lambda scope: {"ip": "nowhere"})
+
+    def test_a_wrong_token_is_500(self):
+        path = redis.folder / "tokens"
+        path.write_text("another\n")
+        guarded = Service(redis, "127.0.0.1:0", "--tokens", str(path))
+        self.addCleanup(guarded.end)
+        self.assert_seldom_warned(500, "can't be decided: a token is missing, or isn't one of the service's", url=guarded.url)
+
+    def test_a_status_of_the_rule_is_for_the_visitor(self):
+        with self.assertNoLogs("tollgate_client"):
+            self.assertEqual(self.ask(path="/keys")[0]["status"], 401)
+
+    def test_requests_that_pass_without_a_decision_are_a_warning(self):
+        gone = Service(redis)
+        gone.end()
+        text = "^requests pass without a decision: the service can't be reached: "
+        self.assert_seldom_warned(200, text, url=gone.url, on_error="open")
+        with self.assertLogs("tollgate_client") as logs:
+            self.ask(count=2, pause=1.1, url=gone.url, on_error="open")
+        self.assertEqual(len(logs.records), 2)
 
 
 @unittest.skipUnless(

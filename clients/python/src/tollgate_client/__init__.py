@@ -855,13 +855,15 @@ class RateLimitMiddleware:
 
     The attributes are `ip`, `method` and `path`, and what `attributes` makes of the scope (it may be async), such as a
     `user`; None there removes one. A denial is answered with the decision's status. Without a decision, a client that is
-    `closed` answers 503.
+    `closed` answers 503. What the service refuses to decide is answered 500: the visitor can't mend it. That, and what an
+    `open` client lets pass without a decision, is a warning of the logger, at most once a second.
     """
 
     def __init__(self, app: AsgiApp, client: AsyncClient, attributes: Optional[More] = None) -> None:
         self._app = app
         self._client = client
         self._attributes = attributes
+        self._warned = float("-inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -877,6 +879,21 @@ class RateLimitMiddleware:
             _log.exception("no decision, so the request is refused")
             await _refuse(scope, send, 503, "rate limits can't be checked now", {})
             return
+        except RequestError as error:
+            await self._refuse_unfit(scope, send, _with_advice(error))
+            return
+        # A rule's own status is meant for the visitor.
+        if decision.reason == "missing" and decision.status == 400:
+            missing = decision.raw.get("missing")
+            await self._refuse_unfit(
+                scope,
+                send,
+                f"rule {decision.rule} needs the attribute {missing}, which this request lacks: add it by the middleware's "
+                "attributes, or let the rule match only requests that have it",
+            )
+            return
+        if decision.cause is not None:
+            self._warn("requests pass without a decision: %s", decision.cause)
         if not decision.allowed:
             await _refuse(scope, send, decision.status, decision.message, decision.headers)
             return
@@ -888,6 +905,23 @@ class RateLimitMiddleware:
             await send(message)
 
         await self._app(scope, receive, with_fields)
+
+    async def _refuse_unfit(self, scope: Scope, send: Send, why: str) -> None:
+        self._warn("a request is answered 500, since its rate limit can't be decided: %s", why)
+        await _refuse(scope, send, 500, None, {})
+
+    def _warn(self, message: str, about: object) -> None:
+        """At most once a second, so that a failure that every request meets doesn't fill the log."""
+        now = time.monotonic()
+        if now - self._warned >= 1:
+            self._warned = now
+            _log.warning(message, about)
+
+
+def _with_advice(error: RequestError) -> str:
+    if str(error).startswith("id: it is missing"):
+        return f"{error}; let a rule with permits match an attribute that only hold sends"
+    return str(error)
 
 
 def _attributes_of(scope: Scope) -> dict[str, Any]:
