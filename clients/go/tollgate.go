@@ -254,7 +254,8 @@ func (client *Client) Release(ctx context.Context, attributes map[string]any, id
 
 // Hold takes permits, and renews them in a goroutine until release is called, which gives them back; defer it. The context
 // that it returns ends with ctx, with release, and once the permit has expired, or may have, so that others may hold it.
-// The error is a *Denied if there are no permits. The request's ID is replaced.
+// The error is a *Denied if there are no permits, and a *RequestError if the rule that applies has no permits, or no rule
+// applies. The request's ID is replaced.
 func (client *Client) Hold(ctx context.Context, request Request) (held context.Context, release func() error, err error) {
 	id := make([]byte, 16)
 	if _, err := rand.Read(id); err != nil {
@@ -286,6 +287,14 @@ func (client *Client) Hold(ctx context.Context, request Request) (held context.C
 	if !decision.Allowed {
 		return nil, nil, &Denied{decision}
 	}
+	if why := decision.whyWithoutPermits(); why != "" {
+		if len(decision.Limits) > 0 {
+			if _, err := client.send(context.Background(), "cancel", byID); err != nil {
+				log.Printf("tollgate: what Hold took of a rule without permits wasn't given back: %v", err)
+			}
+		}
+		return nil, nil, &RequestError{why, http.StatusConflict, "input"}
+	}
 	held, end := context.WithCancel(ctx)
 	released := make(chan struct{})
 	go client.keep(byID, decision, asked, end, released)
@@ -302,6 +311,37 @@ func (client *Client) Hold(ctx context.Context, request Request) (held context.C
 		})
 		return err
 	}, nil
+}
+
+// whyWithoutPermits is why a decision that allows gave no permits, though Hold asked for them; empty if it may have, or
+// needn't.
+func (decision *Decision) whyWithoutPermits() string {
+	// A failure policy knows no limits.
+	if decision.By == "policy" {
+		return ""
+	}
+	if decision.Reason == "no-rule" {
+		var body struct {
+			Shadows []json.RawMessage `json:"shadows"`
+		}
+		if json.Unmarshal(decision.Raw, &body) == nil && len(body.Shadows) > 0 {
+			// A shadow rule is being tried, and must not stop anything.
+			return ""
+		}
+		return "hold: no rule with permits applies to these attributes"
+	}
+	for _, limit := range decision.Limits {
+		// A service that names no algorithm refuses the release.
+		if limit.Algorithm == "" || limit.Algorithm == "concurrency" {
+			return ""
+		}
+	}
+	// Who is exempt, by a rule or a list that allows, has no limits, and needs no permit.
+	if len(decision.Limits) == 0 {
+		return ""
+	}
+	return "hold: rule " + decision.Rule +
+		" has no concurrency limit: give it one, or let a rule that has one match these attributes first"
 }
 
 // keep renews until the permits are released, and calls lose if they are lost.

@@ -317,10 +317,97 @@ func TestHoldOfARuleWithoutPermits(t *testing.T) {
 	_, release, err := client.Hold(background, of(t, "/free"))
 	check(err)
 	check(release())
-	_, release, err = client.Hold(background, of(t, "/requests"))
-	check(err)
-	if err := release(); err == nil || !strings.Contains(err.Error(), "concurrency") {
+	var refused *RequestError
+	_, _, err = client.Hold(background, of(t, "/requests"))
+	if !errors.As(err, &refused) || refused.Status != 409 || refused.Kind != "input" ||
+		!strings.HasPrefix(refused.Message, "hold: rule requests has no concurrency limit: ") {
 		t.Error(err)
+	}
+	request := of(t, "/requests")
+	request.Cost = Units(0)
+	decision, err := client.Decide(background, request)
+	check(err)
+	if *decision.Remaining != 10 {
+		t.Errorf("expected that what was taken is given back, and %d remain", *decision.Remaining)
+	}
+}
+
+func TestHoldWhereNoRuleApplies(t *testing.T) {
+	client := open(t, service.url, Options{})
+	logged := logged(func() {
+		_, _, err := client.Hold(background, of(t, "/nowhere"))
+		if err == nil || err.Error() != "hold: no rule with permits applies to these attributes" {
+			t.Error(err)
+		}
+		// A rule on trial stops nothing.
+		_, release, err := client.Hold(background, of(t, "/tried"))
+		check(err)
+		check(release())
+	})
+	if logged != "" {
+		t.Error(logged)
+	}
+}
+
+func TestHoldGoesOnWherePermitsMayBeHeld(t *testing.T) {
+	for about, change := range map[string]func(body map[string]any){
+		"an older service": func(body map[string]any) { delete(body["limits"].([]any)[0].(map[string]any), "algorithm") },
+		"a failure policy": func(body map[string]any) { body["by"] = "policy" },
+		"a failure policy without limits": func(body map[string]any) {
+			body["by"], body["reason"], body["limits"] = "policy", "no-rule", []any{}
+		},
+	} {
+		change := change
+		var ops []string
+		listener := listen(t, func(connection net.Conn, _ int64) {
+			for request := message(connection); request != nil; request = message(connection) {
+				op := opOf(request)
+				ops = append(ops, op)
+				answer := service.answer(request)
+				if op == "decide" {
+					_, content, _ := strings.Cut(string(answer), "\r\n\r\n")
+					var body map[string]any
+					check(json.Unmarshal([]byte(content), &body))
+					change(body)
+					changed, err := json.Marshal(body)
+					check(err)
+					answer = failure(200, string(changed))
+				}
+				_, _ = connection.Write(answer)
+			}
+		})
+		_, release, err := open(t, listener.url, Options{}).Hold(background, of(t, "/requests"))
+		if err != nil {
+			t.Errorf("%s: %v", about, err)
+			continue
+		}
+		if err := release(); err == nil || !strings.HasPrefix(err.Error(), "release: expected a concurrency limit") {
+			t.Errorf("%s: %v", about, err)
+		}
+		if found := strings.Join(ops, " "); found != "decide release" {
+			t.Errorf("%s: %s", about, found)
+		}
+	}
+}
+
+func TestWhatHoldCannotGiveBackIsLogged(t *testing.T) {
+	listener := listen(t, func(connection net.Conn, _ int64) {
+		for request := message(connection); request != nil; request = message(connection) {
+			answer := failure(401, `{"error": "expected a token"}`)
+			if opOf(request) != "cancel" {
+				answer = service.answer(request)
+			}
+			_, _ = connection.Write(answer)
+		}
+	})
+	client := open(t, listener.url, Options{Token: "secret"})
+	logged := logged(func() {
+		if _, _, err := client.Hold(background, of(t, "/requests")); err == nil || !strings.HasPrefix(err.Error(), "hold: rule") {
+			t.Error(err)
+		}
+	})
+	if !strings.HasSuffix(logged, "what Hold took of a rule without permits wasn't given back: expected a token\n") {
+		t.Errorf("%q", logged)
 	}
 }
 

@@ -144,7 +144,7 @@ export class Client {
     release(attributes: Attributes, id: string): Promise<Decision>;
     /**
      * Takes permits, and renews them until `release`, or to the end of the block with `await using`. Throws `Denied` if
-     * there are none.
+     * there are none, and `RequestError` if the rule that applies has no permits, or no rule applies.
      * @param {Attributes} attributes
      * @param {Pick<Options, 'cost' | 'costs'>} [options]
      * @returns {Promise<Permit>}

@@ -227,7 +227,7 @@ export class Client {
 
   /**
    * Takes permits, and renews them until `release`, or to the end of the block with `await using`. Throws `Denied` if
-   * there are none.
+   * there are none, and `RequestError` if the rule that applies has no permits, or no rule applies.
    * @param {Attributes} attributes
    * @param {Pick<Options, 'cost' | 'costs'>} [options]
    * @returns {Promise<Permit>}
@@ -247,6 +247,11 @@ export class Client {
       decision = this.#byPolicy('decide', asked, error);
     }
     if (!decision.allowed) throw new Denied(decision);
+    const why = whyWithoutPermits(decision);
+    if (why !== undefined) {
+      if (decision.limits.length > 0) await this.#send('cancel', byId).catch(warnOfCancel);
+      throw new RequestError(why, 409, 'input');
+    }
     // A rule that allows without limits has no permits.
     const isHeld = decision.by !== 'rules' && decision.cause?.charged !== false;
     return new Permit(/** @type {string} */ (asked.id), decision, began, {
@@ -547,6 +552,25 @@ function withAdvice({ message }) {
   return `${message}; let a rule with permits match an attribute that only hold sends`;
 }
 
+/**
+ * Why a decision that allows gave no permits, though `hold` asked for them; undefined if it may have, or needn't.
+ * @param {Decision} decision
+ */
+function whyWithoutPermits({ by, reason, rule, limits, raw }) {
+  // A failure policy knows no limits.
+  if (by === 'policy') return undefined;
+  if (reason === 'no-rule') {
+    // A shadow rule is being tried, and must not stop anything.
+    return raw.shadows?.length > 0 ? undefined : 'hold: no rule with permits applies to these attributes';
+  }
+  // Who is exempt, by a rule or a list that allows, has no limits, and needs no permit. A service that names no algorithm
+  // refuses the release.
+  const mayHold = limits.length === 0 || limits.some(({ algorithm }) => !algorithm || algorithm === 'concurrency');
+  if (mayHold) return undefined;
+  const advice = 'give it one, or let a rule that has one match these attributes first';
+  return `hold: rule ${rule} has no concurrency limit: ${advice}`;
+}
+
 /** @typedef {{ status: number, headers: http.IncomingHttpHeaders, content: string }} Answer */
 /** @typedef {Options & { attributes: Attributes, id_ttl_ms?: number }} Asked */
 
@@ -603,4 +627,9 @@ function camelCased(body) {
 /** @param {unknown} error */
 function warn(error) {
   process.emitWarning(error instanceof Error ? `${error.name}: ${error.message}` : String(error), 'TollgateWarning');
+}
+
+/** @param {unknown} error */
+function warnOfCancel(error) {
+  warn(`what hold took of a rule without permits wasn't given back: ${error}`);
 }

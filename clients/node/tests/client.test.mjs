@@ -38,6 +38,14 @@ async function listening(t, serve, port) {
   return listener;
 }
 
+function warningsOf(t) {
+  const found = [];
+  const note = (warning) => found.push(warning.message);
+  process.on('warning', note);
+  t.after(() => process.off('warning', note));
+  return found;
+}
+
 const of = (t, path, more) => ({ path, user: t.name, ...more });
 
 async function heldAgain(client, attributes) {
@@ -190,8 +198,68 @@ test('a lost permit is reported', async (t) => {
 
 test('hold of a rule without permits', async (t) => {
   const client = open(t);
-  assert.equal(await client.withHold(of(t, '/free'), (permit) => permit.decision.by), 'rules');
-  await assert.rejects(client.withHold(of(t, '/requests'), () => {}), /concurrency/);
+  assert.equal(await client.withHold(of(t, '/free'), (permit) => permit.decision.by), 'rules', 'who is exempt needs none');
+  await assert.rejects(client.withHold(of(t, '/requests'), () => assert.fail('nothing is held')), {
+    ...{ name: 'RequestError', serviceStatus: 409, kind: 'input' },
+    message: /^hold: rule requests has no concurrency limit: /,
+  });
+  const { remaining } = await client.decide(of(t, '/requests'), { cost: 0 });
+  assert.equal(remaining, 10, 'what was taken is given back');
+});
+
+test('hold where no rule applies', async (t) => {
+  const warnings = warningsOf(t);
+  const client = open(t);
+  await assert.rejects(client.withHold(of(t, '/nowhere'), () => assert.fail('nothing is held')), {
+    ...{ name: 'RequestError', message: 'hold: no rule with permits applies to these attributes' },
+  });
+  const reason = await client.withHold(of(t, '/tried'), (permit) => permit.decision.reason);
+  assert.equal(reason, 'no-rule', 'a rule on trial stops nothing');
+  assert.deepEqual(warnings, []);
+});
+
+test('hold goes on where permits may be held', async (t) => {
+  const changes = {
+    'an older service': (body) => delete body.limits[0].algorithm,
+    'a failure policy': (body) => Object.assign(body, { by: 'policy' }),
+    'a failure policy without limits': (body) => Object.assign(body, { by: 'policy', reason: 'no-rule', limits: [] }),
+  };
+  for (const [about, change] of Object.entries(changes)) {
+    const ops = [];
+    const listener = await listening(t, (socket) => {
+      messages(socket, async (request) => {
+        ops.push(opOf(request));
+        const answer = await answerOf(service, request);
+        if (opOf(request) !== 'decide') {
+          socket.write(answer);
+          return;
+        }
+        const body = JSON.parse(answer.subarray(answer.indexOf('\r\n\r\n')));
+        change(body);
+        socket.write(failure(200, body));
+      });
+    });
+    let isRun = false;
+    const held = open(t, listener.url).withHold(of(t, '/requests'), () => {
+      isRun = true;
+    });
+    await assert.rejects(held, /^RequestError: release: expected a concurrency limit/, about);
+    assert.deepEqual([ops, isRun], [['decide', 'release'], true], about);
+  }
+});
+
+test("what hold can't give back is a warning", async (t) => {
+  const listener = await listening(t, (socket) => {
+    messages(socket, async (request) => {
+      const isCancel = opOf(request) === 'cancel';
+      socket.write(isCancel ? failure(401, { error: 'expected a token' }) : await answerOf(service, request));
+    });
+  });
+  const warnings = warningsOf(t);
+  await assert.rejects(open(t, listener.url, { token: 'secret' }).hold(of(t, '/requests')), /^RequestError: hold: rule/);
+  await sleep(1);
+  const expected = "what hold took of a rule without permits wasn't given back: RequestError: expected a token";
+  assert.deepEqual(warnings, [expected]);
 });
 
 test('while the service is away, closed throws and open allows', async (t) => {

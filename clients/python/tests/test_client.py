@@ -239,10 +239,62 @@ class Calls:
     def test_hold_of_a_rule_without_permits(self):
         client = self.open()
         with client.hold(self.attributes("/free")) as permit:
-            self.assertEqual(permit.decision.by, "rules")
-        with self.assertRaisesRegex(RequestError, "concurrency"):
-            with client.hold(self.attributes("/requests")):
-                pass
+            self.assertEqual(permit.decision.by, "rules", "who is exempt needs none")
+        attributes = self.attributes("/requests")
+        with self.assertRaisesRegex(RequestError, "^hold: rule requests has no concurrency limit: ") as raised:
+            with client.hold(attributes):
+                self.fail("nothing is held")
+        self.assertEqual((raised.exception.status, raised.exception.kind), (409, "input"))
+        self.assertEqual(client.decide(attributes, cost=0).remaining, 10, "what was taken is given back")
+
+    def test_hold_where_no_rule_applies(self):
+        client = self.open()
+        with self.assertNoLogs("tollgate_client"):
+            with self.assertRaisesRegex(RequestError, "^hold: no rule with permits applies to these attributes$"):
+                with client.hold(self.attributes("/nowhere")):
+                    self.fail("nothing is held")
+            with client.hold(self.attributes("/tried")) as permit:
+                self.assertEqual(permit.decision.reason, "no-rule", "a rule on trial stops nothing")
+
+    def test_hold_goes_on_where_permits_may_be_held(self):
+        def of_an_older_service(body):
+            del body["limits"][0]["algorithm"]
+
+        def of_a_failure_policy(body):
+            body["by"] = "policy"
+
+        def of_a_failure_policy_without_limits(body):
+            body.update(by="policy", reason="no-rule", limits=[])
+
+        for change in (of_an_older_service, of_a_failure_policy, of_a_failure_policy_without_limits):
+
+            def changed(connection, _, change=change):
+                while request := message_from(connection):
+                    ops.append(op_of(request))
+                    answer = answer_of(service, request)
+                    if ops[-1] == "decide":
+                        body = json.loads(answer.partition(b"\r\n\r\n")[2])
+                        change(body)
+                        answer = failure(200, **body)
+                    connection.sendall(answer)
+
+            with self.subTest(change.__name__):
+                ops, is_run = [], False
+                with self.assertRaisesRegex(RequestError, "^release: expected a concurrency limit"):
+                    with self.open(self.listen(changed).url).hold(self.attributes("/requests")):
+                        is_run = True
+                self.assertEqual((ops, is_run), (["decide", "release"], True))
+
+    def test_what_hold_cannot_give_back_is_a_warning(self):
+        def guarded(connection, _):
+            while request := message_from(connection):
+                is_cancel = op_of(request) == "cancel"
+                connection.sendall(failure(401, error="expected a token") if is_cancel else answer_of(service, request))
+
+        client = self.open(self.listen(guarded).url, token="secret")
+        with self.assert_a_warning("what hold took of a rule without permits wasn't given back: expected a token"):
+            with self.assertRaisesRegex(RequestError, "^hold: rule requests"), client.hold(self.attributes("/requests")):
+                self.fail("nothing is held")
 
     def test_while_the_service_is_away_closed_raises_and_open_allows(self):
         gone = Service(redis)
@@ -676,6 +728,30 @@ class Tasks(Calls, unittest.TestCase):
                 await asyncio.sleep(0)
                 task.cancel()
                 await self.assert_cancelled(task)
+
+        with self.assertNoLogs():
+            asyncio.run(run())
+
+    def test_a_task_that_is_cancelled_while_hold_gives_back_gives_back(self):
+        is_asked, go_on = threading.Event(), threading.Event()
+
+        def slow(connection, _):
+            while request := message_from(connection):
+                if op_of(request) == "cancel":
+                    is_asked.set()
+                    go_on.wait(PATIENT)
+                connection.sendall(answer_of(service, request))
+
+        async def run():
+            attributes = self.attributes("/requests")
+            async with AsyncClient(self.listen(slow).url, deadline=PATIENT) as client:
+                task = asyncio.create_task(client.hold(attributes).__aenter__())
+                self.assertTrue(await asyncio.to_thread(is_asked.wait, PATIENT))
+                task.cancel()
+                await self.assert_cancelled(task)
+                go_on.set()
+            async with AsyncClient(service.url, deadline=PATIENT) as client:
+                self.assertEqual((await client.decide(attributes, cost=0)).remaining, 10)
 
         with self.assertNoLogs():
             asyncio.run(run())

@@ -360,6 +360,29 @@ def _is_readable(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])
 
 
+def _why_without_permits(decision: Decision) -> Optional[str]:
+    """Why a decision that allows gave no permits, though `hold` asked for them; None if it may have, or needn't."""
+    # A failure policy knows no limits.
+    if decision.by == "policy":
+        return None
+    if decision.reason == "no-rule":
+        # A shadow rule is being tried, and must not stop anything.
+        return None if decision.raw.get("shadows") else "hold: no rule with permits applies to these attributes"
+    algorithms = {limit.algorithm for limit in decision.limits}
+    # Who is exempt, by a rule or a list that allows, has no limits, and needs no permit. A service that names no algorithm
+    # refuses the release.
+    if not algorithms or None in algorithms or "concurrency" in algorithms:
+        return None
+    return (
+        f"hold: rule {decision.rule} has no concurrency limit: give it one, or let a rule that has one match these "
+        "attributes first"
+    )
+
+
+def _warn_of_cancel(error: TollgateError) -> None:
+    _log.warning("what hold took of a rule without permits wasn't given back: %s", error)
+
+
 class Permit:
     """What `hold` holds."""
 
@@ -451,7 +474,10 @@ class Client(_Calls[Decision]):
     def hold(
         self, attributes: Attributes, cost: Optional[int] = None, costs: Optional[Mapping[str, int]] = None
     ) -> Iterator[Permit]:
-        """Takes permits, renews them in a thread while the block runs, and gives them back. `Denied` if there are none."""
+        """Takes permits, renews them in a thread while the block runs, and gives them back. `Denied` if there are none.
+
+        `RequestError` if the rule that applies has no permits, or no rule applies; the block doesn't run.
+        """
         request, by_id = _requests_of_hold(attributes, cost, costs)
         asked = time.monotonic()
         try:
@@ -462,6 +488,11 @@ class Client(_Calls[Decision]):
             decision = self._by_policy("decide", request, failure)
         if not decision.allowed:
             raise Denied(decision)
+        why = _why_without_permits(decision)
+        if why is not None:
+            if decision.limits:
+                self._cancel(by_id)
+            raise RequestError(why, 409, "input")
         permit = Permit(by_id, decision, asked)
         ended = threading.Event()
         if permit._pause:
@@ -477,6 +508,12 @@ class Client(_Calls[Decision]):
             raise
         ended.set()
         self._give_back(permit)
+
+    def _cancel(self, by_id: dict[str, Any]) -> None:
+        try:
+            self._send("cancel", by_id)
+        except TollgateError as error:
+            _warn_of_cancel(error)
 
     def _give_back(self, permit: Permit) -> None:
         if permit._is_held:
@@ -647,7 +684,10 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
     async def hold(
         self, attributes: Attributes, cost: Optional[int] = None, costs: Optional[Mapping[str, int]] = None
     ) -> AsyncIterator[Permit]:
-        """Takes permits, renews them in a task while the block runs, and gives them back. `Denied` if there are none."""
+        """Takes permits, renews them in a task while the block runs, and gives them back. `Denied` if there are none.
+
+        `RequestError` if the rule that applies has no permits, or no rule applies; the block doesn't run.
+        """
         request, by_id = _requests_of_hold(attributes, cost, costs)
         asked = time.monotonic()
         asking = asyncio.create_task(self._send("decide", request))
@@ -664,6 +704,12 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             decision = self._by_policy("decide", request, failure)
         if not decision.allowed:
             raise Denied(decision)
+        why = _why_without_permits(decision)
+        if why is not None:
+            if decision.limits:
+                # In the background, so that a task that is cancelled meanwhile gives it back all the same.
+                await asyncio.wait({self._in_background(self._cancel(by_id))})
+            raise RequestError(why, 409, "input")
         permit = Permit(by_id, decision, asked)
         keeper = asyncio.create_task(self._keep(permit)) if permit._pause else None
         try:
@@ -685,6 +731,12 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+    async def _cancel(self, by_id: dict[str, Any]) -> None:
+        try:
+            await self._send("cancel", by_id)
+        except TollgateError as error:
+            _warn_of_cancel(error)
 
     async def _give_back(self, permit: Permit) -> None:
         if permit._is_held:
