@@ -107,7 +107,11 @@ type Service struct {
 }
 
 func startService(redis *Redis, at string, options ...string) *Service {
-	own := []string{"../rules.toml", "--url", redis.url, "--http", at, "--grpc", "off", "--metrics", "off", "--deadline", "5s"}
+	return startServiceWith("../rules.toml", redis, at, options...)
+}
+
+func startServiceWith(rules string, redis *Redis, at string, options ...string) *Service {
+	own := []string{rules, "--url", redis.url, "--http", at, "--grpc", "off", "--metrics", "off", "--deadline", "5s"}
 	command := exec.Command(os.Getenv("TOLLGATE_SERVE"), append(own, options...)...)
 	output, err := command.StdoutPipe()
 	check(err)

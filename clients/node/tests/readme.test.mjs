@@ -1,4 +1,4 @@
-// The page's programs, as they are printed but for addresses.
+// The page's programs, as they are printed but for addresses, under the rules that it prints.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
@@ -8,7 +8,7 @@ import { createServer } from 'node:http';
 import { join } from 'node:path';
 import { test } from 'node:test';
 
-import { CLIENTS, end, startRedis, startService, within } from './service.mjs';
+import { CLIENTS, end, startRedis, startServiceWith, within } from './service.mjs';
 
 test("the page's programs run", async (t) => {
   const page = readFileSync(join(CLIENTS, 'node/README.md'), 'utf8');
@@ -23,7 +23,9 @@ test("the page's programs run", async (t) => {
   await once(other, 'listening');
   const redis = await startRedis();
   t.after(() => redis.end());
-  const service = await startService(redis);
+  const rules = join(redis.folder, 'rules.toml');
+  writeFileSync(rules, /```toml\n(.*?)```/s.exec(page)[1]);
+  const service = await startServiceWith(rules, redis);
   t.after(() => service.end());
   for (const [at, program] of programs.entries()) {
     const text = program

@@ -73,10 +73,14 @@ export async function startRedis() {
   };
 }
 
-export async function startService(redis, http = '127.0.0.1:0', ...options) {
+export function startService(redis, http = '127.0.0.1:0', ...options) {
+  return startServiceWith(join(CLIENTS, 'rules.toml'), redis, http, ...options);
+}
+
+export async function startServiceWith(rules, redis, http = '127.0.0.1:0', ...options) {
   // Tests must not fail because this machine is busy.
   const own = ['--url', redis.url, '--http', http, '--grpc', 'off', '--metrics', 'off', '--deadline', '5s'];
-  const child = spawn(SERVE, [join(CLIENTS, 'rules.toml'), ...own, ...options], { stdio: ['ignore', 'pipe', 'ignore'] });
+  const child = spawn(SERVE, [rules, ...own, ...options], { stdio: ['ignore', 'pipe', 'ignore'] });
   const address = /^http (.+)$/.exec(await lineOf(child, 'the address of tollgate-serve'))[1];
   return { address, url: http.startsWith('unix:') ? address : `http://${address}`, end: () => end(child) };
 }

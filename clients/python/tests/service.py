@@ -53,8 +53,10 @@ class Redis:
 
 
 class Service:
-    def __init__(self, redis: Redis, http: str = "127.0.0.1:0", *options: str) -> None:
-        arguments = [SERVE, CLIENTS / "rules.toml", "--url", redis.url, "--http", http, "--grpc", "off"]
+    def __init__(
+        self, redis: Redis, http: str = "127.0.0.1:0", *options: str, rules: Path = CLIENTS / "rules.toml"
+    ) -> None:
+        arguments = [SERVE, rules, "--url", redis.url, "--http", http, "--grpc", "off"]
         # Tests must not fail because this machine is busy.
         arguments += ["--metrics", "off", "--deadline", "5s", *options]
         self.process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
