@@ -193,7 +193,7 @@ async fn a_certificate_may_be_replaced_while_it_is_in_use() {
     write(&authorities[1]);
     certificate.reload().expect("a certificate");
     assert_eq!((trusts(&authorities[0]).await, trusts(&authorities[1]).await), (false, true));
-    // Who has connected and says nothing has begun nothing, and keeps nobody.
+    // A connection without a handshake doesn't delay the end.
     let mut silent = Connection::open(&address).await;
     assert!(trusts(&authorities[1]).await, "it was accepted before this one");
     let began = Instant::now();
