@@ -14,6 +14,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import tollgate_client
 from service import CLIENTS, PATIENT, Listener, Redis, Service, answer_of, end, failure, line_of, message_from, op_of
@@ -482,6 +483,116 @@ class Calls:
             with self.assertRaises(Unavailable), client.hold(self.attributes("/jobs")):
                 self.fail("nothing is held")
 
+    def test_what_a_broken_attempt_took_is_released_if_the_second_is_refused(self):
+        for on_error in ("closed", "open"):
+            is_released = threading.Event()
+
+            def refusing(connection, number, is_released=is_released):
+                while request := message_from(connection):
+                    if number == 1:
+                        # The service gave a permit, and its answer is lost.
+                        answer_of(service, request)
+                        connection.close()
+                        return
+                    if op_of(request) == "decide":
+                        connection.sendall(failure(401, error="expected a token"))
+                    else:
+                        connection.sendall(answer_of(service, request))
+                        is_released.set()
+
+            attributes = self.attributes("/jobs", on_error=on_error)
+            with self.subTest(on_error):
+                client = self.open(self.listen(refusing).url, on_error=on_error)
+                with self.assertRaisesRegex(RequestError, "^expected a token$"), client.hold(attributes, cost=2):
+                    self.fail("nothing is held")
+                self.assertTrue(is_released.wait(PATIENT), "the permits weren't released")
+                self.assertTrue(self.open().peek(attributes, cost=2).allowed)
+
+    def test_what_the_service_refuses_at_once_is_not_released(self):
+        ops = []
+
+        def refusing(connection, _):
+            while request := message_from(connection):
+                ops.append(op_of(request))
+                connection.sendall(failure(401, error="expected a token"))
+
+        client = self.open(self.listen(refusing).url)
+        with self.assertRaises(RequestError), client.hold(self.attributes("/jobs")):
+            self.fail("nothing is held")
+        time.sleep(0.2)
+        self.assertEqual(ops, ["decide"])
+
+    def test_a_release_that_nobody_waits_for_outlasts_an_outage(self):
+        taken, releases, is_released = [], 0, threading.Event()
+
+        def away(connection, _):
+            nonlocal releases
+            while request := message_from(connection):
+                answer = failure(503, error="overloaded")
+                if op_of(request) == "decide":
+                    # The service gave a permit, and nobody knows.
+                    answer_of(service, request)
+                else:
+                    releases += 1
+                    if releases == 1:
+                        began = time.monotonic()
+                        connection.recv(1)
+                        taken.append(time.monotonic() - began)
+                        return
+                    if releases == 4:
+                        answer = answer_of(service, request)
+                        is_released.set()
+                connection.sendall(answer)
+
+        attributes = self.attributes("/jobs")
+        with self.assertNoLogs("tollgate_client"):
+            client = self.open(self.listen(away).url, deadline=0.15)
+            with self.assertRaises(Unavailable), client.hold(attributes, cost=2):
+                self.fail("nothing is held")
+            self.assertTrue(is_released.wait(PATIENT), "the permits weren't released")
+        self.assertTrue(self.open().peek(attributes, cost=2).allowed)
+        self.assertGreater(taken[0], 0.3, "a short deadline is that of the caller alone")
+
+    def test_a_release_that_nobody_waits_for_is_given_up_after_some_attempts_or_some_time(self):
+        releases = 0
+
+        def failing(connection, _):
+            nonlocal releases
+            while request := message_from(connection):
+                releases += op_of(request) == "release"
+                connection.sendall(failure(503, error="overloaded"))
+
+        client = self.open(self.listen(failing).url)
+        for attempts, changed in ((4, {"_UNREAD_PAUSES": (0.01,) * 3}), (1, {"_UNREAD_PATIENCE": -1})):
+            releases = 0
+            with self.subTest(changed), mock.patch.multiple(tollgate_client, **changed):
+                with self.assert_a_warning("a permit wasn't released: overloaded"):
+                    with self.assertRaises(Unavailable), client.hold(self.attributes("/jobs")):
+                        self.fail("nothing is held")
+                self.assertEqual(releases, attempts)
+
+    def test_an_unknown_id_is_no_news_to_a_release_whose_error_nobody_gets(self):
+        is_asked = threading.Event()
+
+        def forgetful(connection, _):
+            while request := message_from(connection):
+                if op_of(request) == "decide":
+                    connection.sendall(failure(503, error="overloaded") if is_failing else answer_of(service, request))
+                else:
+                    connection.sendall(failure(404, error="no rule applies to these attributes", kind="unknown-id"))
+                    is_asked.set()
+
+        client = self.open(self.listen(forgetful).url)
+        with self.assertNoLogs("tollgate_client"):
+            is_failing = True
+            with self.assertRaises(Unavailable), client.hold(self.attributes("/jobs")):
+                self.fail("nothing is held")
+            self.assertTrue(is_asked.wait(PATIENT), "the permits weren't released")
+            time.sleep(0.2)
+            is_failing = False
+            with self.assertRaisesRegex(KeyError, "work"), client.hold(self.attributes("/jobs")):
+                raise KeyError("work")
+
     def test_a_connection_closed_while_unused_is_replaced(self):
         def one_each(connection, _):
             connection.sendall(answer_of(service, message_from(connection)))
@@ -562,6 +673,23 @@ class Calls:
         for named in ({"url": "127.0.0.1:8080"}, {"url": "ftp://x"}, {"on_error": "local"}, {"deadline": 0}):
             with self.subTest(named), self.assertRaises(ValueError):
                 self.open(**named)
+
+
+class Pauses(unittest.TestCase):
+    def test_of_releases_that_nobody_waits_for_grow_and_differ(self):
+        with Client("http://127.0.0.1:8080") as client:
+            first, second = list(client._unread_pauses()), list(client._unread_pauses())
+        self.assertEqual(len(first), 7)
+        for pause, least in zip(first, (0.2, 0.4, 0.8, 1.6, 2, 2, 2)):
+            self.assertTrue(least <= pause <= 2 * least, first)
+        self.assertNotEqual(first, second)
+
+    def test_at_most_256_releases_are_retried_at_a_time(self):
+        with Client("http://127.0.0.1:8080") as client:
+            begun = [client._unread_pauses() for _ in range(257)]
+            self.assertEqual(sum(next(pauses, None) is not None for pauses in begun), 256)
+            begun[0].close()
+            self.assertIsNotNone(next(client._unread_pauses(), None))
 
 
 class Threads(Calls, unittest.TestCase):
@@ -719,6 +847,79 @@ class Tasks(Calls, unittest.TestCase):
         for op in ("decide", "release"):
             with self.subTest(op), self.assert_a_warning("a permit wasn't released: expected a token"):
                 cancelled_during(op)
+
+    def test_a_release_that_is_left_by_a_cancelled_task_outlasts_an_outage(self):
+        is_asked, go_on, releases = threading.Event(), threading.Event(), 0
+
+        def away(connection, _):
+            nonlocal releases
+            while request := message_from(connection):
+                is_release = op_of(request) == "release"
+                releases += is_release
+                if is_release and releases < 4:
+                    is_asked.set()
+                    go_on.wait(PATIENT)
+                    connection.sendall(failure(503, error="overloaded"))
+                else:
+                    connection.sendall(answer_of(service, request))
+
+        async def run():
+            attributes = self.attributes("/jobs")
+            async with AsyncClient(self.listen(away).url, deadline=PATIENT) as client:
+
+                async def work():
+                    async with client.hold(attributes, cost=2):
+                        pass
+
+                task = asyncio.create_task(work())
+                self.assertTrue(await asyncio.to_thread(is_asked.wait, PATIENT))
+                task.cancel()
+                await self.assert_cancelled(task)
+                go_on.set()
+                await self.assert_released(client, attributes)
+
+        with self.assertNoLogs("tollgate_client"):
+            asyncio.run(run())
+
+    def test_close_does_not_wait_for_the_service_to_be_back(self):
+        releases = 0
+        is_paused = threading.Event()
+
+        def away(connection, _):
+            nonlocal releases
+            while request := message_from(connection):
+                releases += op_of(request) == "release"
+                connection.sendall(failure(503, error="overloaded"))
+                if releases:
+                    is_paused.set()
+
+        async def run():
+            async with AsyncClient(self.listen(away).url, deadline=PATIENT) as client:
+                with self.assertRaises(Unavailable):
+                    await client.hold(self.attributes("/jobs")).__aenter__()
+                self.assertTrue(await asyncio.to_thread(is_paused.wait, PATIENT))
+                await asyncio.sleep(0.1)
+
+        began = time.monotonic()
+        with mock.patch.object(tollgate_client, "_UNREAD_PAUSES", (2 * PATIENT,)):
+            with self.assert_a_warning("a permit wasn't released: overloaded"):
+                asyncio.run(run())
+        self.assertEqual(releases, 2)
+        self.assertLess(time.monotonic() - began, PATIENT)
+
+    def test_a_cancelled_call_that_took_nothing_is_not_released(self):
+        gone = Service(redis)
+        gone.end()
+
+        async def run():
+            async with AsyncClient(gone.url, deadline=PATIENT) as client:
+                task = asyncio.create_task(client.hold(self.attributes("/jobs")).__aenter__())
+                await asyncio.sleep(0)
+                task.cancel()
+                await self.assert_cancelled(task)
+
+        with self.assertNoLogs("tollgate_client"):
+            asyncio.run(run())
 
     def test_a_cancelled_hold_of_a_rule_without_permits_is_no_news(self):
         async def run():

@@ -15,14 +15,15 @@ import ipaddress
 import json
 import logging
 import os
+import random
 import select
 import socket
 import ssl
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, MutableMapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, MutableMapping
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Optional, TypeVar, Union
 from urllib.parse import quote, urlsplit
@@ -51,6 +52,19 @@ _IDLE_CONNECTIONS = 64
 _RELEASE_PAUSES = (0.05, 0.2, None)
 """Seconds between the attempts to release a permit. After the last one, it comes back at its ttl."""
 
+_UNREAD_DEADLINE = 0.5
+"""The least deadline of a release that nobody waits for: one given up early would only be repeated."""
+
+_UNREAD_PAUSES = (0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
+"""Seconds between its attempts while the service is away. Each is lengthened randomly, up to twice, so that callers that
+failed together don't retry together. After the last attempt, the permit comes back at its ttl."""
+
+_UNREAD_PATIENCE = 15.0
+"""A failure so many seconds after the first one isn't retried."""
+
+_UNREAD_RETRIED = 256
+"""At most so many of a client's are retried at a time, since each is a thread or a task. Others are tried once."""
+
 _log = logging.getLogger("tollgate_client")
 
 Attributes = Mapping[str, Union[str, int, float, bool]]
@@ -71,6 +85,8 @@ class RequestError(TollgateError):
         super().__init__(message)
         self.status = status
         self.kind = kind
+        # None if it answers a second attempt, and the first one may have been charged.
+        self._charged: Optional[bool] = False
 
 
 class UnknownId(RequestError):
@@ -224,6 +240,7 @@ class _Calls(Generic[R]):
             f"POST {prefix}/v1/%s HTTP/1.1\r\nHost: {'localhost' if is_unix else parts.netloc.rpartition('@')[2]}\r\n"
             f"{authorization}Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         )
+        self._retries = threading.BoundedSemaphore(_UNREAD_RETRIED)
         self._begin()
 
     def _begin(self) -> None:
@@ -295,12 +312,26 @@ class _Calls(Generic[R]):
         body = json.dumps(request, allow_nan=False).encode()
         return (self._head % (op, len(body))).encode("latin-1") + body
 
-    def _too_slow(self) -> str:
-        return f"no answer within {self._deadline * 1000:g} ms"
+    def _is_left_held(self, error: TollgateError) -> bool:
+        """Whether a `hold` that fails with this may have been given a permit all the same, and ends."""
+        return _may_have_taken(error) and (self._on_error == "closed" or not isinstance(error, Unavailable))
 
-    def _is_left_held(self, failure: Unavailable) -> bool:
-        """Whether a `hold` that this failure ends may have been given a permit all the same."""
-        return self._on_error == "closed" and failure.charged is not False
+    def _unread_deadline(self) -> float:
+        return max(self._deadline, _UNREAD_DEADLINE)
+
+    def _unread_pauses(self) -> Generator[float, None, None]:
+        """Seconds until each further attempt of a release that nobody waits for, begun at its first failure."""
+        retries = self._retries
+        if not retries.acquire(blocking=False):
+            return
+        try:
+            until = time.monotonic() + _UNREAD_PATIENCE
+            for pause in _UNREAD_PAUSES:
+                if time.monotonic() > until:
+                    return
+                yield pause * random.uniform(1, 2)
+        finally:
+            retries.release()
 
     def _by_policy(self, op: str, request: dict[str, Any], failure: Unavailable) -> Decision:
         # A renewal that fails is no permission to go on: the permit may be another's by now.
@@ -339,14 +370,29 @@ def _may_repeat(op: str, request: dict[str, Any], failure: Unavailable) -> bool:
     return failure.kind in ("unreachable", "disconnected") and (op == "peek" or "id" in request)
 
 
-def _note_earlier(failure: Unavailable, earlier: Unavailable) -> None:
+def _too_slow(deadline: float) -> str:
+    return f"no answer within {deadline * 1000:g} ms"
+
+
+def _note_earlier(error: TollgateError, earlier: Unavailable) -> None:
     """Of a call that was sent twice: that the second attempt took nothing doesn't tell what the first one took."""
-    if earlier.charged is None and failure.charged is False:
-        failure.charged = None
+    if earlier.charged is not None:
+        return
+    if isinstance(error, RequestError):
+        error._charged = None
+    elif isinstance(error, Unavailable) and error.charged is False:
+        error.charged = None
+
+
+def _may_have_taken(error: TollgateError) -> bool:
+    """Whether a call that failed with this may have taken units all the same."""
+    if isinstance(error, RequestError):
+        return error._charged is not False
+    return not (isinstance(error, Unavailable) and error.charged is False)
 
 
 def _warn_of_release(error: TollgateError) -> None:
-    """Of a release that nobody waits for. An id that nothing is remembered for has no permits: none were given."""
+    """Of a release whose error no caller gets. An id that nothing is remembered for has no permits to give back."""
     if not isinstance(error, UnknownId):
         _log.warning("a permit wasn't released: %s", error)
 
@@ -422,6 +468,7 @@ class Permit:
 
 class _Deadline:
     def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
@@ -482,10 +529,12 @@ class Client(_Calls[Decision]):
         asked = time.monotonic()
         try:
             decision = self._send("decide", request)
-        except Unavailable as failure:
-            if self._is_left_held(failure):
+        except TollgateError as error:
+            if self._is_left_held(error):
                 threading.Thread(target=self._release_unread, args=(by_id,), daemon=True).start()
-            decision = self._by_policy("decide", request, failure)
+            if not isinstance(error, Unavailable):
+                raise
+            decision = self._by_policy("decide", request, error)
         if not decision.allowed:
             raise Denied(decision)
         why = _why_without_permits(decision)
@@ -504,7 +553,7 @@ class Client(_Calls[Decision]):
             try:
                 self._give_back(permit)
             except TollgateError as error:
-                _log.warning("a permit wasn't released: %s", error)
+                _warn_of_release(error)
             raise
         ended.set()
         self._give_back(permit)
@@ -517,24 +566,35 @@ class Client(_Calls[Decision]):
 
     def _give_back(self, permit: Permit) -> None:
         if permit._is_held:
-            self._release(permit._by_id)
-
-    def _release_unread(self, by_id: dict[str, Any]) -> None:
-        try:
-            self._release(by_id)
-        except TollgateError as error:
-            _warn_of_release(error)
+            try:
+                self._release(permit._by_id)
+            except Unavailable as failure:
+                # The work is done.
+                _warn_of_release(failure)
 
     def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
             try:
                 self._send("release", by_id)
                 return
-            except Unavailable as failure:
+            except Unavailable:
                 if pause is None:
-                    _log.warning("a permit wasn't released and comes back at its ttl: %s", failure)
-                else:
-                    time.sleep(pause)
+                    raise
+                time.sleep(pause)
+
+    def _release_unread(self, by_id: dict[str, Any]) -> None:
+        """For nobody who waits: again for some seconds while the service is away."""
+        with closing(self._unread_pauses()) as pauses:
+            while True:
+                try:
+                    self._send("release", by_id, self._unread_deadline())
+                    return
+                except TollgateError as error:
+                    pause = next(pauses, None) if isinstance(error, Unavailable) else None
+                    if pause is None:
+                        _warn_of_release(error)
+                        return
+                time.sleep(pause)
 
     def _keep(self, permit: Permit, ended: threading.Event) -> None:
         pause: Optional[float] = permit._pause
@@ -555,8 +615,8 @@ class Client(_Calls[Decision]):
         except Unavailable as failure:
             return self._by_policy(op, request, failure)
 
-    def _send(self, op: str, request: dict[str, Any]) -> Decision:
-        data, deadline = self._encode(op, request), _Deadline(self._deadline)
+    def _send(self, op: str, request: dict[str, Any], seconds: Optional[float] = None) -> Decision:
+        data, deadline = self._encode(op, request), _Deadline(seconds or self._deadline)
         try:
             answer = self._exchange(data, deadline)
         except Unavailable as earlier:
@@ -564,8 +624,8 @@ class Client(_Calls[Decision]):
                 raise
             try:
                 return _answer(*self._exchange(data, deadline))
-            except Unavailable as failure:
-                _note_earlier(failure, earlier)
+            except TollgateError as error:
+                _note_earlier(error, earlier)
                 raise
         return _answer(*answer)
 
@@ -585,7 +645,7 @@ class Client(_Calls[Decision]):
                 content = response.read()
             except TimeoutError as error:
                 connection.close()
-                raise Unavailable(self._too_slow(), "deadline", None if is_sent else False) from error
+                raise Unavailable(_too_slow(deadline.seconds), "deadline", None if is_sent else False) from error
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 # The service never had the whole request: it had closed this connection, which wasn't used for a while.
@@ -624,7 +684,7 @@ class Client(_Calls[Decision]):
                 raise
             return connection
         except TimeoutError as error:
-            raise Unavailable(self._too_slow(), "deadline", False) from error
+            raise Unavailable(_too_slow(deadline.seconds), "deadline", False) from error
         except OSError as error:
             raise Unavailable(f"the service can't be reached: {error}", "unreachable", False) from error
 
@@ -635,6 +695,8 @@ class Client(_Calls[Decision]):
             inherited, self._lock, self._idle, self._process = self._idle, threading.Lock(), [], os.getpid()
             for connection, _ in inherited:
                 connection.close()
+            # So are the threads that retry.
+            self._retries = threading.BoundedSemaphore(_UNREAD_RETRIED)
         while True:
             with self._lock:
                 if not self._idle:
@@ -663,13 +725,19 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
     def _begin(self) -> None:
         self._idle: list[tuple[_Stream, float]] = []
         self._background: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
 
     async def close(self) -> None:
         """Waits for releases that are under way, and closes the connections that are kept.
 
-        If it is cancelled, the releases go on, and the connections stay open.
+        A release that nobody waits for, and that waits for the service to be back, is tried once more, at once. If this
+        is cancelled, the releases go on, and the connections stay open.
         """
-        await asyncio.shield(asyncio.gather(*self._background, return_exceptions=True))
+        self._closing.set()
+        try:
+            await asyncio.shield(asyncio.gather(*self._background, return_exceptions=True))
+        finally:
+            self._closing.clear()
         idle, self._idle = self._idle, []
         for (_, writer), _since in idle:
             writer.close()
@@ -696,12 +764,14 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             await asyncio.wait({asking})
             decision = asking.result()
         except asyncio.CancelledError:
-            self._in_background(_unread(self._release_after(asking, by_id)))
+            self._in_background(self._release_after(asking, by_id))
             raise
-        except Unavailable as failure:
-            if self._is_left_held(failure):
-                self._in_background(_unread(self._release(by_id)))
-            decision = self._by_policy("decide", request, failure)
+        except TollgateError as error:
+            if self._is_left_held(error):
+                self._in_background(self._release_unread(by_id))
+            if not isinstance(error, Unavailable):
+                raise
+            decision = self._by_policy("decide", request, error)
         if not decision.allowed:
             raise Denied(decision)
         why = _why_without_permits(decision)
@@ -720,7 +790,7 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             try:
                 await self._give_back(permit)
             except TollgateError as error:
-                _log.warning("a permit wasn't released: %s", error)
+                _warn_of_release(error)
             raise
         if keeper is not None:
             keeper.cancel()
@@ -745,25 +815,54 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                 # A task that is cancelled meanwhile releases all the same.
                 await asyncio.wait({release})
             except asyncio.CancelledError:
-                self._in_background(_unread(release))
+                self._in_background(self._go_on_with(release, permit._by_id))
                 raise
-            release.result()
+            try:
+                release.result()
+            except Unavailable as failure:
+                # The work is done.
+                _warn_of_release(failure)
 
     async def _release_after(self, asking: asyncio.Task[Decision], by_id: dict[str, Any]) -> None:
         # If the service took the release first, nothing would be released, and the permit given after that would be kept.
-        await asyncio.gather(asking, return_exceptions=True)
-        await self._release(by_id)
+        (outcome,) = await asyncio.gather(asking, return_exceptions=True)
+        if not isinstance(outcome, TollgateError) or _may_have_taken(outcome):
+            await self._release_unread(by_id)
+
+    async def _go_on_with(self, release: asyncio.Task[None], by_id: dict[str, Any]) -> None:
+        """Waits for a release in the place of a caller who has gone."""
+        try:
+            await release
+        except Unavailable:
+            await self._release_unread(by_id)
+        except TollgateError as error:
+            _warn_of_release(error)
 
     async def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
             try:
                 await self._send("release", by_id)
                 return
-            except Unavailable as failure:
+            except Unavailable:
                 if pause is None:
-                    _log.warning("a permit wasn't released and comes back at its ttl: %s", failure)
-                else:
-                    await asyncio.sleep(pause)
+                    raise
+                await asyncio.sleep(pause)
+
+    async def _release_unread(self, by_id: dict[str, Any]) -> None:
+        """For nobody who waits: again for some seconds while the service is away."""
+        with closing(self._unread_pauses()) as pauses:
+            while True:
+                is_last = self._closing.is_set()
+                try:
+                    await self._send("release", by_id, self._unread_deadline())
+                    return
+                except TollgateError as error:
+                    pause = next(pauses, None) if isinstance(error, Unavailable) and not is_last else None
+                    if pause is None:
+                        _warn_of_release(error)
+                        return
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause)
 
     async def _keep(self, permit: Permit) -> None:
         pause: Optional[float] = permit._pause
@@ -783,19 +882,20 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         except Unavailable as failure:
             return self._by_policy(op, request, failure)
 
-    async def _send(self, op: str, request: dict[str, Any]) -> Decision:
+    async def _send(self, op: str, request: dict[str, Any], seconds: Optional[float] = None) -> Decision:
+        deadline = seconds or self._deadline
         state = {"sent": False}
         attempts = asyncio.create_task(self._attempts(op, request, self._encode(op, request), state))
         # If nobody waits for it any more, its failure is no news.
         attempts.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             # Not `wait_for`: before Python 3.12 it drops a cancellation that comes together with the answer.
-            await asyncio.wait({attempts}, timeout=self._deadline)
+            await asyncio.wait({attempts}, timeout=deadline)
             if attempts.done():
                 return attempts.result()
         finally:
             attempts.cancel()
-        raise Unavailable(self._too_slow(), "deadline", None if state["sent"] else False)
+        raise Unavailable(_too_slow(deadline), "deadline", None if state["sent"] else False)
 
     async def _attempts(self, op: str, request: dict[str, Any], data: bytes, state: dict[str, bool]) -> Decision:
         try:
@@ -805,8 +905,8 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                 raise
             try:
                 return _answer(*await self._exchange(data, state))
-            except Unavailable as failure:
-                _note_earlier(failure, earlier)
+            except TollgateError as error:
+                _note_earlier(error, earlier)
                 raise
         return _answer(*answer)
 
@@ -860,14 +960,6 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                     return stream
             writer.close()
         return None
-
-
-async def _unread(release: Awaitable[None]) -> None:
-    """Waits for a release in the place of a caller who has gone."""
-    try:
-        await release
-    except TollgateError as error:
-        _warn_of_release(error)
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str], bytes, bool]:
