@@ -19,6 +19,18 @@ const IDLE_CONNECTIONS = 64;
 /** Milliseconds between the attempts to release a permit. After the last one, it comes back at its ttl. */
 const RELEASE_PAUSES = [50, 200];
 
+/** The least deadline, in milliseconds, of a release that nobody waits for: one given up early would only be repeated. */
+const UNREAD_DEADLINE = 500;
+/**
+ * Milliseconds between its attempts while the service is away. Each is lengthened randomly, up to twice, so that callers
+ * that failed together don't retry together. After the last attempt, the permit comes back at its ttl.
+ */
+const UNREAD_PAUSES = [200, 400, 800, 1600, 2000, 2000, 2000];
+/** A failure so many milliseconds after the first one isn't retried. */
+const UNREAD_PATIENCE = 15_000;
+/** At most so many of a client's are retried at a time. Others are tried once. */
+const UNREAD_RETRIED = 256;
+
 /**
  * @typedef {Record<string, string | number | boolean>} Attributes What rules match and count.
  *
@@ -131,6 +143,7 @@ export class Client {
   #agent;
   #deadline;
   #onError;
+  #retried = 0;
 
   /** @param {string} url `http://HOST:PORT`, `https://HOST` or `unix:PATH` @param {Settings} [settings] */
   constructor(url, { token, deadline = DEADLINE, onError = 'closed', tls } = {}) {
@@ -241,9 +254,10 @@ export class Client {
     try {
       decision = await this.#send('decide', asked);
     } catch (error) {
-      if (!(error instanceof Unavailable)) throw error;
+      const goesOn = error instanceof Unavailable && this.#onError === 'open';
       // The service may have given a permit all the same.
-      if (this.#onError === 'closed' && error.charged !== false) void this.#release(byId).catch(warn);
+      if (!goesOn && mayHaveTaken(error)) void this.#releaseUnread(byId);
+      if (!(error instanceof Unavailable)) throw error;
       decision = this.#byPolicy('decide', asked, error);
     }
     if (!decision.allowed) throw new Denied(decision);
@@ -276,7 +290,7 @@ export class Client {
     try {
       result = await work(permit);
     } catch (error) {
-      await permit.release().catch(warn);
+      await permit.release().catch(warnOfRelease);
       throw error;
     }
     await permit.release();
@@ -292,11 +306,54 @@ export class Client {
       } catch (error) {
         if (!(error instanceof Unavailable)) throw error;
         if (attempt === RELEASE_PAUSES.length) {
-          warn(error);
+          // The work is done.
+          warnOfRelease(error);
           return;
         }
         await sleep(RELEASE_PAUSES[attempt]);
       }
+    }
+  }
+
+  /** For nobody who waits: again for some seconds while the service is away. @param {Asked} byId */
+  async #releaseUnread(byId) {
+    const pauses = this.#unreadPauses();
+    try {
+      for (;;) {
+        try {
+          await this.#send('release', byId, Math.max(this.#deadline, UNREAD_DEADLINE));
+          return;
+        } catch (error) {
+          const pause = error instanceof Unavailable ? pauses.next().value : undefined;
+          if (pause === undefined) {
+            warnOfRelease(error);
+            return;
+          }
+          // A process that has nothing else to do ends.
+          await new Promise((resolve) => setTimeout(resolve, pause).unref());
+        }
+      }
+    } finally {
+      pauses.return(undefined);
+    }
+  }
+
+  /**
+   * Milliseconds until each further attempt, begun at the first failure.
+   * @returns {Generator<number, undefined, void>}
+   */
+  *#unreadPauses() {
+    if (this.#retried >= UNREAD_RETRIED) return undefined;
+    this.#retried += 1;
+    try {
+      const until = performance.now() + UNREAD_PATIENCE;
+      for (const pause of UNREAD_PAUSES) {
+        if (performance.now() > until) break;
+        yield pause * (1 + Math.random());
+      }
+      return undefined;
+    } finally {
+      this.#retried -= 1;
     }
   }
 
@@ -321,30 +378,36 @@ export class Client {
     };
   }
 
-  /** @param {string} op @param {Asked} asked @returns {Promise<Decision>} */
-  async #send(op, asked) {
+  /** @param {string} op @param {Asked} asked @param {number} [deadline] @returns {Promise<Decision>} */
+  async #send(op, asked, deadline = this.#deadline) {
     const body = JSON.stringify(asked);
-    const ends = performance.now() + this.#deadline;
+    const time = { deadline, ends: performance.now() + deadline };
     let answered;
     try {
-      answered = await this.#exchange(op, body, ends);
+      answered = await this.#exchange(op, body, time);
     } catch (earlier) {
       if (!(earlier instanceof Unavailable) || !mayRepeat(op, asked, earlier)) throw earlier;
       try {
-        return answer(await this.#exchange(op, body, ends));
+        return answer(await this.#exchange(op, body, time));
       } catch (error) {
         // That the second attempt took nothing doesn't tell what the first one took.
         if (error instanceof Unavailable && earlier.charged === null && error.charged === false) error.charged = null;
+        if (error instanceof RequestError) error.cause = earlier;
         throw error;
       }
     }
     return answer(answered);
   }
 
-  /** @param {string} op @param {string} body @param {number} ends @returns {Promise<Answer>} */
-  async #exchange(op, body, ends) {
+  /**
+   * @param {string} op
+   * @param {string} body
+   * @param {{ deadline: number, ends: number }} time
+   * @returns {Promise<Answer>}
+   */
+  async #exchange(op, body, time) {
     for (;;) {
-      const [sent, outcome] = this.#post(op, body, ends);
+      const [sent, outcome] = this.#post(op, body, time);
       try {
         return await outcome;
       } catch (error) {
@@ -361,8 +424,13 @@ export class Client {
     }
   }
 
-  /** @param {string} op @param {string} body @param {number} ends @returns {[http.ClientRequest, Promise<Answer>]} */
-  #post(op, body, ends) {
+  /**
+   * @param {string} op
+   * @param {string} body
+   * @param {{ deadline: number, ends: number }} time
+   * @returns {[http.ClientRequest, Promise<Answer>]}
+   */
+  #post(op, body, { deadline, ends }) {
     const sent = this.#transport.request({
       ...this.#target,
       method: 'POST',
@@ -373,7 +441,7 @@ export class Client {
     const outcome = new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         const charged = sent.writableFinished ? null : false;
-        reject(new Unavailable(`no answer within ${this.#deadline} ms`, 'deadline', charged));
+        reject(new Unavailable(`no answer within ${deadline} ms`, 'deadline', charged));
         // With its connection, so that a late answer isn't read as that to another call.
         sent.destroy();
       }, Math.max(0, ends - performance.now()));
@@ -588,6 +656,13 @@ function mayRepeat(op, asked, failure) {
   return ['unreachable', 'disconnected'].includes(failure.kind) && (op === 'peek' || asked.id !== undefined);
 }
 
+/** Whether a call that failed with this may have taken units all the same. @param {unknown} error */
+function mayHaveTaken(error) {
+  // An answer to the second attempt doesn't tell what the first one took.
+  const failure = error instanceof RequestError ? error.cause : error;
+  return failure instanceof Unavailable && failure.charged !== false;
+}
+
 /**
  * The decision in an answer. A denial may have any status, so the body tells whether it is a decision.
  * @param {Answer} answer
@@ -627,6 +702,14 @@ function camelCased(body) {
 /** @param {unknown} error */
 function warn(error) {
   process.emitWarning(error instanceof Error ? `${error.name}: ${error.message}` : String(error), 'TollgateWarning');
+}
+
+/**
+ * Of a release whose error no caller gets. An id that nothing is remembered for has no permits to give back.
+ * @param {unknown} error
+ */
+function warnOfRelease(error) {
+  if (!(error instanceof UnknownId)) warn(`a permit wasn't released: ${error}`);
 }
 
 /** @param {unknown} error */

@@ -432,10 +432,199 @@ test('an error of a release that nobody waits for is a warning', async (t) => {
   const warned = once(process, 'warning');
   await assert.rejects(open(t, listener.url, { token: 'secret' }).hold(of(t, '/jobs')), Unavailable);
   const [warning] = await within(warned, 'a warning');
-  assert.deepEqual([warning.name, warning.message], ['TollgateWarning', 'RequestError: expected a token']);
+  const expected = "a permit wasn't released: RequestError: expected a token";
+  assert.deepEqual([warning.name, warning.message], ['TollgateWarning', expected]);
   // Node looks for rejections that nobody handles after the microtasks of a turn.
   await sleep(1);
   assert.deepEqual(unhandled, []);
+});
+
+test('what a broken attempt took is released if the second is refused', async (t) => {
+  for (const onError of ['closed', 'open']) {
+    const attributes = of(t, '/jobs', { onError });
+    let released;
+    const isReleased = new Promise((resolve) => {
+      released = resolve;
+    });
+    const listener = await listening(t, (socket, number) => {
+      messages(socket, async (request) => {
+        if (number === 1) {
+          // The service gave a permit, and its answer is lost.
+          await answerOf(service, request);
+          socket.destroy();
+        } else if (opOf(request) === 'decide') {
+          socket.write(failure(401, { error: 'expected a token' }));
+        } else {
+          socket.write(await answerOf(service, request));
+          released();
+        }
+      });
+    });
+    const held = open(t, listener.url, { onError }).hold(attributes, { cost: 2 });
+    await assert.rejects(held, /^RequestError: expected a token$/);
+    await within(isReleased, 'a release');
+    assert.ok((await open(t).peek(attributes, { cost: 2 })).allowed);
+  }
+});
+
+test("what the service refuses at once isn't released", async (t) => {
+  const ops = [];
+  const listener = await listening(t, (socket) => {
+    messages(socket, (request) => {
+      ops.push(opOf(request));
+      socket.write(failure(401, { error: 'expected a token' }));
+    });
+  });
+  await assert.rejects(open(t, listener.url).hold(of(t, '/jobs')), RequestError);
+  await sleep(200);
+  assert.deepEqual(ops, ['decide']);
+});
+
+test('a release that nobody waits for outlasts an outage', async (t) => {
+  const warnings = warningsOf(t);
+  const attributes = of(t, '/jobs');
+  let releases = 0;
+  let taken;
+  let released;
+  const isReleased = new Promise((resolve) => {
+    released = resolve;
+  });
+  const listener = await listening(t, (socket) => {
+    messages(socket, async (request) => {
+      let answer = failure(503, { error: 'overloaded' });
+      if (opOf(request) === 'decide') {
+        // The service gave a permit, and nobody knows.
+        await answerOf(service, request);
+      } else {
+        releases += 1;
+        if (releases === 1) {
+          const began = performance.now();
+          socket.on('close', () => {
+            taken = performance.now() - began;
+          });
+          return;
+        }
+        if (releases === 4) {
+          answer = await answerOf(service, request);
+          released();
+        }
+      }
+      socket.write(answer);
+    });
+  });
+  await assert.rejects(open(t, listener.url, { deadline: 150 }).hold(attributes, { cost: 2 }), Unavailable);
+  await within(isReleased, 'a release');
+  assert.ok((await open(t).peek(attributes, { cost: 2 })).allowed);
+  assert.ok(taken > 300, `a short deadline is that of the caller alone, and it was ${taken} ms`);
+  assert.deepEqual(warnings, []);
+});
+
+test('a release that nobody waits for is given up after some attempts, or some time', async (t) => {
+  let releases = 0;
+  const listener = await listening(t, (socket) => {
+    messages(socket, (request) => {
+      if (opOf(request) === 'release') releases += 1;
+      socket.write(failure(503, { error: 'overloaded' }));
+    });
+  });
+  const client = open(t, listener.url);
+  const { setTimeout: wait } = globalThis;
+  const now = performance.now.bind(performance);
+  let pauses;
+  let skipped;
+  let passed = 0;
+  const skip = (run, pause, ...rest) => {
+    // Other timers are those of deadlines.
+    if (pause >= PATIENT / 2) return wait(run, pause, ...rest);
+    pauses.push(pause);
+    passed += skipped;
+    return wait(run, 1, ...rest);
+  };
+  const hold = async (each) => {
+    [releases, pauses, skipped] = [0, [], each];
+    const warned = once(process, 'warning');
+    [globalThis.setTimeout, performance.now] = [skip, () => now() + passed];
+    try {
+      await assert.rejects(client.hold(of(t, '/jobs')), Unavailable);
+      // `within` has a timer of its own.
+      const [warning] = await warned;
+      assert.equal(warning.message, "a permit wasn't released: Unavailable: overloaded");
+    } finally {
+      globalThis.setTimeout = wait;
+      delete performance.now;
+    }
+  };
+  await hold(0);
+  const first = pauses;
+  assert.equal(releases, 8);
+  for (const [at, least] of [200, 400, 800, 1600, 2000, 2000, 2000].entries()) {
+    assert.ok(first[at] >= least && first[at] <= 2 * least, String(first));
+  }
+  await hold(8000);
+  assert.equal(releases, 3);
+  assert.notDeepEqual(pauses, first.slice(0, 2), 'callers that failed together come back at several times');
+});
+
+test('at most 256 releases are retried at a time', async (t) => {
+  let releases = 0;
+  let others = 0;
+  let all;
+  const isAll = new Promise((resolve) => {
+    all = resolve;
+  });
+  const listener = await listening(t, (socket) => {
+    messages(socket, (request) => {
+      if (opOf(request) === 'release') releases += 1;
+      socket.write(failure(503, { error: 'overloaded' }));
+    });
+  });
+  const note = () => {
+    others += 1;
+    if (others === 4) all();
+  };
+  process.on('warning', note);
+  t.after(() => process.off('warning', note));
+  const client = open(t, listener.url);
+  // Those that are retried wait for longer than this process runs. Other timers are those of deadlines.
+  const { setTimeout: wait } = globalThis;
+  globalThis.setTimeout = (run, pause, ...rest) => wait(run, pause < PATIENT / 2 ? 600_000 : pause, ...rest);
+  t.after(() => {
+    globalThis.setTimeout = wait;
+  });
+  const held = Array.from({ length: 260 }, () => assert.rejects(client.hold(of(t, '/jobs')), Unavailable));
+  await Promise.all(held);
+  await isAll;
+  await sleep(100);
+  assert.deepEqual([releases, others], [260, 4]);
+});
+
+test('an unknown id is no news to a release whose error nobody gets', async (t) => {
+  const warnings = warningsOf(t);
+  let isFailing = true;
+  let asked;
+  const isAsked = new Promise((resolve) => {
+    asked = resolve;
+  });
+  const listener = await listening(t, (socket) => {
+    messages(socket, async (request) => {
+      if (opOf(request) === 'decide') {
+        socket.write(isFailing ? failure(503, { error: 'overloaded' }) : await answerOf(service, request));
+      } else {
+        socket.write(failure(404, { error: 'no rule applies to these attributes', kind: 'unknown-id' }));
+        asked();
+      }
+    });
+  });
+  const client = open(t, listener.url);
+  await assert.rejects(client.hold(of(t, '/jobs')), Unavailable);
+  await within(isAsked, 'a release');
+  isFailing = false;
+  const failing = client.withHold(of(t, '/jobs'), () => {
+    throw new RangeError('work');
+  });
+  await assert.rejects(failing, RangeError);
+  await sleep(200);
+  assert.deepEqual(warnings, []);
 });
 
 test('a repeated call is charged once', async (t) => {
