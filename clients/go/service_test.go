@@ -231,6 +231,54 @@ func logged(run func()) string {
 	return lines.String()
 }
 
+// within waits for this.
+func within(t *testing.T, happens <-chan struct{}, about string) {
+	t.Helper()
+	select {
+	case <-happens:
+	case <-time.After(patient):
+		t.Fatalf("expected %s within %s", about, patient)
+	}
+}
+
+// logLines sends each line that is logged until the test ends.
+func logLines(t *testing.T) <-chan string {
+	lines := make(chan string, 100)
+	log.SetOutput(writer(func(line []byte) { lines <- string(line) }))
+	t.Cleanup(func() { log.SetOutput(os.Stderr) })
+	return lines
+}
+
+type writer func(line []byte)
+
+func (write writer) Write(line []byte) (int, error) {
+	write(line)
+	return len(line), nil
+}
+
+// assertLogged asserts that the next line ends so.
+func assertLogged(t *testing.T, lines <-chan string, text string) {
+	t.Helper()
+	select {
+	case line := <-lines:
+		if !strings.HasSuffix(line, text+"\n") || strings.Contains(line, "secret") {
+			t.Errorf("expected %q, got %q", text, line)
+		}
+	case <-time.After(patient):
+		t.Fatalf("expected a line within %s: %s", patient, text)
+	}
+}
+
+// assertNothingLogged asserts that nothing is logged soon.
+func assertNothingLogged(t *testing.T, lines <-chan string) {
+	t.Helper()
+	select {
+	case line := <-lines:
+		t.Errorf("expected nothing, got %q", line)
+	case <-time.After(200 * time.Millisecond):
+	}
+}
+
 func decodeFile(name string, into any) {
 	content, err := os.ReadFile(name)
 	check(err)

@@ -13,12 +13,14 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -31,10 +33,26 @@ const (
 	idleTime        = 5 * time.Second
 	idleConnections = 64
 	mostBytes       = 1 << 20
+
+	// The least deadline of a release that nobody waits for: one given up early would only be repeated.
+	unreadDeadline = 500 * time.Millisecond
+	// At most so many of a client's are retried at a time. Others are tried once.
+	unreadRetried = 256
 )
 
 // The pauses between the attempts to release a permit. After the last attempt, it comes back at its ttl.
 var releasePauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond}
+
+var (
+	// The pauses between those of a release that nobody waits for, while the service is away. Each is lengthened
+	// randomly, up to twice, so that callers that failed together don't retry together.
+	unreadPauses = []time.Duration{
+		200 * time.Millisecond, 400 * time.Millisecond, 800 * time.Millisecond, 1600 * time.Millisecond,
+		2 * time.Second, 2 * time.Second, 2 * time.Second,
+	}
+	// A failure so long after the first one isn't retried.
+	unreadPatience = 15 * time.Second
+)
 
 // OnError says what a call answers without a decision of the service.
 type OnError int
@@ -62,6 +80,7 @@ type Client struct {
 	onError   OnError
 	http      *http.Client
 	transport *http.Transport
+	retried   atomic.Int64 // Releases that nobody waits for.
 }
 
 // Request says what is asked. Attributes are what rules match and count: text, numbers, true or false.
@@ -145,6 +164,9 @@ type RequestError struct {
 	Message string
 	Status  int
 	Kind    string
+
+	// Set if it answers a second attempt, and the first one may have been charged.
+	mayBeCharged bool
 }
 
 func (err *RequestError) Error() string { return err.Message }
@@ -208,7 +230,10 @@ func New(address string, options Options) (*Client, error) {
 	} else if parsed, err := url.Parse(address); err != nil || parsed.Scheme != "http" && parsed.Scheme != "https" || parsed.Host == "" {
 		return nil, fmt.Errorf("address: expected http://HOST:PORT, https://HOST or unix:PATH, got %q", address)
 	}
-	client := &Client{base, options.Token, options.Deadline, options.OnError, &http.Client{Transport: transport}, transport}
+	client := &Client{
+		url: base, token: options.Token, deadline: options.Deadline, onError: options.OnError,
+		http: &http.Client{Transport: transport}, transport: transport,
+	}
 	// A redirect would send the token, and the call, to somewhere else.
 	client.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return client, nil
@@ -257,6 +282,10 @@ func (client *Client) Release(ctx context.Context, attributes map[string]any, id
 // The error is a *Denied if there are no permits, and a *RequestError if the rule that applies has no permits, or no rule
 // applies. The request's ID is replaced.
 func (client *Client) Hold(ctx context.Context, request Request) (held context.Context, release func() error, err error) {
+	if err := ctx.Err(); err != nil {
+		// Nothing is asked, so there is nothing to give back.
+		return nil, nil, err
+	}
 	id := make([]byte, 16)
 	if _, err := rand.Read(id); err != nil {
 		return nil, nil, err
@@ -271,11 +300,14 @@ func (client *Client) Hold(ctx context.Context, request Request) (held context.C
 	if err != nil {
 		var failure *Unavailable
 		isUnavailable := errors.As(err, &failure)
-		if ctx.Err() != nil || isUnavailable && client.onError == Closed && !failure.isUncharged() {
+		var refused *RequestError
+		isLeftHeld := isUnavailable && client.onError == Closed && !failure.isUncharged() ||
+			errors.As(err, &refused) && refused.mayBeCharged
+		if ctx.Err() != nil || isLeftHeld {
 			// The service may have given a permit all the same. net/http has given the call up by now, so it sends no more
 			// of it. But the service isn't waited for: if it takes this release before the call, as it may when it is
 			// slow, the permit comes back at its ttl.
-			go func() { _ = client.release(byID) }()
+			go client.releaseUnread(byID)
 		}
 		if ctx.Err() != nil || !isUnavailable {
 			return nil, nil, err
@@ -293,7 +325,7 @@ func (client *Client) Hold(ctx context.Context, request Request) (held context.C
 				log.Printf("tollgate: what Hold took of a rule without permits wasn't given back: %v", err)
 			}
 		}
-		return nil, nil, &RequestError{why, http.StatusConflict, "input"}
+		return nil, nil, &RequestError{Message: why, Status: http.StatusConflict, Kind: "input"}
 	}
 	held, end := context.WithCancel(ctx)
 	released := make(chan struct{})
@@ -413,6 +445,48 @@ func (client *Client) release(byID Request) error {
 	}
 }
 
+// releaseUnread releases for nobody who waits: again for some seconds while the service is away. After that, the permit
+// comes back at its ttl.
+func (client *Client) releaseUnread(byID Request) {
+	deadline := client.deadline
+	if deadline < unreadDeadline {
+		deadline = unreadDeadline
+	}
+	release := func() error {
+		_, err := client.sendWithin(context.Background(), deadline, "release", byID)
+		return err
+	}
+	err := release()
+	if isAway(err) {
+		until := time.Now().Add(unreadPatience)
+		if client.retried.Add(1) <= unreadRetried {
+			for attempt := 0; isAway(err) && attempt < len(unreadPauses) && time.Now().Before(until); attempt++ {
+				time.Sleep(jittered(unreadPauses[attempt]))
+				err = release()
+			}
+		}
+		client.retried.Add(-1)
+	}
+	// An id that nothing is remembered for has no permits to give back.
+	if err != nil && !IsUnknownID(err) {
+		log.Printf("tollgate: a permit wasn't released: %v", err)
+	}
+}
+
+func isAway(err error) bool {
+	var failure *Unavailable
+	return errors.As(err, &failure)
+}
+
+// jittered is a pause of up to twice this. Before Go 1.20, math/rand draws the same in every process.
+func jittered(pause time.Duration) time.Duration {
+	more, err := rand.Int(rand.Reader, big.NewInt(int64(pause)))
+	if err != nil {
+		return pause
+	}
+	return pause + time.Duration(more.Int64())
+}
+
 func (client *Client) ask(ctx context.Context, op string, request Request) (*Decision, error) {
 	decision, err := client.send(ctx, op, request)
 	var failure *Unavailable
@@ -434,6 +508,12 @@ func (client *Client) byPolicy(op string, request Request, failure *Unavailable)
 }
 
 func (client *Client) send(ctx context.Context, op string, request Request) (*Decision, error) {
+	return client.sendWithin(ctx, client.deadline, op, request)
+}
+
+func (client *Client) sendWithin(
+	ctx context.Context, deadline time.Duration, op string, request Request,
+) (*Decision, error) {
 	if request.Attributes == nil {
 		request.Attributes = map[string]any{}
 	}
@@ -441,32 +521,40 @@ func (client *Client) send(ctx context.Context, op string, request Request) (*De
 	if err != nil {
 		return nil, err
 	}
-	within, cancel := context.WithTimeout(ctx, client.deadline)
+	within, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
-	response, content, err := client.exchange(ctx, within, op, body)
+	response, content, err := client.exchange(ctx, within, deadline, op, body)
 	var earlier *Unavailable
 	// This failure is of the connection to the service; an answer, whose kinds have the same names, is never asked for
 	// again. A slow service isn't asked more for being slow, and nothing is repeated that could be charged twice.
 	isRepeated := errors.As(err, &earlier) && (earlier.Kind == "unreachable" || earlier.Kind == "disconnected") &&
 		(op == "peek" || request.ID != "")
 	if isRepeated {
-		response, content, err = client.exchange(ctx, within, op, body)
+		response, content, err = client.exchange(ctx, within, deadline, op, body)
 	}
 	var decision *Decision
 	if err == nil {
 		decision, err = answer(response.StatusCode, response.Header, content)
 	}
-	var failure *Unavailable
-	if isRepeated && earlier.Charged == nil && errors.As(err, &failure) && failure.isUncharged() {
+	if isRepeated && earlier.Charged == nil {
 		// That the second attempt took nothing doesn't tell what the first one took.
-		failure.Charged = nil
+		var failure *Unavailable
+		var refused *RequestError
+		switch {
+		case errors.As(err, &failure) && failure.isUncharged():
+			failure.Charged = nil
+		case errors.As(err, &refused):
+			refused.mayBeCharged = true
+		}
 	}
 	return decision, err
 }
 
 // exchange sends a request once, and reads the answer. net/http itself sends it on another connection if the one that was
 // kept turns out to be closed before anything was written, and only then: POST isn't idempotent.
-func (client *Client) exchange(ctx, within context.Context, op string, body []byte) (*http.Response, []byte, error) {
+func (client *Client) exchange(
+	ctx, within context.Context, deadline time.Duration, op string, body []byte,
+) (*http.Response, []byte, error) {
 	request, err := http.NewRequestWithContext(within, http.MethodPost, client.url+"/v1/"+op, bytes.NewReader(body))
 	if err != nil {
 		return nil, nil, err
@@ -477,17 +565,17 @@ func (client *Client) exchange(ctx, within context.Context, op string, body []by
 	}
 	response, err := client.http.Do(request)
 	if err != nil {
-		return nil, nil, client.failure(ctx, within, err)
+		return nil, nil, failureOf(ctx, within, deadline, err)
 	}
 	defer response.Body.Close()
 	content, err := io.ReadAll(io.LimitReader(response.Body, mostBytes))
 	if err != nil {
-		return nil, nil, client.failure(ctx, within, err)
+		return nil, nil, failureOf(ctx, within, deadline, err)
 	}
 	return response, content, nil
 }
 
-func (client *Client) failure(ctx, within context.Context, err error) error {
+func failureOf(ctx, within context.Context, deadline time.Duration, err error) error {
 	var dialed *net.OpError
 	isDialed := errors.As(err, &dialed) && dialed.Op == "dial"
 	var uncharged *bool
@@ -499,7 +587,7 @@ func (client *Client) failure(ctx, within context.Context, err error) error {
 		// The caller has gone: no policy answers for it.
 		return ctx.Err()
 	case within.Err() != nil:
-		return &Unavailable{fmt.Sprintf("no answer within %s", client.deadline), "deadline", uncharged, err}
+		return &Unavailable{fmt.Sprintf("no answer within %s", deadline), "deadline", uncharged, err}
 	case isDialed:
 		return &Unavailable{"the service can't be reached: " + err.Error(), "unreachable", uncharged, err}
 	case strings.Contains(err.Error(), "malformed HTTP"):
@@ -543,7 +631,7 @@ func answer(status int, header http.Header, content []byte) (*Decision, error) {
 	isSlow := status == http.StatusRequestTimeout || status == http.StatusTooManyRequests
 	switch {
 	case status >= 400 && status < 500 && !isSlow:
-		return nil, &RequestError{message, status, kind}
+		return nil, &RequestError{Message: message, Status: status, Kind: kind}
 	case status < 400:
 		return nil, &Unavailable{"the answer is no decision: " + message, "garbled", nil, nil}
 	case kind == "":

@@ -645,42 +645,221 @@ func TestWhatABrokenAttemptTookStaysUnknownIfTheSecondFails(t *testing.T) {
 	request.Cost = Units(2)
 	_, _, err := open(t, listener.url, Options{}).Hold(background, request)
 	isUnavailable(t, err, "overloaded", false)
-	select {
-	case <-released:
-	case <-time.After(patient):
-		t.Fatal("the permits weren't released")
-	}
+	within(t, released, "a release")
 	decision, err := open(t, service.url, Options{}).Peek(background, request)
 	if err != nil || !decision.Allowed {
 		t.Error(decision, err)
 	}
 }
 
-func TestAnErrorOfAReleaseThatNobodyWaitsForEndsNothing(t *testing.T) {
+func TestAnErrorOfAReleaseThatNobodyWaitsForIsLogged(t *testing.T) {
+	for answer, text := range map[string]string{
+		string(failure(401, `{"error": "expected a token"}`)): "tollgate: a permit wasn't released: expected a token",
+		// No permits were given.
+		string(failure(404, `{"error": "no rule applies to these attributes", "kind": "unknown-id"}`)): "",
+	} {
+		answer, text := answer, text
+		released := make(chan struct{}, 1)
+		listener := listen(t, func(connection net.Conn, _ int64) {
+			for request := message(connection); request != nil; request = message(connection) {
+				switch opOf(request) {
+				case "decide":
+					_, _ = connection.Write(failure(503, `{"error": "overloaded"}`))
+				case "release":
+					_, _ = connection.Write([]byte(answer))
+					released <- struct{}{}
+				default:
+					_, _ = connection.Write(service.answer(request))
+				}
+			}
+		})
+		lines := logLines(t)
+		client := open(t, listener.url, Options{Token: "secret"})
+		_, _, err := client.Hold(background, of(t, "/jobs"))
+		isUnavailable(t, err, "unavailable", false)
+		within(t, released, "a release")
+		if text != "" {
+			assertLogged(t, lines, text)
+		}
+		assertNothingLogged(t, lines)
+		if _, err := client.Peek(background, of(t, "/jobs")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestWhatABrokenAttemptTookIsReleasedIfTheSecondIsRefused(t *testing.T) {
+	for _, onError := range []OnError{Closed, Open} {
+		released := make(chan struct{}, 1)
+		listener := listen(t, func(connection net.Conn, number int64) {
+			for request := message(connection); request != nil; request = message(connection) {
+				switch {
+				case number == 1:
+					// The service gave a permit, and its answer is lost.
+					service.answer(request)
+					return
+				case opOf(request) == "decide":
+					_, _ = connection.Write(failure(401, `{"error": "expected a token"}`))
+				default:
+					_, _ = connection.Write(service.answer(request))
+					released <- struct{}{}
+				}
+			}
+		})
+		request := of(t, "/jobs")
+		request.Attributes["on_error"] = int(onError)
+		request.Cost = Units(2)
+		_, _, err := open(t, listener.url, Options{OnError: onError}).Hold(background, request)
+		var refused *RequestError
+		if !errors.As(err, &refused) || refused.Status != 401 {
+			t.Error(err)
+		}
+		within(t, released, "a release")
+		decision, err := open(t, service.url, Options{}).Peek(background, request)
+		if err != nil || !decision.Allowed {
+			t.Error(decision, err)
+		}
+	}
+}
+
+func TestWhatTheServiceRefusesAtOnceIsNotReleased(t *testing.T) {
+	var requests atomic.Int64
+	listener := listen(t, func(connection net.Conn, _ int64) {
+		for request := message(connection); request != nil; request = message(connection) {
+			requests.Add(1)
+			_, _ = connection.Write(failure(401, `{"error": "expected a token"}`))
+		}
+	})
+	client := open(t, listener.url, Options{})
+	if _, _, err := client.Hold(background, of(t, "/jobs")); err == nil {
+		t.Error("expected an error")
+	}
+	ended, end := context.WithCancel(background)
+	end()
+	if _, _, err := client.Hold(ended, of(t, "/jobs")); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	time.Sleep(200 * time.Millisecond)
+	if requests.Load() != 1 {
+		t.Errorf("expected 1 request, got %d", requests.Load())
+	}
+}
+
+func TestAReleaseThatNobodyWaitsForOutlastsAnOutage(t *testing.T) {
+	var releases atomic.Int64
+	taken := make(chan time.Duration, 1)
 	released := make(chan struct{}, 1)
 	listener := listen(t, func(connection net.Conn, _ int64) {
 		for request := message(connection); request != nil; request = message(connection) {
-			switch opOf(request) {
-			case "decide":
-				_, _ = connection.Write(failure(503, `{"error": "overloaded"}`))
-			case "release":
-				_, _ = connection.Write(failure(401, `{"error": "expected a token"}`))
-				released <- struct{}{}
-			default:
-				_, _ = connection.Write(service.answer(request))
+			answer := failure(503, `{"error": "overloaded"}`)
+			if opOf(request) == "decide" {
+				// The service gave a permit, and nobody knows.
+				service.answer(request)
+			} else {
+				switch releases.Add(1) {
+				case 1:
+					began := time.Now()
+					_, _ = connection.Read(make([]byte, 1))
+					taken <- time.Since(began)
+					return
+				case 4:
+					answer = service.answer(request)
+					released <- struct{}{}
+				}
 			}
+			_, _ = connection.Write(answer)
 		}
 	})
-	client := open(t, listener.url, Options{Token: "secret"})
-	_, _, err := client.Hold(background, of(t, "/jobs"))
-	isUnavailable(t, err, "unavailable", false)
-	select {
-	case <-released:
-	case <-time.After(patient):
-		t.Fatal("expected a release")
-	}
-	if _, err := client.Peek(background, of(t, "/jobs")); err != nil {
+	lines := logLines(t)
+	request := of(t, "/jobs")
+	request.Cost = Units(2)
+	_, _, err := open(t, listener.url, Options{Deadline: 150 * time.Millisecond}).Hold(background, request)
+	var failure *Unavailable
+	if !errors.As(err, &failure) {
 		t.Error(err)
+	}
+	within(t, released, "a release")
+	decision, err := open(t, service.url, Options{}).Peek(background, request)
+	if err != nil || !decision.Allowed {
+		t.Error(decision, err)
+	}
+	if taken := <-taken; taken < 300*time.Millisecond {
+		t.Errorf("a short deadline is that of the caller alone, and it was %s", taken)
+	}
+	assertNothingLogged(t, lines)
+}
+
+// failing answers every call with 503, and counts releases.
+func failing(t *testing.T) (url string, releases *atomic.Int64) {
+	releases = new(atomic.Int64)
+	server := httptest.NewServer(http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
+		if request.URL.Path == "/v1/release" {
+			releases.Add(1)
+		}
+		writer.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = writer.Write([]byte(`{"error": "overloaded"}`))
+	}))
+	t.Cleanup(server.Close)
+	return server.URL, releases
+}
+
+// setUnread sets the pauses and the patience of releases that nobody waits for until the test ends.
+func setUnread(t *testing.T, pauses []time.Duration, patience time.Duration) {
+	oldPauses, oldPatience := unreadPauses, unreadPatience
+	unreadPauses, unreadPatience = pauses, patience
+	t.Cleanup(func() { unreadPauses, unreadPatience = oldPauses, oldPatience })
+}
+
+func TestAReleaseThatNobodyWaitsForIsGivenUpAfterSomeAttemptsOrSomeTime(t *testing.T) {
+	soon := []time.Duration{time.Millisecond, time.Millisecond, time.Millisecond}
+	for attempts, patience := range map[int64]time.Duration{4: patient, 1: -1} {
+		setUnread(t, soon, patience)
+		url, releases := failing(t)
+		lines := logLines(t)
+		_, _, err := open(t, url, Options{}).Hold(background, of(t, "/jobs"))
+		isUnavailable(t, err, "unavailable", false)
+		assertLogged(t, lines, "tollgate: a permit wasn't released: overloaded")
+		assertNothingLogged(t, lines)
+		if releases.Load() != attempts {
+			t.Errorf("expected %d attempts, got %d", attempts, releases.Load())
+		}
+	}
+}
+
+func TestAtMost256ReleasesAreRetriedAtATime(t *testing.T) {
+	// Those that are retried wait for longer than this process runs.
+	setUnread(t, []time.Duration{time.Hour}, patient)
+	url, releases := failing(t)
+	lines := logLines(t)
+	client := open(t, url, Options{})
+	var callers sync.WaitGroup
+	for caller := 0; caller < 260; caller++ {
+		callers.Add(1)
+		go func() {
+			defer callers.Done()
+			_, _, err := client.Hold(background, of(t, "/jobs"))
+			isUnavailable(t, err, "unavailable", false)
+		}()
+	}
+	callers.Wait()
+	for given := 0; given < 4; given++ {
+		assertLogged(t, lines, "tollgate: a permit wasn't released: overloaded")
+	}
+	assertNothingLogged(t, lines)
+	if releases.Load() != 260 {
+		t.Errorf("expected 260 releases, got %d", releases.Load())
+	}
+}
+
+func TestPausesOfReleasesThatNobodyWaitsForGrowAndDiffer(t *testing.T) {
+	for at, pause := range unreadPauses {
+		if at > 0 && pause < unreadPauses[at-1] {
+			t.Error(unreadPauses)
+		}
+		one, other := jittered(pause), jittered(pause)
+		if one < pause || one > 2*pause || one == other {
+			t.Error(pause, one, other)
+		}
 	}
 }
 
