@@ -124,6 +124,43 @@ class Chart(unittest.TestCase):
             self.assertLessEqual(selector, of.items(), kind)
             self.assertFalse(selector <= labels[1].items(), kind)
 
+    def test_its_names(self):
+        """63 characters at most, by RFC 1035, as a Service's must be."""
+        for release, name, whole, expected in [
+            ("tollgate", "", "", "tollgate"),
+            ("shop-tollgate", "", "", "shop-tollgate"),
+            ("shop", "", "", "shop-tollgate"),
+            ("shop", "limits", "", "shop-limits"),
+            ("my-limits", "limits", "", "my-limits"),
+            ("shop", "", "limiter", "limiter"),
+            ("1st", "limits", "limiter", "limiter"),
+            ("a" * 53, "b" * 63, "", f"{'a' * 53}-{'b' * 9}"),
+            # Cut where a dash would be the last.
+            ("a" * 53, f"{'b' * 8}-c", "", f"{'a' * 53}-{'b' * 8}"),
+        ]:
+            overrides = f"nameOverride={name},fullnameOverride={whole}"
+            manifests = rendered(*EVERYTHING, "--set", overrides, release=release)
+            endings = {"ConfigMap": "-rules", "Secret": "-own"}
+            for kind, document in manifests.items():
+                metadata = document["metadata"]
+                self.assertEqual(metadata["name"], expected + endings.get(kind, ""), overrides)
+                self.assertEqual(metadata["labels"]["app.kubernetes.io/name"], name or "tollgate")
+                self.assertEqual(metadata["labels"]["app.kubernetes.io/instance"], release)
+            autoscaler = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+            self.assertEqual(autoscaler["name"], manifests["Deployment"]["metadata"]["name"])
+        for release, override in [
+            ("1st", ""),
+            ("a.b", ""),
+            ("shop", "nameOverride=Limits"),
+            ("shop", "fullnameOverride=1st"),
+            ("shop", "fullnameOverride=a.b"),
+            ("shop", "fullnameOverride=limits-"),
+            ("shop", f"fullnameOverride={'b' * 64}"),
+        ]:
+            ran = helm("template", release, CHART, "--set", override)
+            self.assertNotEqual(ran.returncode, 0, (release, override))
+            self.assertIn(override.partition("=")[0] or "fullnameOverride", ran.stderr)
+
     def test_names_within_it_agree(self):
         own = ["--set", "existingRules=own,tokens.existingSecret=own,redis.existingSecret=own"]
         for arguments in [], EVERYTHING, own:
@@ -182,7 +219,7 @@ class Chart(unittest.TestCase):
             if "additionalProperties" in schema["properties"][name]:
                 self.assertEqual(set(value), set(schema["properties"][name]["properties"]), name)
         everything = yaml.safe_load((HERE / "everything.yaml").read_text())
-        self.assertEqual(set(values()) - set(everything), {"existingRules", "replicas"})
+        self.assertEqual(set(values()) - set(everything), {"existingRules", "fullnameOverride", "replicas"})
 
     def test_its_version_is_the_crates(self):
         chart = yaml.safe_load((CHART / "Chart.yaml").read_text())

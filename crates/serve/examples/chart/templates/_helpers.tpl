@@ -1,5 +1,17 @@
+{{- define "tollgate.name" -}}
+{{ .Values.nameOverride | default .Chart.Name }}
+{{- end }}
+
+{{- /* The name of each object, some of which add an ending. A Service's name has 63 characters at most. */}}
+{{- define "tollgate.fullname" -}}
+{{- $name := include "tollgate.name" . }}
+{{- $both := printf "%s-%s" .Release.Name $name }}
+{{- if contains $name .Release.Name }}{{ $both = .Release.Name }}{{ end }}
+{{- .Values.fullnameOverride | default $both | trunc 63 | trimAll "-" }}
+{{- end }}
+
 {{- define "tollgate.selector" -}}
-app.kubernetes.io/name: tollgate
+app.kubernetes.io/name: {{ include "tollgate.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
