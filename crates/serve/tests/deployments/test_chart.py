@@ -20,6 +20,8 @@ CHART = EXAMPLES / "chart"
 EVERYTHING = ["--values", HERE / "everything.yaml"]
 # The first that has what the manifests use, and the newest whose schema there is.
 KUBERNETES = ["1.30", "1.37"]
+# What the chart makes only if values say so.
+OPTIONAL = {"Secret", "HorizontalPodAutoscaler", "NetworkPolicy", "ServiceMonitor"}
 
 
 def helm(*arguments):
@@ -66,7 +68,7 @@ class Valid(unittest.TestCase):
         self.hold(by_kind((EXAMPLES / "kubernetes.yaml").read_text()))
 
     def test_the_chart_as_it_is_and_with_everything(self):
-        for arguments, more in ([], set()), (EVERYTHING, {"Secret", "HorizontalPodAutoscaler", "ServiceMonitor"}):
+        for arguments, more in ([], set()), (EVERYTHING, OPTIONAL):
             ran = helm("lint", "--strict", CHART, *arguments)
             self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
             manifests = rendered(*arguments)
@@ -116,8 +118,8 @@ class Chart(unittest.TestCase):
         for kind in first:
             self.assertNotEqual(first[kind]["metadata"]["name"], second[kind]["metadata"]["name"], kind)
         labels = [one["Deployment"]["spec"]["template"]["metadata"]["labels"] for one in (first, second)]
-        for kind in "Service", "PodDisruptionBudget", "Deployment", "ServiceMonitor":
-            selector = first[kind]["spec"]["selector"]
+        for kind in "Service", "PodDisruptionBudget", "Deployment", "NetworkPolicy", "ServiceMonitor":
+            selector = first[kind]["spec"]["podSelector" if kind == "NetworkPolicy" else "selector"]
             selector = (selector.get("matchLabels") or selector).items()
             # A Service's labels are what its monitor selects by.
             of = first["Service"]["metadata"]["labels"] if kind == "ServiceMonitor" else labels[0]
@@ -194,6 +196,20 @@ class Chart(unittest.TestCase):
         self.assertNotEqual(now, template("--set", "tokens.list={third}"))
         self.assertNotEqual(now, template("--set", "redis.url=redis://other"))
 
+    def test_who_reaches_its_ports(self):
+        policy = rendered("--set", "networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
+        # Egress isn't among the types, so it stays as it is.
+        self.assertEqual(policy["policyTypes"], ["Ingress"])
+        # All pods of the namespace, for the metrics nobody.
+        self.assertEqual([rule["from"] for rule in policy["ingress"]], [[{"podSelector": {}}]])
+        manifests = rendered(*EVERYTHING)
+        expected = yaml.safe_load((HERE / "everything.yaml").read_text())["networkPolicy"]
+        policy = manifests["NetworkPolicy"]["spec"]
+        self.assertEqual([rule["from"] for rule in policy["ingress"]], [expected["from"], expected["metricsFrom"]])
+        ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
+        opened = [[(port["protocol"], port["port"]) for port in rule["ports"]] for rule in policy["ingress"]]
+        self.assertEqual(opened, [[("TCP", ports["grpc"]), ("TCP", ports["http"])], [("TCP", ports["metrics"])]])
+
     def test_values_that_are_refused(self):
         for wrong in [
             "replica=3",
@@ -207,6 +223,11 @@ class Chart(unittest.TestCase):
             "autoscaling.minReplicas=0",
             "serviceMonitor.interval=soon",
             "tlsSecret=A_Name",
+            "networkPolicy.from=null",
+            "networkPolicy.from[0].podSelektor.matchLabels.app=envoy",
+            "networkPolicy.from[0].podSelector=null",
+            "networkPolicy.metricsFrom[0].ipBlock.cidr=10.0.0.1",
+            "networkPolicy.enabled=true,serviceMonitor.enabled=true",
         ]:
             ran = helm("template", "tollgate", CHART, "--set", wrong)
             self.assertNotEqual(ran.returncode, 0, wrong)
