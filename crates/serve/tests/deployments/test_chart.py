@@ -142,7 +142,7 @@ class Chart(unittest.TestCase):
         ]:
             overrides = f"nameOverride={name},fullnameOverride={whole}"
             manifests = rendered(*EVERYTHING, "--set", overrides, release=release)
-            endings = {"ConfigMap": "-rules", "Secret": "-own"}
+            endings = {"ConfigMap": "-rules", "Secret": "-own-1000000"}
             for kind, document in manifests.items():
                 metadata = document["metadata"]
                 self.assertEqual(metadata["name"], expected + endings.get(kind, ""), overrides)
@@ -193,8 +193,20 @@ class Chart(unittest.TestCase):
 
         now = template()
         self.assertEqual(now, template("--set", "rules=# others"))
-        self.assertNotEqual(now, template("--set", "tokens.list={third}"))
-        self.assertNotEqual(now, template("--set", "redis.url=redis://other"))
+        self.assertNotEqual(now, template("--set", "secretVersion=1000001"))
+        own = [f"redis.existingSecret={name},redis.url=,tokens.existingSecret={name},tokens.list=null" for name in "ab"]
+        self.assertNotEqual(*[template("--set", each) for each in own])
+
+    def test_secrets_are_in_their_secret_alone(self):
+        """Not in a hash either, which guesses could be compared with."""
+        now, other = rendered(*EVERYTHING), rendered(*EVERYTHING, "--set", "redis.url=rediss://b,tokens.list={third}")
+        secrets = [manifests.pop("Secret") for manifests in (now, other)]
+        self.assertEqual(now, other)
+        contents = [secret.pop("stringData") for secret in secrets]
+        self.assertEqual(*secrets)
+        self.assertEqual(contents[1], {"url": "rediss://b", "tokens": "third"})
+        # So a change without another version is an error, and no pod goes on by what was there before.
+        self.assertIs(secrets[0]["immutable"], True)
 
     def test_who_reaches_its_ports(self):
         policy = rendered("--set", "networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
@@ -223,6 +235,8 @@ class Chart(unittest.TestCase):
             "autoscaling.minReplicas=0",
             "serviceMonitor.interval=soon",
             "tlsSecret=A_Name",
+            "secretVersion=0",
+            "secretVersion=2026-11-30",
             "networkPolicy.from=null",
             "networkPolicy.from[0].podSelektor.matchLabels.app=envoy",
             "networkPolicy.from[0].podSelector=null",

@@ -10,6 +10,11 @@
 {{- .Values.fullnameOverride | default $both | trunc 63 | trimAll "-" }}
 {{- end }}
 
+{{- /* The Secret for redis.url and tokens.list. Another name than that of redis.existingSecret, by default tollgate. */}}
+{{- define "tollgate.own" -}}
+{{ include "tollgate.fullname" . }}-own-{{ int .Values.secretVersion }}
+{{- end }}
+
 {{- define "tollgate.selector" -}}
 app.kubernetes.io/name: {{ include "tollgate.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
