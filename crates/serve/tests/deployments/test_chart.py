@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import unittest
 
+import certifi
 import kubernetes_validate
 import yaml
 from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
@@ -20,6 +21,8 @@ CHART = EXAMPLES / "chart"
 EVERYTHING = ["--values", HERE / "everything.yaml"]
 # The first that has what the manifests use, and the newest whose schema there is.
 KUBERNETES = ["1.30", "1.37"]
+# Values that are enough by themselves for rules of the database.
+DATABASE = "rules=,env[0].name=TOLLGATE_DATABASE,env[0].value=postgres://record"
 # What the chart makes only if values say so.
 OPTIONAL = {"Secret", "HorizontalPodAutoscaler", "NetworkPolicy", "ServiceMonitor"}
 
@@ -82,7 +85,7 @@ class Valid(unittest.TestCase):
                 yaml.safe_dump({name: value}, file)
                 file.flush()
                 self.hold(rendered("--values", file.name))
-        for off in "podDisruptionBudget.enabled=false", "rules=", "existingRules=own,tokens.existingSecret=own":
+        for off in "podDisruptionBudget.enabled=false", DATABASE, "existingRules=own,tokens.existingSecret=own":
             self.hold(rendered("--set", off))
 
     def test_what_this_would_find(self):
@@ -192,7 +195,7 @@ class Chart(unittest.TestCase):
             return rendered(*EVERYTHING, *arguments)["Deployment"]["spec"]["template"]
 
         now = template()
-        self.assertEqual(now, template("--set", "rules=# others"))
+        self.assertEqual(now, template("--set", "rules=[[rule]]"))
         self.assertNotEqual(now, template("--set", "secretVersion=1000001"))
         own = [f"redis.existingSecret={name},redis.url=,tokens.existingSecret={name},tokens.list=null" for name in "ab"]
         self.assertNotEqual(*[template("--set", each) for each in own])
@@ -226,12 +229,20 @@ class Chart(unittest.TestCase):
         for wrong in [
             "replica=3",
             "redis.adress=redis://a",
-            "redis.existingSecret=",
+            "redis.url=unix:///redis.sock",
             "redis.url=redis.example:6379",
             "image.tag=",
             "tokens.list={two words}",
-            "tokens.list={one},tokens.existingSecret=two",
             "podDisruptionBudget.maxUnavailable=some",
+            "podDisruptionBudget.maxUnavailable=101%",
+            "replicas=-1",
+            "env[0].value=1",
+            "env[0].name=A,env[0].value=1",
+            "env[0].name=A,env[0].valueFrom.secretKeyReff.name=a",
+            "resources.limits.memory=64Mb",
+            "resources.limits.memori=64Mi",
+            "tolerations[0].efect=NoSchedule",
+            "imagePullSecrets={registry}",
             "autoscaling.minReplicas=0",
             "serviceMonitor.interval=soon",
             "tlsSecret=A_Name",
@@ -241,17 +252,89 @@ class Chart(unittest.TestCase):
             "networkPolicy.from[0].podSelektor.matchLabels.app=envoy",
             "networkPolicy.from[0].podSelector=null",
             "networkPolicy.metricsFrom[0].ipBlock.cidr=10.0.0.1",
-            "networkPolicy.enabled=true,serviceMonitor.enabled=true",
         ]:
             ran = helm("template", "tollgate", CHART, "--set", wrong)
             self.assertNotEqual(ran.returncode, 0, wrong)
-            self.assertIn(wrong.partition("=")[0].partition(".")[0].partition("{")[0], ran.stderr)
+            self.assertIn(re.match(r"\w+", wrong)[0], ran.stderr)
+
+    def test_names_that_no_value_has(self):
+        """At any depth. Names of others' own, such as labels, are free."""
+        free = {"service.annotations", "serviceMonitor.labels", "podAnnotations", "nodeSelector"}
+
+        def objects(value, path=""):
+            if isinstance(value, dict) and path not in free:
+                yield path
+                for name, inner in value.items():
+                    yield from objects(inner, f"{path}.{name}".lstrip("."))
+
+        paths = list(objects(values()))
+        self.assertIn("resources.limits", paths)
+        for path in paths:
+            ran = helm("template", "tollgate", CHART, "--set", f"{path}.mistyped=1".lstrip("."))
+            self.assertNotEqual(ran.returncode, 0, path)
+            self.assertIn("'mistyped'", ran.stderr, path)
+
+    def test_values_that_cannot_work_together(self):
+        database = DATABASE.removeprefix("rules=,")
+        for wrong, message in [
+            ("rules=", "rules: expected at least one [[rule]], or existingRules, or TOLLGATE_DATABASE in env"),
+            ("rules=# none", "rules: expected at least one [[rule]]"),
+            (database, 'rules: expected "" with a database'),
+            ("options={--database=postgres://record}", 'rules: expected "" with a database'),
+            (f"{DATABASE},existingRules=own", 'existingRules: expected "" with a database'),
+            ("redis.existingSecret=", "redis.url: expected an address, or redis.existingSecret, got neither"),
+            ("redis.url=redis://:secret@a,redis.caSecret=ca", "redis.url: expected rediss://... with redis.caSecret"),
+            ("redis.url=redis-cluster://a,redis.clientSecret=one", "redis.url: expected rediss://..."),
+            ("tokens.list={one},tokens.existingSecret=two", "tokens: expected list or existingSecret, got both"),
+            ("options={--deadline,1s,--deadline=2s}", "options: expected each once, got --deadline twice"),
+            ("options={--check}", "options: expected none that the chart sets, got --check"),
+            ("options={--cert,/cert.pem}", "got --cert (instead: tlsSecret)"),
+            ("env[0].name=TOLLGATE_URL", "env: expected none that the chart sets, got TOLLGATE_URL (instead: redis)"),
+            ("env[0].name=A,env[1].name=A", "env: expected each name once, got A twice"),
+            ("autoscaling.enabled=true,autoscaling.minReplicas=11", "autoscaling.maxReplicas: expected at least"),
+            ("autoscaling.enabled=true,replicas=0", "replicas: expected 1 or more with autoscaling.enabled"),
+            ("autoscaling.enabled=true,resources.requests.cpu=null", "resources.requests.cpu: expected"),
+            ("autoscaling.enabled=true,resources=null", "resources.requests.cpu: expected"),
+            ("networkPolicy.enabled=true,serviceMonitor.enabled=true", "networkPolicy.metricsFrom: expected"),
+        ]:
+            ran = helm("template", "tollgate", CHART, "--set", wrong)
+            self.assertNotEqual(ran.returncode, 0, wrong)
+            [line] = [line for line in ran.stderr.splitlines() if "Error" in line]
+            self.assertIn(message, line)
+            self.assertNotIn(":secret@", ran.stderr)
+        for right in [
+            "redis.url=valkeys-cluster://a,redis.caSecret=ca",
+            "autoscaling.enabled=true,resources.requests.cpu=null,resources.limits.cpu=1",
+            "serviceMonitor.enabled=true,networkPolicy.enabled=true,"
+            "networkPolicy.metricsFrom[0].podSelector.matchLabels.a=b",
+            "replicas=0",
+            "resources=null,options=null,env=null,podAnnotations=null",
+        ]:
+            rendered("--set", right)
+
+    def test_what_it_sets_is_known_to_the_checks(self):
+        checks = (CHART / "templates/checks.yaml").read_text()
+        for name in re.findall(r"name: (TOLLGATE_\w+)", (CHART / "templates/deployment.yaml").read_text()):
+            self.assertIn(f'"{name}"', checks)
+
+    def test_annotations_and_labels_that_take_the_place_of_its_own(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump({"podAnnotations": {"prometheus.io/scrape": "false", "a": "b"}}, file)
+            file.flush()
+            text = helm("template", "tollgate", CHART, "--values", file.name).stdout
+        self.assertEqual(text.count("prometheus.io/scrape:"), 1)
+        annotations = by_kind(text)["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+        self.assertEqual(annotations, {"prometheus.io/scrape": "false", "prometheus.io/port": "9090", "a": "b"})
+        labels = ["--set", "serviceMonitor.enabled=true,serviceMonitor.labels.app\\.kubernetes\\.io/name=a"]
+        text = helm("template", "tollgate", CHART, *labels, "--show-only", "templates/servicemonitor.yaml").stdout
+        self.assertEqual(text.partition("spec:")[0].count("app.kubernetes.io/name:"), 1)
 
     def test_the_schema_knows_each_value(self):
         schema = json.loads((CHART / "values.schema.json").read_text())
         self.assertEqual(set(values()), set(schema["properties"]) - {"global"})
         for name, value in values().items():
-            if "additionalProperties" in schema["properties"][name]:
+            # These two are Kubernetes' own.
+            if "additionalProperties" in schema["properties"][name] and name not in ("resources", "affinity"):
                 self.assertEqual(set(value), set(schema["properties"][name]["properties"]), name)
         everything = yaml.safe_load((HERE / "everything.yaml").read_text())
         self.assertEqual(set(values()) - set(everything), {"existingRules", "fullnameOverride", "replicas"})
@@ -274,6 +357,24 @@ class Service(unittest.TestCase):
             names = [variable["name"] for variable in one["env"] if variable["name"] != "RUST_BACKTRACE"]
             for name in names + [option for option in one["args"] if option.startswith("--")]:
                 self.assertRegex(text, rf"{re.escape(name)}\b")
+
+    def test_values_that_the_chart_refuses_would_end_it(self):
+        program = needed("TOLLGATE_SERVE", "tollgate-serve")
+        off = ["--grpc", "off", "--http", "off", "--metrics", f"127.0.0.1:{free_port()}"]
+        with Servers() as servers:
+            rules = servers.write("rules.toml", rendered()["ConfigMap"]["data"]["rules.toml"])
+            comment = servers.write("comment.toml", "# none\n")
+            for arguments, message in [
+                ([], "required arguments were not provided"),
+                ([comment], "write at least one [[rule]]"),
+                ([rules, "--database", "postgres://record"], "cannot be used with"),
+                ([rules, "--deadline", "1s", "--deadline=2s"], "cannot be used multiple times"),
+                ([rules, "--url", "redis://a", "--tls-ca", certifi.where()], "expected rediss://"),
+            ]:
+                command = [program, *map(str, arguments), *off]
+                ran = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+                self.assertNotEqual(ran.returncode, 0, arguments)
+                self.assertIn(message, ran.stderr)
 
     def test_its_rules_and_tokens(self):
         with Servers() as servers:

@@ -10,7 +10,7 @@
 {{- .Values.fullnameOverride | default $both | trunc 63 | trimAll "-" }}
 {{- end }}
 
-{{- /* The Secret for redis.url and tokens.list. Another name than that of redis.existingSecret, by default tollgate. */}}
+{{- /* The Secret for redis.url and tokens.list, and not tollgate, which redis.existingSecret is by default. */}}
 {{- define "tollgate.own" -}}
 {{ include "tollgate.fullname" . }}-own-{{ int .Values.secretVersion }}
 {{- end }}
