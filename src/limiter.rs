@@ -11,15 +11,19 @@ mod decide;
 mod deciding;
 mod fallback;
 mod follow_up;
+mod handle;
 pub(crate) mod hold;
 pub(crate) mod lease;
 #[cfg(feature = "embedded")]
 mod local;
+#[cfg(feature = "embedded")]
+mod local_engine;
 mod maintenance;
 mod many;
 mod operations;
 mod prepare;
 mod releases;
+mod releasing;
 mod reservations;
 mod server_clock;
 mod several_slots;
@@ -27,75 +31,29 @@ mod sharded;
 #[cfg(all(test, feature = "embedded"))]
 mod together;
 mod tries;
+mod turns;
 pub(crate) mod wait;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::background::Background;
 use crate::decision::{Balance, Decision};
-use crate::denial_cache::DenialCache;
-use crate::engine::Engine;
 use crate::error::Error;
-use crate::key::KeySecret;
 use crate::operation::Operation;
 use crate::request::Request;
-use crate::rule::{OnError, Rule};
+use crate::rule::Rule;
 
 #[cfg(feature = "http")]
 pub(crate) use background::persist_until;
 pub use builder::LimiterBuilder;
 pub(crate) use counted::counted;
 pub use deciding::Deciding;
-#[cfg(feature = "embedded")]
-use local::LocalEngine;
+pub use handle::Limiter;
 pub use maintenance::{KeyState, ResetProgress};
-use releases::Releases;
-use reservations::Reservations;
-use server_clock::ServerClock;
 
-/// Makes decisions. Cheap to clone, and shared between tasks by cloning or by reference.
-///
-/// Unless a method says otherwise, it costs one round trip to Redis. It costs two if the server has lost its scripts,
-/// or if its clock has left [the calendar windows](crate::guide::algorithms#windows-of-the-calendar) that the call
-/// names. The first call also connects.
-#[derive(Clone, Debug)]
-pub struct Limiter {
-    engine: Engine,
-    prefix: Arc<str>,
-    deadline: Duration,
-    on_error: OnError,
-    denials: Option<DenialCache>,
-    key_secret: Option<KeySecret>,
-    background: Background,
-    releases: Arc<Releases>,
-    reservations: Arc<Reservations>,
-    server_clock: ServerClock,
-    #[cfg(feature = "embedded")]
-    local: LocalEngine,
-}
-
+/// The operations.
 impl Limiter {
-    /// The engine that decides.
-    #[must_use]
-    pub fn engine(&self) -> &Engine {
-        &self.engine
-    }
-
-    /// The [prefix](LimiterBuilder::prefix) of its keys in Redis.
-    #[must_use]
-    pub fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    /// How long a decision may take whose request sets no [deadline](Request::deadline).
-    #[must_use]
-    pub fn deadline(&self) -> Duration {
-        self.deadline
-    }
-
     /// Makes a call of this operation. The methods below describe the operations, and are shorter to write. For one
     /// that only gives back, extends, blocks or forgets, `allowed` is true; its method returns a [`Balance`] instead.
     ///

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::{Limiter, counted};
+use super::counted::counted;
+use super::handle::Limiter;
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::operation::Operation;

@@ -1,7 +1,7 @@
 //! Asks the engine, and again after a refusal that charged nothing: of a call whose calendar windows don't contain the
 //! server's time, or that shared a script call with a key that its user may not use.
 
-use super::Limiter;
+use super::handle::Limiter;
 use crate::batch::AskApart;
 use crate::call::{Ask, Reply};
 use crate::engine::deadline::Deadline;

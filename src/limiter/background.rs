@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::Limiter;
 use super::call::Call;
+use super::handle::Limiter;
 use crate::background::AtOnce;
 use crate::backoff::Backoff;
 use crate::decision::Decision;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Limiter;
+use super::handle::Limiter;
+#[cfg(feature = "embedded")]
+use super::local_engine::LocalEngine;
 use super::server_clock::ServerClock;
 use crate::background::Background;
 use crate::denial_cache::DenialCache;
@@ -48,7 +50,7 @@ impl Limiter {
             reservations: Arc::default(),
             server_clock: ServerClock::default(),
             #[cfg(feature = "embedded")]
-            local: super::local::LocalEngine::default(),
+            local: LocalEngine::default(),
         })
     }
 

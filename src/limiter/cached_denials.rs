@@ -1,7 +1,7 @@
 //! Denials remembered in this process, which save round trips.
 
-use super::Limiter;
 use super::call::Call;
+use super::handle::Limiter;
 use crate::call::Costs;
 use crate::decision::Decision;
 use crate::denial_cache::{Changing, DenialCache, Sighting};

@@ -4,9 +4,9 @@ use std::time::SystemTime;
 
 use futures_util::future::BoxFuture;
 
-use super::Limiter;
 use super::cached_denials::Recalled;
 use super::call::Call;
+use super::handle::Limiter;
 use super::prepare::concerned;
 use crate::algorithm::numbers::EXACT;
 use crate::call::{Ask, Mode, Reply};

@@ -8,10 +8,10 @@ use std::task::{Context, Poll, Waker, ready};
 
 use futures_util::future::{BoxFuture, FusedFuture};
 
-use super::Limiter;
 use super::cached_denials::Recalled;
 use super::call::Call;
 use super::counted::{counted, ended};
+use super::handle::Limiter;
 use crate::decision::Decision;
 use crate::denial_cache::Sighting;
 use crate::engine::Acquiring;

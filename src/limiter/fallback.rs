@@ -1,7 +1,7 @@
 //! Answers by the rule's policy when Redis gives none: it is unreachable, refuses for now, or its answer can't be used.
 
-use super::Limiter;
 use super::call::Call;
+use super::handle::Limiter;
 #[cfg(feature = "embedded")]
 use crate::algorithm::numbers::EXACT;
 use crate::decision::Decision;

@@ -1,8 +1,8 @@
 //! Calls about what an earlier call took: they give it back, keep it or forget it, wherever it was taken: in Redis, in
 //! this process, or nowhere.
 
-use super::Limiter;
 use super::call::Call;
+use super::handle::Limiter;
 use crate::decision::Decision;
 use crate::error::{Charged, Error};
 use crate::operation::Operation;

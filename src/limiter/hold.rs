@@ -13,9 +13,10 @@ use tokio::time::Instant;
 
 use super::background::persist_while;
 use super::call::Call;
+use super::counted::counted;
+use super::handle::Limiter;
 use super::tries::Tries;
 use super::wait::JITTER;
-use super::{Limiter, counted};
 use crate::decision::{Balance, DecidedBy, Decision, Denied, RetryAfter};
 use crate::error::{Charged, Error, Kind};
 use crate::lock::Lock;
@@ -505,7 +506,7 @@ impl Drop for Permit {
                 let (limiter, release) = (limiter.clone(), Arc::clone(&release));
                 // Made once: another holder may soon have the permit.
                 async move {
-                    let made = at_once.call(release.make(&limiter)).await;
+                    let made = at_once.call(limiter.release_pending(&release)).await;
                     !made.is_some_and(|made| made.is_err_and(|error| error.is_input()))
                 }
             });

@@ -1,36 +1,18 @@
 //! Decisions by the engine in this process, while Redis is unreachable.
 
 use std::num::NonZeroU32;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use futures_util::future::join;
 
-use super::Limiter;
 use super::call::Call;
+use super::follow_up::must_ask_redis;
+use super::handle::Limiter;
 use super::server_clock::ServerClock;
 use crate::decision::{DecidedBy, Decision};
-use crate::engine::Engine;
-use crate::engine::embedded::Embedded;
 use crate::error::{Charged, Error, Kind};
 use crate::operation::Operation;
 use crate::rule::OnError;
-
-/// A bound on memory, however many keys are used during an outage.
-const MOST_KEYS: usize = 100_000;
-
-/// Decides while Redis is unreachable, for rules that say `local`. Created on first use; clones share it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct LocalEngine(Arc<OnceLock<Embedded>>);
-
-impl LocalEngine {
-    fn get(&self) -> Engine {
-        self.0.get_or_init(|| Embedded::of_at_most(MOST_KEYS)).clone().into()
-    }
-
-    fn is_used(&self) -> bool {
-        self.0.get().is_some()
-    }
-}
 
 impl Limiter {
     /// Decides by the rule's share for one of this many processes.
@@ -49,7 +31,7 @@ impl Limiter {
     /// Gives back, keeps or forgets what was taken in this process.
     pub(super) async fn follow_up_locally(&self, call: Call<'_>, charged: Charged) -> Result<Decision, Error> {
         match self.policy(call.rule) {
-            OnError::Local { processes } if super::follow_up::must_ask_redis(call.operation, charged) => {
+            OnError::Local { processes } if must_ask_redis(call.operation, charged) => {
                 self.follow_up_everywhere(call, processes).await
             }
             OnError::Local { processes } => self.decide_locally(call, processes).await,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 
-use super::Limiter;
+use super::handle::Limiter;
 use crate::call::Mode;
 use crate::decision::{Decision, LimitDecision};
 use crate::denial_cache::DenialCache;

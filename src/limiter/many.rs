@@ -6,8 +6,9 @@ use tokio::time::Instant;
 
 use super::cached_denials::Recalled;
 use super::call::Call;
+use super::counted::counted;
 use super::decide::garbled;
-use super::{Limiter, counted};
+use super::handle::Limiter;
 use crate::call::{Ask, Reply};
 use crate::decision::{DecidedBy, Decision};
 use crate::denial_cache::Sighting;

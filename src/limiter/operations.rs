@@ -1,14 +1,14 @@
 //! Each operation: what it asks of the rule and the request, and where it is made.
 
-use super::Limiter;
 use super::call::Call;
 use super::counted::counted;
+use super::handle::Limiter;
 use crate::algorithm::numbers::LONGEST_RESET_US;
 use crate::decision::Decision;
 use crate::error::{Error, Kind};
 use crate::operation::Operation;
 use crate::request::Request;
-use crate::rule::{OnError, Rule};
+use crate::rule::Rule;
 
 impl Limiter {
     /// Makes a call of this operation, once it is known that the rule and the request allow it.
@@ -67,11 +67,6 @@ impl Limiter {
             return Err(Error::new(Kind::Input, format!("{operation}: {why}")));
         }
         self.follow_up(Call { rule, request: &request, operation }).await
-    }
-
-    /// The policy while Redis is unreachable.
-    pub(super) fn policy(&self, rule: &Rule) -> OnError {
-        rule.policy_or(self.on_error)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::Limiter;
+use super::handle::Limiter;
 use crate::algorithm::numbers::EXACT;
 use crate::call::{Ask, Costs, Mode, Terms};
 use crate::engine::cluster::slot_of;

@@ -1,43 +1,32 @@
-//! Reservations that wait in this process. When a caller leaves before its turn, those behind it may proceed sooner
-//! than their reservations said. If it left in this process, they move up at once. If it left in another, they find out
-//! by asking what is still owed, in one call for all that wait for the same limits.
+//! Reservations that wait in this process, and the order of their turns. When a caller leaves before its turn, those
+//! behind it may proceed sooner than their reservations said.
 //!
-//! A look finds when nothing is owed any more. The last of those that had reserved before it was sent may proceed then,
-//! and each of the others before it, by as long as the limit takes for what those behind it have reserved. So they
-//! proceed one by one as the limit refills, in the order of their turns, and none earlier than if those that left had
-//! never been there. What other processes' callers have reserved in between isn't known here: it would only let one
-//! proceed still earlier.
+//! A look at what is owed finds when nothing is any more. The last of those that had reserved before it was sent may
+//! proceed then, and each of the others before it, by as long as the limit takes for what those behind it have reserved.
+//! So they proceed one by one as the limit refills, in the order of their turns, and none earlier than if those that
+//! left had never been there. What other processes' callers have reserved in between isn't known here: it would only
+//! let one proceed still earlier.
 //!
 //! Of several limits, each has turns of its own, since one may refill a thousand times as fast as another. A caller
 //! proceeds when the last of its turns has come.
 
 use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
-use super::Limiter;
-use super::call::Call;
-use super::sharded::shard_for;
 use crate::algorithm::Algorithm;
 use crate::call::Costs;
-use crate::decision::{Decision, LimitDecision, RetryAfter};
-use crate::error::Error;
+use crate::decision::{LimitDecision, LimitDecisions};
 use crate::limit::Limit;
 use crate::lock::Lock;
-use crate::operation::Operation;
-use crate::request::Request;
 use crate::rule::Rule;
-use crate::runtime::{self, LONGEST_WAIT};
-
-/// How long after the reservation to look first. The time between looks doubles.
-const FIRST_LOOK: Duration = Duration::from_millis(100);
+use crate::runtime::LONGEST_WAIT;
 
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
@@ -89,7 +78,8 @@ struct Member {
     turns: Turns,
 }
 
-type Turns = SmallVec<[Instant; 2]>;
+/// When each limit of a rule has what was reserved.
+pub(super) type Turns = SmallVec<[Instant; 2]>;
 
 /// A place among those that wait.
 pub(super) struct Place {
@@ -100,74 +90,9 @@ pub(super) struct Place {
     number: Option<u64>,
 }
 
-impl Limiter {
-    /// Waits with a reservation whose answer has just come, until its turn; sooner if others leave.
-    pub(super) async fn until_turn(
-        &self,
-        rule: &Rule,
-        request: &Request<'_>,
-        reserved: &Decision,
-    ) -> Result<(), Error> {
-        let reserved_at = Instant::now();
-        let wait = |wait: RetryAfter| reserved_at + wait.duration().unwrap_or_default().min(LONGEST_WAIT);
-        let (turn, turns) = (wait(reserved.retry_after), reserved.limits.iter().map(|limit| wait(limit.retry_after)));
-        let turns: Turns = turns.collect();
-        // What was reserved in this process, for want of Redis, isn't owed there.
-        let may_look = reserved.by.error().is_none() && turns.len() == rule.limits().len();
-        let Some(name) = self.queue_name(rule, request).filter(|_| may_look) else {
-            return runtime::sleep_until(turn).await;
-        };
-        let mut place = self.reservations.find(name, rule);
-        place.join(Member { reserved_at, units: request.units(rule), turns });
-        let mut pause = FIRST_LOOK;
-        let mut next = reserved_at + pause;
-        loop {
-            let moved_up = place.queue.moved_up.notified();
-            let turn = place.turn().unwrap_or(turn);
-            if turn <= Instant::now() {
-                return Ok(());
-            }
-            match select(pin!(runtime::sleep_until(turn.min(next))), pin!(moved_up)).await {
-                Either::Left((slept, _)) => slept?,
-                Either::Right(_) => continue,
-            }
-            let now = Instant::now();
-            if now >= turn {
-                return Ok(());
-            }
-            let is_recent = place.queue.waiting.lock().looked_at.is_some_and(|last| last + pause / 2 > now);
-            pause *= 2;
-            next = now + pause;
-            if !is_recent {
-                runtime::timeout_at(turn, place.queue.look(self, request)).await;
-            }
-        }
-    }
-
-    /// Looks at what is still owed, for those in this process that wait for the same limits as a reservation just
-    /// cancelled.
-    pub(super) async fn move_up(&self, rule: &Rule, request: &Request<'_>) {
-        let Some(name) = self.queue_name(rule, request) else { return };
-        let waits = self.reservations.queues.lock().contains_key(&name);
-        if waits {
-            self.reservations.find(name, rule).queue.look(self, request).await;
-        }
-    }
-
-    fn queue_name(&self, rule: &Rule, request: &Request<'_>) -> Option<Vec<u8>> {
-        let mut name = self.state_keys(rule, request).ok()?;
-        name.extend_from_slice(&rule.fingerprint().to_le_bytes());
-        if let Some(scoped) = self.sharded(rule)
-            && let Some(shard) = shard_for(Call { rule, request, operation: Operation::Reserve }, scoped)
-        {
-            name.extend_from_slice(&shard.to_le_bytes());
-        }
-        Some(name)
-    }
-}
-
 impl Reservations {
-    fn find(self: &Arc<Self>, name: Vec<u8>, rule: &Rule) -> Place {
+    /// The place of a caller that waits for these limits, or only looks.
+    pub(super) fn find(self: &Arc<Self>, name: Vec<u8>, rule: &Rule) -> Place {
         let mut queues = self.queues.lock();
         let places =
             queues.entry(name.clone()).or_insert_with(|| Places { queue: Arc::new(Queue::of(rule)), count: 0 });
@@ -176,23 +101,53 @@ impl Reservations {
         drop(queues);
         Place { reservations: Arc::clone(self), name, queue, number: None }
     }
+
+    pub(super) fn has(&self, name: &[u8]) -> bool {
+        self.queues.lock().contains_key(name)
+    }
 }
 
 impl Place {
-    fn join(&mut self, member: Member) {
+    /// Waits from now on, for these units.
+    pub(super) fn join(&mut self, reserved_at: Instant, units: Costs, turns: Turns) {
         let mut waiting = self.queue.waiting.lock();
         waiting.move_up(&self.queue.rule);
         waiting.joined += 1;
         let number = waiting.joined;
-        waiting.members.insert(number, member);
+        waiting.members.insert(number, Member { reserved_at, units, turns });
         drop(waiting);
         self.number = Some(number);
     }
 
-    fn turn(&self) -> Option<Instant> {
+    pub(super) fn turn(&self) -> Option<Instant> {
         let mut waiting = self.queue.waiting.lock();
         waiting.move_up(&self.queue.rule);
         waiting.members.get(&self.number?).map(Member::turn)
+    }
+
+    /// Until somebody has moved up.
+    pub(super) fn moved_up(&self) -> Notified<'_> {
+        self.queue.moved_up.notified()
+    }
+
+    /// Whether the last look was sent less than this long before `now`.
+    pub(super) fn looked_within(&self, time: Duration, now: Instant) -> bool {
+        self.queue.waiting.lock().looked_at.is_some_and(|last| last + time > now)
+    }
+
+    /// Asks, by `owed`, when nothing is owed any more, once for all that want to know meanwhile.
+    pub(super) async fn look<F: Future<Output = Option<LimitDecisions>>>(&self, owed: impl Fn() -> F) {
+        let queue = &*self.queue;
+        queue.again.store(true, Ordering::SeqCst);
+        while queue.again.load(Ordering::SeqCst) && !queue.looking.swap(true, Ordering::SeqCst) {
+            let _looking = Looking(queue);
+            queue.again.store(false, Ordering::SeqCst);
+            let asked_at = Instant::now();
+            if let Some(limits) = owed().await {
+                queue.waiting.lock().pay(&queue.rule, asked_at, Instant::now(), &limits);
+                queue.moved_up.notify_waiters();
+            }
+        }
     }
 }
 
@@ -221,25 +176,6 @@ impl Queue {
             moved_up: Notify::new(),
             looking: AtomicBool::new(false),
             again: AtomicBool::new(false),
-        }
-    }
-
-    /// Asks when nothing is owed any more, once for all that want to know meanwhile.
-    async fn look(&self, limiter: &Limiter, request: &Request<'_>) {
-        self.again.store(true, Ordering::SeqCst);
-        while self.again.load(Ordering::SeqCst) && !self.looking.swap(true, Ordering::SeqCst) {
-            let _looking = Looking(self);
-            self.again.store(false, Ordering::SeqCst);
-            let asked_at = Instant::now();
-            let owed = request.cost_of_all(0).jitter(0).within(Duration::ZERO);
-            // An answer in Redis's place says nothing about its state, nor does a block.
-            if let Ok(now) = limiter.decide(&self.rule, owed, Operation::Peek).uncounted().await
-                && now.allowed
-                && now.by.error().is_none()
-            {
-                self.waiting.lock().pay(&self.rule, asked_at, Instant::now(), &now.limits);
-                self.moved_up.notify_waiters();
-            }
         }
     }
 }

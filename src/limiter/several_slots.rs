@@ -11,9 +11,9 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use super::Limiter;
 use super::call::Call;
 use super::decide::garbled;
+use super::handle::Limiter;
 use super::prepare::{Targets, holder};
 use crate::decision::Decision;
 use crate::engine::cluster::slot_of;

@@ -6,8 +6,8 @@
 
 use futures_util::future::join_all;
 
-use super::Limiter;
 use super::call::Call;
+use super::handle::Limiter;
 use super::prepare::{Targets, concerned};
 use super::several_slots::of_all;
 use crate::decision::Decision;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::Limiter;
+use super::handle::Limiter;
 use super::prepare::concerned;
 use crate::batch::{Batch, Position};
 use crate::call::{Ask, Costs, Mode, Reply, Taken};

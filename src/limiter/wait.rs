@@ -6,8 +6,9 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::call::Call;
+use super::counted::counted;
+use super::handle::Limiter;
 use super::tries::Tries;
-use super::{Limiter, counted};
 use crate::algorithm::numbers::EXACT;
 use crate::decision::{Decision, RetryAfter};
 use crate::error::{Charged, Error, Kind};

@@ -7,12 +7,13 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{Answers, GivenBack, Limiter, PATIENCE, Part, Took, millis, remembered_for};
+use super::{Answers, GivenBack, PATIENCE, Part, Took, millis, remembered_for};
 use crate::algorithm::numbers::EXACT;
 use crate::decision::Decision;
 use crate::engine::deadline::Deadline;
 use crate::error::Error;
 use crate::limiter::call::Call;
+use crate::limiter::handle::Limiter;
 use crate::limiter::prepare::Targets;
 use crate::operation::Operation;
 use crate::random::unique_id;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::{Answers, GivenBack, Limiter, PATIENCE, Part, Took};
+use super::{Answers, GivenBack, PATIENCE, Part, Took};
 use crate::background::{AtOnce, Counted};
 use crate::call::{Mode, Receipt};
 use crate::decision::Decision;
@@ -20,6 +20,7 @@ use crate::error::{Charged, Error};
 use crate::limiter::background::persist_while;
 use crate::limiter::call::Call;
 use crate::limiter::decide::garbled;
+use crate::limiter::handle::Limiter;
 use crate::limiter::prepare::Targets;
 use crate::lock::Lock;
 use crate::operation::Operation;
