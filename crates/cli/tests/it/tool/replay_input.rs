@@ -180,8 +180,8 @@ fn records_out_of_order_are_explained() {
 
 /// Two halves of a part of the log, the later one first, as `zcat log.1.gz log.2.gz` has them, and that part.
 fn halves(folder: &std::path::Path) -> [String; 3] {
-    let log = beginning_of_the_log(1_500);
-    let (early, late) = log.split_at(log.match_indices('\n').nth(749).expect("a line").0 + 1);
+    let log = beginning_of_the_log(800);
+    let (early, late) = log.split_at(log.match_indices('\n').nth(399).expect("a line").0 + 1);
     [("early", early), ("late", late), ("whole", &log)].map(|(name, text)| {
         let path = folder.join(name);
         std::fs::write(&path, text).expect("written");

@@ -40,7 +40,7 @@ fn comparing_two_sets_on_the_log_gives_the_counts_of_the_oracle() {
     );
     let old = file(&directory, "old.toml", &set(before.0, before.1));
     let new = file(&directory, "new.toml", &set(after.0, after.1));
-    let text = beginning_of_the_log(6_000);
+    let text = beginning_of_the_log(2_500);
     let log = file(&directory, "access.log", &text);
     let diff = ["rules", "diff", &old, &new, "--input", "combined", &log];
     let (mut counts, mut by_key) = ([0_u64; 4], HashMap::<String, (u64, u64)>::new());
@@ -62,7 +62,7 @@ fn comparing_two_sets_on_the_log_gives_the_counts_of_the_oracle() {
     let mut records = lines(&output);
     let totals = records.pop().expect("totals");
     let expected = json!({
-        "before": old, "after": new, "records": 6_000, "allowed_by_both": both_allowed, "denied_by_both": both_denied, "newly_denied": newly_denied,
+        "before": old, "after": new, "records": 2_500, "allowed_by_both": both_allowed, "denied_by_both": both_denied, "newly_denied": newly_denied,
         "newly_allowed": newly_allowed, "other_rule": 0, "undecided": 0, "unreadable": 0,
         "rules": [{"name": "talks", "newly_denied": newly_denied, "newly_allowed": newly_allowed}],
         "keys_affected": by_key.len(), "keys": totals["keys"],
