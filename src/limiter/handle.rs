@@ -18,7 +18,8 @@ use crate::rule::{OnError, Rule};
 ///
 /// Unless a method says otherwise, it costs one round trip to Redis. It costs two if the server has lost its scripts,
 /// or if its clock has left [the calendar windows](crate::guide::algorithms#windows-of-the-calendar) that the call
-/// names. The first call also connects.
+/// names; and on a cluster if the limits' keys are [on several nodes](crate::guide::load#keys-on-several-nodes), which are
+/// asked at the same time, and one of them denies. The first call also connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     pub(super) engine: Engine,

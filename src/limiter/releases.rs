@@ -90,7 +90,8 @@ impl InProgress {
 
     /// For whoever makes the call now. None if somebody else has begun to.
     pub(super) fn begin(&self) -> Option<Making<'_>> {
-        (!self.release.begun.swap(true, Ordering::AcqRel)).then_some(Making(Some(self)))
+        // Made only then: it ends the release as it is dropped.
+        (!self.release.begun.swap(true, Ordering::AcqRel)).then(|| Making(Some(self)))
     }
 
     fn end(&self) {

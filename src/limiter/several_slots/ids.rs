@@ -24,14 +24,14 @@ use crate::runtime;
 /// A call that may have taken some of its parts. Unless it is over, they are given back when it is dropped: once they
 /// have answered, since a cancellation that is faster would find nothing.
 struct Taking {
-    made: Arc<Made>,
+    whole: Arc<CallInParts>,
     runtime: Handle,
     /// While the parts are asked.
     asking: Option<BoxFuture<'static, Answers>>,
     is_over: bool,
 }
 
-struct Made {
+struct CallInParts {
     limiter: Limiter,
     rule: Rule,
     request: OwnedRequest,
@@ -84,8 +84,8 @@ impl Limiter {
         taking.is_over = false;
         let least = decision.limits.iter().map(|limit| limit.granted).min().unwrap_or_default();
         if decision.limits.iter().any(|limit| limit.granted > least) {
-            let request = Request::from(&taking.made.request).cost_of_all(least);
-            let call = Call { rule: &taking.made.rule, request: &request, operation: Operation::Settle };
+            let request = Request::from(&taking.whole.request).cost_of_all(least);
+            let call = Call { rule: &taking.whole.rule, request: &request, operation: Operation::Settle };
             let settled = runtime::timeout_at(Instant::now() + until.left().min(PATIENCE), self.ask_parts(call, parts));
             match settled.await.map(|answers| answers.into_iter().collect::<Result<Vec<Decision>, Error>>()) {
                 Some(Ok(settled)) => decision = self.whole(parts.iter().zip(settled))?,
@@ -102,19 +102,19 @@ impl Limiter {
 
 impl Taking {
     fn of(limiter: &Limiter, call: Call<'_>, parts: &[Part<'_>]) -> Result<Self, Error> {
-        let made = Made {
+        let whole = CallInParts {
             limiter: limiter.clone(),
             rule: call.rule.clone(),
             request: call.request.into_owned(),
             parts: parts.iter().map(|part| part.places.clone()).collect(),
         };
-        Ok(Self { made: Arc::new(made), runtime: runtime::with_timers()?, asking: None, is_over: false })
+        Ok(Self { whole: Arc::new(whole), runtime: runtime::with_timers()?, asking: None, is_over: false })
     }
 
     /// Asks all parts at the same time.
     async fn ask(&mut self, operation: Operation) -> Answers {
-        let made = Arc::clone(&self.made);
-        let asking = self.asking.insert(Box::pin(async move { made.ask(operation).await }));
+        let whole = Arc::clone(&self.whole);
+        let asking = self.asking.insert(Box::pin(async move { whole.ask(operation).await }));
         let answers = asking.await;
         self.asking = None;
         answers
@@ -122,13 +122,13 @@ impl Taking {
 
     /// Gives back these parts, and waits for the answers for a while.
     async fn give_back(&mut self, parts: &[Part<'_>], took: &[Took], until: Deadline) -> GivenBack {
-        let made = Arc::clone(&self.made);
-        let (limiter, operation, request) = (&made.limiter, made.gives_back_by(), Request::from(&made.request));
-        let call = Call { rule: &made.rule, request: &request, operation };
+        let whole = Arc::clone(&self.whole);
+        let (limiter, operation, request) = (&whole.limiter, whole.gives_back_by(), Request::from(&whole.request));
+        let call = Call { rule: &whole.rule, request: &request, operation };
         // What this process gives back ends the denials that it remembers of these keys.
         let given_back = parts.iter().zip(took).filter(|(_, took)| **took != Took::Nothing);
         let changed = given_back.flat_map(|(part, _)| part.targets.iter().copied());
-        let changing = limiter.changing_those(&made.rule, &request, changed).ok().flatten();
+        let changing = limiter.changing_those(&whole.rule, &request, changed).ok().flatten();
         let each = parts.iter().zip(took).map(async |(part, took)| match took {
             Took::Nothing => None,
             _ => Some(limiter.decide_in_one_slot(call, &part.targets).await),
@@ -151,7 +151,7 @@ impl Taking {
     }
 }
 
-impl Made {
+impl CallInParts {
     async fn ask(&self, operation: Operation) -> Answers {
         let (limits, request) = (self.rule.scoped_limits(), Request::from(&self.request));
         let call = Call { rule: &self.rule, request: &request, operation };
@@ -174,9 +174,9 @@ impl Drop for Taking {
         if self.is_over {
             return;
         }
-        let request = Request::from(&self.made.request);
-        let call = Call { rule: &self.made.rule, request: &request, operation: self.made.gives_back_by() };
+        let request = Request::from(&self.whole.request);
+        let call = Call { rule: &self.whole.rule, request: &request, operation: self.whole.gives_back_by() };
         let after = self.asking.take().map(|asking| -> BoxFuture<'static, ()> { Box::pin(async { _ = asking.await }) });
-        self.made.limiter.call_later_after(after, &self.runtime, call, None);
+        self.whole.limiter.call_later_after(after, &self.runtime, call, None);
     }
 }

@@ -29,7 +29,7 @@ use crate::rule::Rule;
 use crate::runtime;
 
 /// An acquire that goes on without its caller: until it is known what it took, and that is given back.
-struct Acquire {
+struct UnattendedAcquire {
     limiter: Limiter,
     rule: Rule,
     request: OwnedRequest,
@@ -59,7 +59,7 @@ impl Taken {
 /// A step of an acquire: its parts are asked, or given back. If the caller leaves meanwhile, the step continues, and
 /// all that they took is given back.
 struct Step<T: Send + 'static> {
-    acquire: Arc<Acquire>,
+    acquire: Arc<UnattendedAcquire>,
     runtime: Handle,
     /// None once it has ended.
     going: Option<BoxFuture<'static, T>>,
@@ -76,7 +76,7 @@ impl Limiter {
         until: Deadline,
     ) -> Result<Decision, Error> {
         let runtime = runtime::with_timers()?;
-        let acquire = Acquire::of(self, call, parts);
+        let acquire = UnattendedAcquire::of(self, call, parts);
         let answers = Step::of(&acquire, &runtime, |acquire| async move { acquire.ask().await }).ended().await;
         if answers.iter().all(|answer| answer.as_ref().is_ok_and(|decision| decision.allowed)) {
             return self.whole(parts.iter().zip(answers.into_iter().flatten()));
@@ -115,7 +115,7 @@ impl Limiter {
 }
 
 impl<T: Send + 'static> Step<T> {
-    fn of<F>(acquire: &Arc<Acquire>, runtime: &Handle, step: impl FnOnce(Arc<Acquire>) -> F) -> Self
+    fn of<F>(acquire: &Arc<UnattendedAcquire>, runtime: &Handle, step: impl FnOnce(Arc<UnattendedAcquire>) -> F) -> Self
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -142,7 +142,7 @@ impl<T: Send + 'static> Drop for Step<T> {
     }
 }
 
-impl Acquire {
+impl UnattendedAcquire {
     fn of(limiter: &Limiter, call: Call<'_>, parts: &[Part<'_>]) -> Arc<Self> {
         let (limiter, rule, request) = (limiter.clone(), call.rule.clone(), call.request.into_owned());
         Arc::new(Self { limiter, rule, request, parts: parts.iter().map(Taken::of).collect() })
