@@ -174,7 +174,7 @@ fn time(line: &str) -> u64 {
 #[test]
 fn a_replayed_access_log_gives_the_oracles_counts_on_both_engines() {
     let server = Server::start();
-    let text = beginning_of_the_log(2_000);
+    let text = beginning_of_the_log(4_000);
     let mut log = tempfile::NamedTempFile::new().expect("a file");
     log.write_all(text.as_bytes()).expect("written");
     let log = log.path().to_str().expect("UTF-8");
@@ -192,7 +192,7 @@ fn a_replayed_access_log_gives_the_oracles_counts_on_both_engines() {
             let output = tollgate(&[&replay[..], &engine].concat());
             assert_eq!(code(&output), 0, "{}", stderr(&output));
             let summary = &lines(&output)[0];
-            assert_eq!(summary["records"], 2_000);
+            assert_eq!(summary["records"], 4_000);
             assert_eq!(
                 (&summary["allowed"], &summary["denied"]),
                 (&json!(allowed), &json!(denied)),
