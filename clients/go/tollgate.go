@@ -164,6 +164,7 @@ type RequestError struct {
 	Message string
 	Status  int
 	Kind    string
+	Reason  string // Tells it from others of its kind: "ambiguous-path" of a path that can be read in two ways.
 
 	// Set if it answers a second attempt, and the first one may have been charged.
 	mayBeCharged bool
@@ -604,6 +605,7 @@ func answer(status int, header http.Header, content []byte) (*Decision, error) {
 		Failure string `json:"error"`
 		Kind    string `json:"kind"`
 		Charged *bool  `json:"charged"`
+		Reason  string `json:"reason"`
 	}
 	isJSON := json.Unmarshal(content, &body) == nil
 	if isJSON && body.Allowed != nil {
@@ -631,7 +633,7 @@ func answer(status int, header http.Header, content []byte) (*Decision, error) {
 	isSlow := status == http.StatusRequestTimeout || status == http.StatusTooManyRequests
 	switch {
 	case status >= 400 && status < 500 && !isSlow:
-		return nil, &RequestError{Message: message, Status: status, Kind: kind}
+		return nil, &RequestError{Message: message, Status: status, Kind: kind, Reason: body.Reason}
 	case status < 400:
 		return nil, &Unavailable{"the answer is no decision: " + message, "garbled", nil, nil}
 	case kind == "":
@@ -647,8 +649,9 @@ func isForClients(name string) bool {
 
 // Middleware decides on each request before next sees it. The attributes are ip, method and path, and what more makes of
 // the request (it may be nil), such as a user; nil there removes one. A denial is answered with the decision's status.
-// Without a decision, a Closed client answers 503. What the service refuses to decide is answered 500: the visitor can't
-// mend it. That, and what an Open client lets pass without a decision, is logged, at most once a second.
+// Without a decision, a Closed client answers 503, and a path that can be read in two ways gets 400. What else the service
+// refuses to decide is answered 500: the visitor can't mend it. That, and what an Open client lets pass without a decision,
+// is logged, at most once a second.
 func (client *Client) Middleware(next http.Handler, more func(*http.Request) map[string]any) http.Handler {
 	warnings := new(seldom)
 	refuseUnfit := func(writer http.ResponseWriter, why string) {
@@ -657,7 +660,8 @@ func (client *Client) Middleware(next http.Handler, more func(*http.Request) map
 	}
 	return http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
 		// The path as it was sent: the service decodes it itself, and must not decode it twice.
-		attributes := map[string]any{"method": request.Method, "path": request.URL.EscapedPath()}
+		path := request.URL.EscapedPath()
+		attributes := map[string]any{"method": request.Method, "path": path}
 		if address, err := netip.ParseAddrPort(request.RemoteAddr); err == nil {
 			attributes["ip"] = address.Addr().WithZone("").String()
 		}
@@ -673,6 +677,9 @@ func (client *Client) Middleware(next http.Handler, more func(*http.Request) map
 		var failure *Unavailable
 		var refused *RequestError
 		switch {
+		case errors.As(err, &refused) && refused.Reason == "ambiguous-path" && attributes["path"] == path:
+			refuse(writer, http.StatusBadRequest, "the path can be read in two ways")
+			return
 		case errors.As(err, &refused):
 			refuseUnfit(writer, refused.withAdvice())
 			return

@@ -1062,6 +1062,26 @@ func TestAWrongTokenIs500(t *testing.T) {
 	assertSeldomLogged(t, serve(t, client, nil)+"/pages/a", 500, ": a token is missing, or isn't one of the service's")
 }
 
+func TestAPathThatCanBeReadInTwoWaysIs400UnlessTheApplicationMadeIt(t *testing.T) {
+	rules := filepath.Join(t.TempDir(), "rules.toml")
+	check(os.WriteFile(rules, []byte("[[rule]]\nname = \"admin\"\nmatch = { path = \"/admin/*\" }\naction = \"block\"\n"), 0o600))
+	strict := startServiceWith(rules, redis, "127.0.0.1:0")
+	defer strict.end()
+	client := open(t, strict.url, Options{})
+	logged := logged(func() {
+		if response, _ := get(t, serve(t, client, nil)+"/..;/admin", nil); response.StatusCode != 400 {
+			t.Error(response)
+		}
+		own := map[string]any{"path": "/..;/admin"}
+		if response, _ := get(t, serve(t, client, own)+"/", nil); response.StatusCode != 500 {
+			t.Error(response)
+		}
+	})
+	if strings.Count(logged, "\n") != 1 || !strings.Contains(logged, "path: it can be read in two ways") {
+		t.Error(logged)
+	}
+}
+
 func TestAStatusOfTheRuleIsForTheVisitor(t *testing.T) {
 	url := serve(t, open(t, service.url, Options{}), nil)
 	logged := logged(func() {

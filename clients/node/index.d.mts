@@ -2,9 +2,9 @@
  * Decides on each request to an Express application before its handlers see it. The attributes are `ip` (Express's, which
  * knows trusted proxies), `method` and `path`, and what `attributes` makes of the request (it may be async), such as a
  * `user`; undefined there removes one. A denial is answered with the decision's status. Without a decision, a client that
- * is `closed` answers 503. What the service refuses to decide is answered 500: the visitor can't mend it. `warn` is told of
- * that, and of what an `open` client lets pass without a decision, at most once a second; it emits a process warning unless
- * set.
+ * is `closed` answers 503, and a path that can be read in two ways gets 400. What else the service refuses to decide is
+ * answered 500: the visitor can't mend it. `warn` is told of that, and of what an `open` client lets pass without a
+ * decision, at most once a second; it emits a process warning unless set.
  * @param {Client} client
  * @param {RateLimitSettings} [settings]
  * @returns {(request: any, response: any, next: (error?: unknown) => void) => Promise<void>}
@@ -69,13 +69,15 @@ export class TollgateError extends Error {
 }
 /**
  * The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx. Express answers a
- * visitor with an error's `status`, but this one is the service's, to the application: so it has another name.
+ * visitor with an error's `status`, but this one is the service's, to the application: so it has another name. `reason`
+ * tells it from others of its kind: `ambiguous-path` of a path that can be read in two ways.
  */
 export class RequestError extends TollgateError {
-    /** @param {string} message @param {number} serviceStatus @param {string} [kind] */
-    constructor(message: string, serviceStatus: number, kind?: string);
+    /** @param {string} message @param {number} serviceStatus @param {string} [kind] @param {string} [reason] */
+    constructor(message: string, serviceStatus: number, kind?: string, reason?: string);
     serviceStatus: number;
     kind: string | undefined;
+    reason: string | undefined;
 }
 /** Nothing is remembered for the id: it expired, was cancelled or released, or never existed (404). */
 export class UnknownId extends RequestError {

@@ -95,14 +95,16 @@ export class TollgateError extends Error {
 
 /**
  * The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx. Express answers a
- * visitor with an error's `status`, but this one is the service's, to the application: so it has another name.
+ * visitor with an error's `status`, but this one is the service's, to the application: so it has another name. `reason`
+ * tells it from others of its kind: `ambiguous-path` of a path that can be read in two ways.
  */
 export class RequestError extends TollgateError {
-  /** @param {string} message @param {number} serviceStatus @param {string} [kind] */
-  constructor(message, serviceStatus, kind) {
+  /** @param {string} message @param {number} serviceStatus @param {string} [kind] @param {string} [reason] */
+  constructor(message, serviceStatus, kind, reason) {
     super(message);
     this.serviceStatus = serviceStatus;
     this.kind = kind;
+    this.reason = reason;
   }
 }
 
@@ -549,9 +551,9 @@ export class Permit {
  * Decides on each request to an Express application before its handlers see it. The attributes are `ip` (Express's, which
  * knows trusted proxies), `method` and `path`, and what `attributes` makes of the request (it may be async), such as a
  * `user`; undefined there removes one. A denial is answered with the decision's status. Without a decision, a client that
- * is `closed` answers 503. What the service refuses to decide is answered 500: the visitor can't mend it. `warn` is told of
- * that, and of what an `open` client lets pass without a decision, at most once a second; it emits a process warning unless
- * set.
+ * is `closed` answers 503, and a path that can be read in two ways gets 400. What else the service refuses to decide is
+ * answered 500: the visitor can't mend it. `warn` is told of that, and of what an `open` client lets pass without a
+ * decision, at most once a second; it emits a process warning unless set.
  * @param {Client} client
  * @param {RateLimitSettings} [settings]
  * @returns {(request: any, response: any, next: (error?: unknown) => void) => Promise<void>}
@@ -572,15 +574,20 @@ export function rateLimit(client, { attributes, warn: report = warn } = {}) {
   };
   return async (request, response, next) => {
     let decision;
+    // The path as it was sent: the service decodes it itself, and must not decode it twice.
+    const { method, originalUrl: path = request.url } = request;
+    let more;
     try {
-      // The path as it was sent: the service decodes it itself, and must not decode it twice.
-      const { method, originalUrl: path = request.url } = request;
       const address = String(request.ip ?? request.socket.remoteAddress ?? '').split('%')[0];
       const ip = isIP(address) ? address : undefined;
       // JSON leaves out what is undefined.
-      decision = await client.decide(/** @type {any} */ ({ ip, method, path, ...(await attributes?.(request)) }));
+      more = await attributes?.(request);
+      decision = await client.decide(/** @type {any} */ ({ ip, method, path, ...more }));
     } catch (error) {
-      if (error instanceof RequestError) {
+      const isVisitors = (more?.path ?? path) === path;
+      if (error instanceof RequestError && error.reason === 'ambiguous-path' && isVisitors) {
+        refuse(response, 400, 'the path can be read in two ways', {});
+      } else if (error instanceof RequestError) {
         refuseUnfit(response, withAdvice(error));
       } else if (error instanceof Unavailable) {
         warn(error);
@@ -688,7 +695,8 @@ function answer({ status, headers, content }) {
   }
   const message = String(body?.error ?? (content.trim().slice(0, 200) || `status ${status}`));
   const isRefused = status >= 400 && status < 500 && status !== 408 && status !== 429;
-  if (isRefused) throw new (body?.kind === 'unknown-id' ? UnknownId : RequestError)(message, status, body?.kind);
+  const Refused = body?.kind === 'unknown-id' ? UnknownId : RequestError;
+  if (isRefused) throw new Refused(message, status, body?.kind, body?.reason);
   if (status < 400) throw new Unavailable(`the answer is no decision: ${message}`, 'garbled');
   throw new Unavailable(message, body?.kind ?? 'unavailable', body?.charged ?? null);
 }

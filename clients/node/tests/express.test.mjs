@@ -9,7 +9,7 @@ import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Client, rateLimit } from '../index.mjs';
-import { PATIENT, startRedis, startService, within } from './service.mjs';
+import { PATIENT, startRedis, startService, startServiceWith, within } from './service.mjs';
 
 const { default: express } = await import('express');
 
@@ -42,6 +42,22 @@ async function serve(t, { url = service.url, onError, token, attributes = () => 
   const origin = `http://127.0.0.1:${server.address().port}`;
   return (path) => fetch(`${origin}${path}`, { signal: AbortSignal.timeout(PATIENT) });
 }
+
+test('a path that can be read in two ways is 400 unless the application made it', async (t) => {
+  const rules = join(redis.folder, 'two-ways.toml');
+  writeFileSync(rules, '[[rule]]\nname = "admin"\nmatch = { path = "/admin/*" }\naction = "block"\n');
+  const strict = await startServiceWith(rules, redis);
+  t.after(() => strict.end());
+  const get = await serve(t, { url: strict.url });
+  const refused = await get('/..;/admin');
+  assert.deepEqual([refused.status, (await refused.json()).detail], [400, 'the path can be read in two ways']);
+  const warnings = [];
+  const attributes = () => ({ path: '/..;/admin' });
+  const own = await serve(t, { url: strict.url, attributes, warn: (warning) => warnings.push(warning) });
+  assert.equal((await own('/')).status, 500);
+  assert.equal(warnings.length, 1);
+  assert.match(warnings[0], /path: it can be read in two ways/);
+});
 
 test('allowed requests get the fields, and denied ones the status', async (t) => {
   const get = await serve(t);

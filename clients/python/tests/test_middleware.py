@@ -57,6 +57,18 @@ class Driven(unittest.TestCase):
 
         return asyncio.run(run())
 
+    def test_a_path_that_can_be_read_in_two_ways_is_400_unless_the_application_made_it(self):
+        rules = redis.folder / "two-ways.toml"
+        rules.write_text('[[rule]]\nname = "admin"\nmatch = { path = "/admin/*" }\naction = "block"\n')
+        strict = Service(redis, rules=rules)
+        self.addCleanup(strict.end)
+        start, body = self.ask(url=strict.url, raw_path=b"/..;/admin")
+        self.assertEqual((start["status"], json.loads(body["body"])["detail"]), (400, "the path can be read in two ways"))
+        with self.assertLogs("tollgate_client", "WARNING") as logged:
+            start, _ = self.ask(url=strict.url, attributes=lambda scope: {"path": "/..;/admin"})
+        self.assertEqual((start["status"], len(logged.output)), (500, 1))
+        self.assertIn("path: it can be read in two ways", logged.output[0])
+
     def test_allowed_requests_get_the_fields_and_denied_ones_the_status(self):
         start, body = self.ask()
         self.assertEqual((start["status"], body["body"]), (200, b"hello"))

@@ -79,12 +79,16 @@ class TollgateError(Exception):
 
 
 class RequestError(TollgateError):
-    """The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx."""
+    """The service refused the request as it is: wrong input (400), a wrong token (401), or another 4xx.
 
-    def __init__(self, message: str, status: int, kind: Optional[str]) -> None:
+    `reason` tells it from others of its kind: `ambiguous-path` of a path that can be read in two ways.
+    """
+
+    def __init__(self, message: str, status: int, kind: Optional[str], reason: Optional[str] = None) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
+        self.reason = reason
         # None if it answers a second attempt, and the first one may have been charged.
         self._charged: Optional[bool] = False
 
@@ -194,7 +198,7 @@ def _answer(status: int, headers: Mapping[str, str], content: bytes) -> Decision
     message = str(body.get("error") or content.decode(errors="replace").strip()[:200] or f"status {status}")
     kind, charged = body.get("kind"), body.get("charged")
     if 400 <= status < 500 and status not in (408, 429):
-        raise (UnknownId if kind == "unknown-id" else RequestError)(message, status, kind)
+        raise (UnknownId if kind == "unknown-id" else RequestError)(message, status, kind, body.get("reason"))
     if status < 500 and status not in (408, 429):
         raise Unavailable(f"the answer is no decision: {message}", "garbled")
     raise Unavailable(message, kind or "unavailable", charged)
@@ -999,8 +1003,9 @@ class RateLimitMiddleware:
 
     The attributes are `ip`, `method` and `path`, and what `attributes` makes of the scope (it may be async), such as a
     `user`; None there removes one. A denial is answered with the decision's status. Without a decision, a client that is
-    `closed` answers 503. What the service refuses to decide is answered 500: the visitor can't mend it. That, and what an
-    `open` client lets pass without a decision, is a warning of the logger, at most once a second.
+    `closed` answers 503, and a path that can be read in two ways gets 400. What else the service refuses to decide is
+    answered 500: the visitor can't mend it. That, and what an `open` client lets pass without a decision, is a warning of
+    the logger, at most once a second.
     """
 
     def __init__(self, app: AsgiApp, client: AsyncClient, attributes: Optional[More] = None) -> None:
@@ -1014,6 +1019,7 @@ class RateLimitMiddleware:
             await self._app(scope, receive, send)
             return
         attributes = _attributes_of(scope)
+        path = attributes["path"]
         if self._attributes is not None:
             more = self._attributes(scope)
             attributes.update(await more if inspect.isawaitable(more) else more)
@@ -1024,7 +1030,10 @@ class RateLimitMiddleware:
             await _refuse(scope, send, 503, "rate limits can't be checked now", {})
             return
         except RequestError as error:
-            await self._refuse_unfit(scope, send, _with_advice(error))
+            if error.reason == "ambiguous-path" and attributes["path"] == path:
+                await _refuse(scope, send, 400, "the path can be read in two ways", {})
+            else:
+                await self._refuse_unfit(scope, send, _with_advice(error))
             return
         # A rule's own status is meant for the visitor.
         if decision.reason == "missing" and decision.status == 400:
