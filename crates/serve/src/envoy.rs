@@ -12,13 +12,14 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::future::try_join_all;
-use tollgate::Operation;
+use http::{HeaderMap, StatusCode};
 use tollgate::rules::{Attributes, Descriptors, RuleRequest, RuleSet, Verdict};
+use tollgate::{ErrorKind, Operation};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthService;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, is_grpc, refusal};
 use crate::metrics;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
@@ -35,8 +36,19 @@ impl Service {
         let routes = tonic::service::Routes::new(server).into_axum_router();
         // Serving from its start: whether Redis answers is for the policies, and for `/readyz`.
         let health = HealthServer::new(HealthService::from_health_reporter(self.health_reporter()));
-        require(self.tokens(), routes).route_service("/grpc.health.v1.Health/{*call}", health)
+        require(self.tokens(), routes).route_service("/grpc.health.v1.Health/{*call}", health).fallback(unknown)
     }
+}
+
+/// A call of another service, or a request that isn't gRPC: those who ask by HTTP must not take an answer's status 200,
+/// which every call of gRPC gets, for a decision.
+async fn unknown(headers: HeaderMap) -> axum::response::Response {
+    if is_grpc(&headers) {
+        return Status::unimplemented("expected envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+            .into_http();
+    }
+    const WHY: &str = "this port serves gRPC: HTTP with JSON is at the port that --http names";
+    refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, WHY, ErrorKind::Input.name(), Some(false))
 }
 
 #[tonic::async_trait]

@@ -2,8 +2,8 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
 use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use tollgate::rules::{Attributes, RuleSet};
 use tollgate::{Charged, Error, ErrorKind};
@@ -13,6 +13,8 @@ use tollgate::{Charged, Error, ErrorKind};
 pub(crate) enum Failure {
     /// The request can't be read: this was expected.
     Request(String),
+    /// Its path can be read in two ways, and the rules don't say how the application reads it.
+    AmbiguousPath,
     /// It can, but doesn't fit the rules in force.
     Unfit(String),
     /// No rule with limits applies, so there is nothing to settle, renew or give back.
@@ -28,12 +30,15 @@ struct Body<'a> {
     kind: &'a str,
     /// Whether units were taken all the same; null if nobody can tell.
     charged: Option<bool>,
+    /// What tells this error from others of its kind, where a program has to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
 }
 
 impl Failure {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Request(_) | Self::Unfit(_) => ErrorKind::Input,
+            Self::Request(_) | Self::AmbiguousPath | Self::Unfit(_) => ErrorKind::Input,
             Self::Nothing(_) => ErrorKind::UnknownId,
             Self::Limiter(error) => error.kind(),
         }
@@ -41,7 +46,7 @@ impl Failure {
 
     fn charged(&self) -> Option<bool> {
         match self {
-            Self::Request(_) | Self::Unfit(_) | Self::Nothing(_) => Some(false),
+            Self::Request(_) | Self::AmbiguousPath | Self::Unfit(_) | Self::Nothing(_) => Some(false),
             Self::Limiter(error) => match error.charged() {
                 Charged::Yes => Some(true),
                 Charged::No => Some(false),
@@ -58,8 +63,17 @@ impl Failure {
     fn message(&self) -> String {
         match self {
             Self::Request(why) | Self::Unfit(why) | Self::Nothing(why) => why.clone(),
+            Self::AmbiguousPath => {
+                "path: it can be read in two ways: let the file of rules say how the service reads it (paths)"
+                    .to_owned()
+            }
             Self::Limiter(error) => error.to_string(),
         }
+    }
+
+    /// The word for it in the body, beside its kind.
+    fn reason(&self) -> Option<&'static str> {
+        matches!(self, Self::AmbiguousPath).then_some("ambiguous-path")
     }
 }
 
@@ -79,13 +93,14 @@ impl From<Error> for Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = match (&self, self.kind()) {
-            (Self::Request(_), _) => StatusCode::BAD_REQUEST,
+            (Self::Request(_) | Self::AmbiguousPath, _) => StatusCode::BAD_REQUEST,
             // What the limiter refuses is a matter of the rule, such as permits without an id.
             (_, ErrorKind::Input) => StatusCode::CONFLICT,
             (_, ErrorKind::UnknownId) => StatusCode::NOT_FOUND,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
-        refusal(status, &self.message(), self.kind().name(), self.charged())
+        let (error, kind) = (&*self.message(), self.kind().name());
+        (status, Json(Body { error, kind, charged: self.charged(), reason: self.reason() })).into_response()
     }
 }
 
@@ -102,7 +117,32 @@ impl From<Failure> for tonic::Status {
 
 /// A response without a decision.
 pub(crate) fn refusal(status: StatusCode, error: &str, kind: &str, charged: Option<bool>) -> Response {
-    (status, Json(Body { error, kind, charged })).into_response()
+    (status, Json(Body { error, kind, charged, reason: None })).into_response()
+}
+
+/// Whether these are the header fields of a call of gRPC.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// What a request gets in place of an answer that failed, in the words of the protocol that it speaks.
+pub(crate) fn unanswered(is_grpc: bool, why: Unanswered) -> Response {
+    match why {
+        Unanswered::Late if is_grpc => tonic::Status::deadline_exceeded(LATE).into_http(),
+        Unanswered::Panicked if is_grpc => tonic::Status::internal(PANICKED).into_http(),
+        Unanswered::Late => refusal(StatusCode::REQUEST_TIMEOUT, LATE, ErrorKind::Deadline.name(), None),
+        Unanswered::Panicked => refusal(StatusCode::INTERNAL_SERVER_ERROR, PANICKED, "internal", None),
+    }
+}
+
+const LATE: &str = "the request took too long, its body and its answer included";
+const PANICKED: &str = "the service failed at this request; its log says how";
+
+/// Why there is no answer.
+#[derive(Clone, Copy)]
+pub(crate) enum Unanswered {
+    Late,
+    Panicked,
 }
 
 /// Gives what the router itself refuses, which has no body, the form of the other errors.
@@ -120,9 +160,7 @@ pub(crate) async fn as_json(response: Response) -> Response {
 /// Refuses a path that servers read differently, as the middleware does, unless the rules say how theirs reads it.
 pub(crate) fn check_path(rules: &RuleSet, attributes: &Attributes<'_>) -> Result<(), Failure> {
     match rules.reads_two_ways(attributes) {
-        true => Err(Failure::Request(
-            "path: it can be read in two ways: let the file of rules say how the service reads it (paths)".into(),
-        )),
+        true => Err(Failure::AmbiguousPath),
         false => Ok(()),
     }
 }

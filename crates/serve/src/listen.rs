@@ -17,9 +17,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::response::IntoResponse;
 use futures_util::FutureExt;
-use http::StatusCode;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -31,6 +29,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Sleep;
 use tower::Service;
 
+use crate::failure::{Unanswered, is_grpc, unanswered};
+use crate::metrics;
 use crate::stream::Stream;
 #[cfg(feature = "tls")]
 use crate::tls::Certificate;
@@ -167,6 +167,7 @@ impl Port {
         // Gone once nothing new is accepted.
         #[cfg(feature = "tls")]
         let (serving, ending) = tokio::sync::watch::channel(());
+        let address = self.address();
         let mut ended = pin!(ended);
         loop {
             let next = async {
@@ -189,8 +190,9 @@ impl Port {
             let (server, watcher, routes) = (Arc::clone(&server), graceful.watcher(), routes.clone());
             #[cfg(feature = "tls")]
             let (certificate, mut ending) = (self.certificate.clone(), ending.clone());
+            let open = metrics::Connection::opened(&address);
             tokio::spawn(async move {
-                let _place = place;
+                let (_place, _open) = (place, open);
                 #[cfg(feature = "tls")]
                 let stream = match certificate {
                     None => stream,
@@ -206,12 +208,13 @@ impl Port {
                 let service = tower::service_fn(move |request: http::Request<Incoming>| {
                     let mut routes = routes.clone();
                     async move {
+                        let is_grpc = is_grpc(request.headers());
                         let answer = AssertUnwindSafe(routes.call(request.map(Body::new))).catch_unwind();
                         Ok::<_, Infallible>(match tokio::time::timeout(bounds.request, answer).await {
                             Ok(Ok(Ok(answer))) => answer,
                             // It would take the connection's other requests with it. The panic itself is on stderr.
-                            Ok(Err(_)) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-                            Err(_) => StatusCode::REQUEST_TIMEOUT.into_response(),
+                            Ok(Err(_)) => unanswered(is_grpc, Unanswered::Panicked),
+                            Err(_) => unanswered(is_grpc, Unanswered::Late),
                         })
                     }
                 });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{Gauge, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use tollgate::Operation;
 use tollgate::rules::{Reason, Verdict};
 
@@ -14,6 +14,8 @@ const UNMATCHED: &str = "tollgate_serve_unmatched_total";
 const OVER: &str = "tollgate_serve_over_limit_total";
 const NEAR: &str = "tollgate_serve_near_limit_total";
 const UNAUTHORIZED: &str = "tollgate_serve_unauthorized_total";
+const CONNECTIONS: &str = "tollgate_serve_connections";
+const BUILD: &str = "tollgate_serve_build_info";
 
 /// An allowed request is near its limit where no more than this part of the capacity is left: a fifth.
 const NEARLY: u64 = 5;
@@ -27,6 +29,9 @@ pub fn describe_metrics() {
     describe_counter!(OVER, "Denials by limits, by rule");
     describe_counter!(NEAR, "Allowed with at most a fifth of a limit's capacity left, by rule");
     describe_counter!(UNAUTHORIZED, "Requests without a token of the service's");
+    describe_gauge!(CONNECTIONS, "Connections that are open, by address");
+    describe_gauge!(BUILD, "1, with the version");
+    gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1);
     // There from the start, so that the first one is a rise.
     counter!(UNMATCHED).increment(0);
     counter!(UNAUTHORIZED).increment(0);
@@ -46,6 +51,24 @@ pub(crate) fn judged(operation: Operation, verdict: &Verdict) {
         counter!(OVER, "rule" => rule.to_string()).increment(1);
     } else if decision.limits.iter().any(|limit| limit.remaining <= limit.capacity / NEARLY) {
         counter!(NEAR, "rule" => rule.to_string()).increment(1);
+    }
+}
+
+/// A connection that is counted as long as this lives.
+pub(crate) struct Connection(Gauge);
+
+impl Connection {
+    /// One to the port at this address.
+    pub(crate) fn opened(address: &str) -> Self {
+        let all = gauge!(CONNECTIONS, "address" => address.to_owned());
+        all.increment(1);
+        Self(all)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.decrement(1);
     }
 }
 

@@ -73,6 +73,11 @@ pub(crate) struct Options {
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_KEY", requires = "cert", help_heading = "Ports")]
     pub(crate) key: Option<PathBuf>,
+    /// How long to go on serving once it is to end, while health checks already say that it doesn't.
+    ///
+    /// So that whoever balances load leaves before the ports are closed. A second signal ends that.
+    #[arg(long, value_name = "D", env = "TOLLGATE_SERVE_DRAIN", default_value = "0s", value_parser = duration_or_none, help_heading = "Ports")]
+    pub(crate) drain: Duration,
     /// A file with the tokens of those who may ask, one a line. They are read at the start alone.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_TOKENS", help_heading = "Ports")]
     pub(crate) tokens: Option<PathBuf>,
@@ -168,7 +173,15 @@ fn header_fields() -> impl clap::builder::TypedValueParser<Value = HeaderFields>
 
 /// A duration such as `15ms` or `1s`.
 fn duration(text: &str) -> Result<Duration, String> {
-    let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|signed| Duration::try_from(signed).ok());
     let expected = || "expected a duration above 0, such as 15ms or 1s".to_owned();
-    parsed.filter(|time| !time.is_zero()).ok_or_else(expected)
+    parsed(text).filter(|time| !time.is_zero()).ok_or_else(expected)
+}
+
+/// The same, or none: `0s`.
+fn duration_or_none(text: &str) -> Result<Duration, String> {
+    parsed(text).ok_or_else(|| "expected a duration such as 5s, or 0s".to_owned())
+}
+
+fn parsed(text: &str) -> Option<Duration> {
+    text.parse::<jiff::SignedDuration>().ok().and_then(|signed| Duration::try_from(signed).ok())
 }

@@ -16,14 +16,15 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// It has rules, and Redis answers.
+/// It has rules, Redis answers, and it isn't to end.
 pub(crate) async fn readyz(State(service): State<Service>) -> Response {
     let rules = service.rules().len();
     let redis = service.redis().await;
-    let is_ready = rules > 0 && redis.is_ok();
+    let is_ending = service.is_ending();
+    let is_ready = rules > 0 && redis.is_ok() && !is_ending;
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let redis = redis.map_or_else(|error| error.kind().name(), |()| "ok");
-    (status, Json(json!({ "ready": is_ready, "rules": rules, "redis": redis }))).into_response()
+    (status, Json(json!({ "ready": is_ready, "rules": rules, "redis": redis, "ending": is_ending }))).into_response()
 }
 
 impl Service {

@@ -103,13 +103,11 @@ pub(crate) async fn run(options: Options) -> Result<()> {
             tracing::warn!(%error, "redis doesn't answer yet: the rules' policies decide until it does");
         }
     });
+    let mut interrupt = signal(SignalKind::interrupt())?;
     loop {
         tokio::select! {
             _ = terminate.recv() => break,
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted?;
-                break;
-            }
+            _ = interrupt.recv() => break,
             _ = hangup.recv() => {
                 #[cfg(feature = "tls")]
                 match certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
@@ -122,6 +120,14 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         }
     }
     service.end_health().await;
+    if !options.drain.is_zero() {
+        tracing::info!(drain = ?options.drain, "it is to end: health checks say so, and requests are still served");
+        tokio::select! {
+            () = tokio::time::sleep(options.drain) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
     end.send_replace(true);
     for port in serving {
         port.await?;

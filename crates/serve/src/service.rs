@@ -1,6 +1,7 @@
 //! What all protocols share: who decides, by which rules, and how those are answered for whom there is no rule.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tollgate::Limiter;
@@ -23,6 +24,8 @@ struct Shared {
     rules: Box<dyn RuleSource>,
     settings: Settings,
     health: HealthReporter,
+    /// It is to end, and says so.
+    is_ending: AtomicBool,
 }
 
 /// What is set once, before there are requests.
@@ -65,8 +68,9 @@ impl Service {
     }
 
     /// Tells those who watch `grpc.health.v1` that it doesn't serve any more, and ends their watch, which would keep a
-    /// [port](crate::listen) from its end. To be called before that; decisions are made as before.
+    /// [port](crate::listen) from its end; `/readyz` answers 503. To be called before that; decisions are made as before.
     pub async fn end_health(&self) {
+        self.shared.is_ending.store(true, Ordering::Relaxed);
         let mut health = self.shared.health.clone();
         health.set_service_status("", ServingStatus::NotServing).await;
         health.clear_service_status("").await;
@@ -74,6 +78,10 @@ impl Service {
 
     pub(crate) fn health_reporter(&self) -> HealthReporter {
         self.shared.health.clone()
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.shared.is_ending.load(Ordering::Relaxed)
     }
 
     pub(crate) fn limiter(&self) -> &Limiter {
@@ -155,7 +163,8 @@ impl ServiceBuilder {
     #[must_use]
     pub fn build(self) -> Service {
         let Self { limiter, rules, settings } = self;
-        Service { shared: Arc::new(Shared { limiter, rules, settings, health: HealthReporter::new() }) }
+        let (health, is_ending) = (HealthReporter::new(), AtomicBool::new(false));
+        Service { shared: Arc::new(Shared { limiter, rules, settings, health, is_ending }) }
     }
 }
 

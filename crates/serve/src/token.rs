@@ -12,7 +12,7 @@ use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use subtle::ConstantTimeEq;
 
-use crate::failure::refusal;
+use crate::failure::{is_grpc, refusal};
 use crate::metrics;
 
 /// The tokens of those who may ask, sent as `Authorization: Bearer TOKEN`, by gRPC as metadata of that name. Several, so
@@ -64,8 +64,7 @@ async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> R
     metrics::unauthorized();
     warn_now_and_then();
     const WHY: &str = "a token is missing, or isn't one of the service's: send it as Authorization: Bearer TOKEN";
-    let content = request.headers().get(http::header::CONTENT_TYPE);
-    if content.is_some_and(|content| content.as_bytes().starts_with(b"application/grpc")) {
+    if is_grpc(request.headers()) {
         return tonic::Status::unauthenticated(WHY).into_http::<axum::body::Body>();
     }
     let mut refused = refusal(StatusCode::UNAUTHORIZED, WHY, "unauthorized", Some(false));

@@ -188,6 +188,20 @@ class Envoy(unittest.TestCase):
         self.assertLess(counts.get(503, 0), len(load.answers) / 10)
         self.assertEqual(set(counts) - {200, 429, 503}, set())
 
+    def test_services_that_are_restarted_in_turn(self):
+        services = self.services(rules("fixed-window 800/7d"), "--deadline", "1s", "--drain", "3s")
+        envoy = self.servers.envoy(self.application, services, PATIENT | DENY)
+        load = Load(envoy.port, headers=basic("alice"), seconds=14, pause=0.02)
+        time.sleep(1)
+        for service in services:
+            service.stop()
+            service.start()
+            # Until Envoy's health check has found it.
+            time.sleep(2)
+        load.wait()
+        print(f"\nthe services restarted in turn, each drained for 3 s:\n{load.table(2)}")
+        self.assertEqual((load.counts()[200], set(load.counts())), (800, {200, 429}))
+
     def test_rules_that_change_under_load(self):
         services = self.services(rules("fixed-window 100000/7d"), "--deadline", "1s")
         envoy = self.servers.envoy(self.application, services, PATIENT | DENY)

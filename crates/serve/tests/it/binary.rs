@@ -115,6 +115,8 @@ async fn it_serves_follows_its_file_and_ends_with_what_has_begun_answered() {
         "tollgate_serve_requests_total{protocol=\"json\",outcome=\"allowed\"}",
         "tollgate_serve_requests_total{protocol=\"json\",outcome=\"invalid\"} 1",
         "tollgate_decisions_total{rule=\"users\"",
+        "tollgate_serve_build_info{version=\"",
+        &format!("tollgate_serve_connections{{address=\"{}\"}} ", process.port("http")),
         "# HELP tollgate_serve_requests_total Requests, by protocol and outcome",
         "tollgate_batch_keys_bucket{le=\"1\"} ",
         "# HELP tollgate_decisions_total Decisions, by rule",
@@ -209,4 +211,23 @@ async fn who_watches_its_health_learns_of_its_end_and_does_not_delay_it() {
     assert!(in_time(statuses.message()).await.expect("no error").is_none(), "the watch is over");
     process.end().await;
     assert!(began.elapsed() < Bounds::default().ending, "it waited for the watch");
+}
+
+#[tokio::test]
+async fn one_that_drains_serves_on_while_health_checks_say_that_it_ends() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("rules.toml");
+    write(&file, 5);
+    let arguments = [&[file.to_str().expect("text"), "--drain", "1h"], FREE.as_slice()].concat();
+    let process = Process::start(&arguments, 3).await;
+    let ready = async || send(process.port("metrics"), "GET", "/readyz", &[], "").await;
+    assert_eq!(ready().await.status, 200);
+    process.signal("TERM");
+    wait_until("it isn't ready", async || ready().await.status == 503).await;
+    assert_eq!(ready().await.json()["ending"], true);
+    assert_eq!(send(process.port("metrics"), "GET", "/healthz", &[], "").await.status, 200);
+    let asked = json!({ "attributes": { "user": 1 } });
+    assert_eq!(post(process.port("http"), "/v1/decide", &asked).await.status, 200, "a new connection");
+    // Whoever is in a hurry says so again.
+    process.end().await;
 }

@@ -40,8 +40,8 @@ async fn slow_clients_are_cut_off_and_others_are_served_meanwhile() {
     let mut slow_body = Connection::open(&running.http).await;
     slow_body.write(b"POST /v1/decide HTTP/1.1\r\nhost: a\r\ncontent-length: 40\r\n\r\n{").await.expect("a head");
     assert_eq!(send(&running.http, "POST", "/v1/peek", &[], "{\"attributes\":{\"user\":1}}").await.status, 200);
-    let late = slow_body.answer().await;
-    assert_eq!(late.map(|answer| answer.status), Some(408));
+    let late = slow_body.answer().await.expect("an answer");
+    assert_eq!((late.status, &late.json()["kind"], &late.json()["charged"]), (408, &json!("deadline"), &json!(null)));
     // hyper may say why before it closes.
     assert!(slow_head.answer().await.is_none_or(|answer| answer.status == 408));
     for mut connection in silent {
@@ -104,6 +104,42 @@ async fn heads_that_are_too_large_and_bytes_of_no_protocol_are_refused() {
         }
     }
     assert_eq!(send(&running.http, "GET", "/healthz", &[], "").await.status, 200);
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_request_that_fails_is_answered_in_its_own_protocol_and_alone() {
+    let port = Port::open(&"127.0.0.1:0".parse().expect("an address")).await.expect("a port");
+    let address = port.address();
+    let routes = axum::Router::new()
+        .route("/panics", axum::routing::get(async || -> &'static str { panic!("as this test wants it") }))
+        .route("/hangs", axum::routing::get(async || std::future::pending::<&'static str>().await));
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let bounds = bounds(|bounds| bounds.request = Duration::from_millis(300));
+    let serving = tokio::spawn(port.serve(routes, bounds, async { ended.await.unwrap_or(()) }));
+    let mut connection = Connection::open(&address).await;
+    for (path, status, kind, code) in [("/panics", 500, "internal", "13"), ("/hangs", 408, "deadline", "4")] {
+        let answer = connection.send("GET", path, &[], "").await;
+        assert_eq!((answer.status, &answer.json()["kind"]), (status, &json!(kind)), "{answer:?}");
+        let answer = connection.send("GET", path, &[("content-type", "application/grpc")], "").await;
+        assert_eq!((answer.status, answer.field("grpc-status")), (200, Some(code)), "{answer:?}");
+    }
+    drop((end, connection));
+    in_time(serving).await.expect("an end");
+}
+
+#[tokio::test]
+async fn who_asks_the_port_of_grpc_by_http_gets_no_status_that_could_be_a_decision() {
+    let server = Server::start();
+    let running = Running::start(builder(&server, RULES).build()).await;
+    for (method, path) in
+        [("POST", "/v1/decide"), ("GET", "/v1/forward-auth"), ("GET", "/v1/auth-request"), ("GET", "/")]
+    {
+        let answer = send(&running.grpc, method, path, &[], "{}").await;
+        assert_eq!((answer.status, &answer.json()["kind"]), (415, &json!("input")), "{path}");
+    }
+    let answer = send(&running.grpc, "POST", "/other.Service/Call", &[("content-type", "application/grpc")], "").await;
+    assert_eq!((answer.status, answer.field("grpc-status")), (200, Some("12")));
     running.end().await;
 }
 
