@@ -70,11 +70,11 @@ run_all() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 programs_built >"$work/programs"
-# Two programs at once, since tests wait for much that takes its time; the tool's and the record's take about as long as
-# all others. As the two ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a signal that
-# their shells can await.
-{ grep -E '^crates/(cli|record) ' "$work/programs" | run_all >&3 |
-    { grep -Ev '^crates/(cli|record) ' "$work/programs" | run_all; } } 3>&1
+# Two programs at once, since tests wait for much that takes its time; the tool's, the record's and the examples' take
+# about as long as all others. As the two ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a
+# signal that their shells can await.
+{ grep -E '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all >&3 |
+    { grep -Ev '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all; } } 3>&1
 once_more || echo again >>"$work/failed"
 # Backup and recovery of the system of record, and of Redis, with the tool that was just built, which wait for servers;
 # beside them the examples in the documentation of the library.

@@ -63,6 +63,8 @@ fn followed(path: &Path, change: impl Fn(&str)) {
                         let verdict = runtime.block_on(limiter.acquire_by(&current, &request)).expect("a verdict");
                         assert_eq!(verdict.rule.as_deref(), Some(format!("r{task}").as_str()), "a gap");
                         decided.fetch_add(1, Ordering::Relaxed);
+                        // The file must be followed beside them.
+                        std::thread::sleep(Duration::from_millis(1));
                     }
                 })
             })

@@ -309,7 +309,10 @@ async fn readiness_knows_redis() {
     let mut server = Server::start();
     let running = Running::start(builder(&server, RULES).build()).await;
     let ready = send(&running.http, "GET", "/readyz", &[], "").await;
-    assert_eq!((ready.status, ready.json()), (200, json!({ "ready": true, "rules": 7, "redis": "ok" })));
+    assert_eq!(
+        (ready.status, ready.json()),
+        (200, json!({ "ready": true, "rules": 7, "redis": "ok", "ending": false }))
+    );
     server.stop();
     let ready = send(&running.http, "GET", "/readyz", &[], "").await;
     assert_eq!((ready.status, &ready.json()["ready"]), (503, &json!(false)), "{ready:?}");
