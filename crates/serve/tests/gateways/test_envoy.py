@@ -150,9 +150,9 @@ class Envoy(unittest.TestCase):
         return read.stdout
 
     def test_while_redis_is_down(self):
-        services = self.services(rules("fixed-window 20/7d"))
-        lets_pass = self.servers.envoy(self.application, services, name="lets-pass")
-        denies = self.servers.envoy(self.application, services, DENY, name="denies")
+        services = self.services(rules("fixed-window 20/7d"), "--deadline", "1s")
+        lets_pass = self.servers.envoy(self.application, services, PATIENT, name="lets-pass")
+        denies = self.servers.envoy(self.application, services, PATIENT | DENY, name="denies")
         Load(denies.port, headers=basic("alice"), requests=60, clients=1).wait()
         self.redis.stop(signal.SIGKILL)
         self.assertEqual(Load(denies.port, headers=basic("alice"), requests=100).wait().counts(), {503: 100})
@@ -167,14 +167,15 @@ class Envoy(unittest.TestCase):
         self.assertGreaterEqual(counts.get(429, 0), 30)
 
     def test_a_rule_that_is_open_admits_while_redis_is_down(self):
-        services = self.services(rules("fixed-window 20/7d", on_error="open"))
+        services = self.services(rules("fixed-window 20/7d", on_error="open"), "--deadline", "1s")
         denies = self.servers.envoy(self.application, services, PATIENT | DENY)
         self.redis.stop(signal.SIGKILL)
         self.assertEqual(Load(denies.port, headers=basic("alice"), requests=200).wait().counts(), {200: 200})
 
     def test_a_service_that_is_killed_and_started_again(self):
-        services = self.services(rules("fixed-window 800/7d"))
-        envoy = self.servers.envoy(self.application, services, DENY)
+        # It is gone at once, and nothing else must fail for want of time.
+        services = self.services(rules("fixed-window 800/7d"), "--deadline", "1s")
+        envoy = self.servers.envoy(self.application, services, PATIENT | DENY)
         load = Load(envoy.port, headers=basic("alice"), seconds=6, pause=0.02)
         time.sleep(1)
         services[0].stop(signal.SIGKILL)
