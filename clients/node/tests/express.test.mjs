@@ -125,7 +125,7 @@ test('a wrong token is 500', async (t) => {
   writeFileSync(tokens, 'another\n');
   const guarded = await startService(redis, '127.0.0.1:0', '--tokens', tokens);
   t.after(() => guarded.end());
-  await assertSeldomWarned(t, '/pages/a', 500, /: a token is missing, or isn't one/, { url: guarded.url });
+  await assertSeldomWarned(t, '/pages/a', 500, /: the token is missing or wrong/, { url: guarded.url });
 });
 
 test('a status of the rule is for the visitor', async (t) => {

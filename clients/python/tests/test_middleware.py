@@ -140,7 +140,7 @@ class Driven(unittest.TestCase):
         path.write_text("another\n")
         guarded = Service(redis, "127.0.0.1:0", "--tokens", str(path))
         self.addCleanup(guarded.end)
-        self.assert_seldom_warned(500, "can't be decided: a token is missing, or isn't one of the service's", url=guarded.url)
+        self.assert_seldom_warned(500, "can't be decided: the token is missing or wrong", url=guarded.url)
 
     def test_a_status_of_the_rule_is_for_the_visitor(self):
         with self.assertNoLogs("tollgate_client"):

@@ -135,8 +135,8 @@ pub(crate) fn unanswered(is_grpc: bool, why: Unanswered) -> Response {
     }
 }
 
-const LATE: &str = "the request took too long, its body and its answer included";
-const PANICKED: &str = "the service failed at this request; its log says how";
+const LATE: &str = "reading the request and answering it took too long";
+const PANICKED: &str = "the service failed on this request: see its log";
 
 /// Why there is no answer.
 #[derive(Clone, Copy)]
@@ -151,7 +151,7 @@ pub(crate) async fn as_json(response: Response) -> Response {
         // A rule's own status of a denial.
         _ if response.headers().contains_key(CONTENT_TYPE) => return response,
         StatusCode::NOT_FOUND => "path: nothing is served there; GET /v1/openapi.json lists what is",
-        StatusCode::METHOD_NOT_ALLOWED => "method: expected the one that the header field Allow names",
+        StatusCode::METHOD_NOT_ALLOWED => "method: expected one that the Allow header lists",
         _ => return response,
     };
     refusal(response.status(), error, ErrorKind::Input.name(), Some(false))

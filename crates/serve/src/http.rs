@@ -111,7 +111,7 @@ impl Service {
         let id_ttl_ms = asked.id_ttl_ms.as_ref().map(|ttl| whole("id_ttl_ms", ttl, 1..=MOST_TTL_MS)).transpose()?;
         let by_id = !matches!(operation, Operation::Acquire | Operation::Peek | Operation::Refund);
         if by_id && asked.id.is_none() {
-            return Err(Failure::Request(format!("id: it is missing: {operation} needs that of the call before")));
+            return Err(Failure::Request(format!("id: it is missing: {operation} needs the id of an earlier call")));
         }
         if operation == Operation::Settle && cost.is_none() && costs.is_empty() {
             return Err(Failure::Request("cost: it is missing: settle needs the final cost, or costs".into()));
@@ -148,7 +148,7 @@ impl Service {
             (Effect::Limit(charge), Some(rule))
                 if matches!(operation, Operation::Settle | Operation::Cancel) && only_holds(charge.rule()) =>
             {
-                let why = format!("{operation}: rule {rule} has permits alone, which are released");
+                let why = format!("{operation}: rule {rule} has only permits: release them instead");
                 return Err(Failure::Unfit(why));
             }
             (Effect::Missing(attribute), Some(rule)) if !takes && missing_cost(&rules, &applies).is_some() => {

@@ -28,7 +28,7 @@ pub fn describe_metrics() {
     describe_counter!(UNMATCHED, "Requests and descriptors that no rule applied to");
     describe_counter!(OVER, "Denials by limits, by rule");
     describe_counter!(NEAR, "Allowed with at most a fifth of a limit's capacity left, by rule");
-    describe_counter!(UNAUTHORIZED, "Requests without a token of the service's");
+    describe_counter!(UNAUTHORIZED, "Requests whose token is missing or wrong");
     describe_gauge!(CONNECTIONS, "Connections that are open, by address");
     describe_gauge!(BUILD, "1, with the version");
     gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1);

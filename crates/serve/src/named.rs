@@ -32,7 +32,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Names<T> {
         while let Some((name, value)) = map.next_entry::<String, T>()? {
             // Of two values, another reader may take the other one.
             if all.iter().any(|(other, _)| *other == name) {
-                return Err(A::Error::custom(format_args!("{name:?} is there twice")));
+                return Err(A::Error::custom(format_args!("{name:?} is given twice")));
             }
             if all.len() == MOST {
                 return Err(A::Error::custom(format_args!("expected at most {MOST} names in an object")));

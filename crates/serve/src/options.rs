@@ -15,7 +15,7 @@ pub(crate) struct Options {
     /// The file of rules, which is followed: a change is in force within a second.
     #[arg(value_name = "RULES", required_unless_present = "database", conflicts_with = "database")]
     pub(crate) rules: Option<PathBuf>,
-    /// Read the file of rules, say what is wrong with it, and end.
+    /// Check the file of rules, print what is wrong with it, and exit.
     #[arg(long, conflicts_with = "database")]
     pub(crate) check: bool,
     /// The PostgreSQL that has the rules, users and API keys, in place of a file.
@@ -73,12 +73,12 @@ pub(crate) struct Options {
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_KEY", requires = "cert", help_heading = "Ports")]
     pub(crate) key: Option<PathBuf>,
-    /// How long to go on serving once it is to end, while health checks already say that it doesn't.
+    /// How long to keep serving after SIGTERM or Ctrl-C, while /readyz and gRPC's health checks already fail.
     ///
-    /// So that whoever balances load leaves before the ports are closed. A second signal ends that.
+    /// Load balancers then send nothing more when the ports close. A second signal ends the wait.
     #[arg(long, value_name = "D", env = "TOLLGATE_SERVE_DRAIN", default_value = "0s", value_parser = duration_or_none, help_heading = "Ports")]
     pub(crate) drain: Duration,
-    /// A file with the tokens of those who may ask, one a line. They are read at the start alone.
+    /// A file of tokens, one a line: a request needs one of them. It is read only at the start.
     #[arg(long, value_name = "FILE", env = "TOLLGATE_SERVE_TOKENS", help_heading = "Ports")]
     pub(crate) tokens: Option<PathBuf>,
     /// The collector that gets traces by OTLP over gRPC, such as http://127.0.0.1:4317. Default: none.
@@ -107,7 +107,7 @@ pub(crate) struct Options {
 /// What `--on-error` accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnErrorArgument {
-    /// An error, with which a gateway does as it is set.
+    /// An error: the gateway's own setting then allows or denies.
     Closed,
     /// Allowed.
     Open,

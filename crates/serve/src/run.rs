@@ -112,16 +112,20 @@ pub(crate) async fn run(options: Options) -> Result<()> {
                 #[cfg(feature = "tls")]
                 match certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
                     Some(Ok(())) => tracing::info!("the certificate was read again"),
-                    Some(Err(error)) => tracing::error!(%error, "the certificate stays the one before"),
+                    Some(Err(error)) => {
+                        tracing::error!(%error, "the new certificate was refused: the old one stays in use");
+                    }
                     None => {}
                 }
-                tracing::info!(rules = service.rules().len(), "rules are followed, without a signal");
+                let rules = service.rules().len();
+                tracing::info!(rules, "rules need no SIGHUP: changes are in force within a second");
             }
         }
     }
     service.end_health().await;
     if !options.drain.is_zero() {
-        tracing::info!(drain = ?options.drain, "it is to end: health checks say so, and requests are still served");
+        let drain = options.drain;
+        tracing::info!(?drain, "draining: /readyz and gRPC's health checks fail, and requests are still served");
         tokio::select! {
             () = tokio::time::sleep(options.drain) => {}
             _ = terminate.recv() => {}
@@ -145,7 +149,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
 fn check(path: &Path) -> Result<()> {
     let rules = RuleSet::read(path)?;
     rules.warnings().iter().for_each(|warning| eprintln!("tollgate-serve: {warning}"));
-    println!("{}: {} rules, which can be used", path.display(), rules.len());
+    println!("{}: valid (rules: {})", path.display(), rules.len());
     Ok(())
 }
 

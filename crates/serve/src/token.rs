@@ -63,7 +63,7 @@ async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> R
     }
     metrics::unauthorized();
     warn_now_and_then();
-    const WHY: &str = "a token is missing, or isn't one of the service's: send it as Authorization: Bearer TOKEN";
+    const WHY: &str = "the token is missing or wrong: send one of the service's as Authorization: Bearer TOKEN";
     if is_grpc(request.headers()) {
         return tonic::Status::unauthenticated(WHY).into_http::<axum::body::Body>();
     }
@@ -77,7 +77,7 @@ fn warn_now_and_then() {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if LAST.swap(now, Ordering::Relaxed) != now {
-        tracing::warn!("a request is refused: it has no token of this service's");
+        tracing::warn!("a request is refused: its token is missing or wrong");
     }
 }
 

@@ -165,7 +165,7 @@ async fn misuse_is_one_line_that_names_it() {
     }
     let checked = in_time(command(&[good, "--check"]).output()).await.expect("a process");
     assert!(checked.status.success());
-    assert!(String::from_utf8_lossy(&checked.stdout).ends_with("good.toml: 1 rules, which can be used\n"));
+    assert!(String::from_utf8_lossy(&checked.stdout).ends_with("good.toml: valid (rules: 1)\n"));
     let mut help = command(&["--help"]).stdout(Stdio::piped()).spawn().expect("a process");
     let mut text = String::new();
     in_time(help.stdout.take().expect("its output").read_to_string(&mut text)).await.expect("text");

@@ -195,13 +195,13 @@ async fn what_cant_be_used_is_named() {
             "/v1/settle",
             r#"{"attributes":{"user":"ada"}}"#,
             400,
-            "id: it is missing: settle needs that of the call before",
+            "id: it is missing: settle needs the id of an earlier call",
         ),
         (
             "/v1/decide",
             r#"{"attributes":{"user":"ada","user":"bob"}}"#,
             400,
-            "body: \"user\" is there twice at line 1 column 41",
+            "body: \"user\" is given twice at line 1 column 41",
         ),
         (
             "/v1/decide",
@@ -248,7 +248,7 @@ async fn what_cant_be_used_is_named() {
     // What the router itself refuses has the same form.
     for (method, path, body, status, error) in [
         ("POST", "/v1/decide", &*huge, 413, "body: expected at most 65536 bytes"),
-        ("GET", "/v1/decide", "", 405, "method: expected the one that the header field Allow names"),
+        ("GET", "/v1/decide", "", 405, "method: expected one that the Allow header lists"),
         ("POST", "/v1/decied", "{}", 404, "path: nothing is served there; GET /v1/openapi.json lists what is"),
     ] {
         let answer = send(&running.http, method, path, &[], body).await;
