@@ -196,9 +196,13 @@ pub(crate) fn breaker_gone() {
 pub(crate) fn answered_instead(rule: Option<&str>, policy: &'static str, class: &'static str, is_outage: bool) {
     traced! {
         if is_outage {
-            tracing::debug!(target: "tollgate", rule, policy, error = class, "the rule's policy answers for redis");
+            tracing::debug!(
+                target: "tollgate", rule, policy, error = class, "the rule's policy answers in place of redis"
+            );
         } else {
-            tracing::warn!(target: "tollgate", rule, policy, error = class, "the rule's policy answers for redis");
+            tracing::warn!(
+                target: "tollgate", rule, policy, error = class, "the rule's policy answers in place of redis"
+            );
         }
     }
 }
@@ -225,7 +229,7 @@ pub(crate) fn background_full() {
 
 /// Rules use an attribute that the middleware never sets.
 pub(crate) fn unsourced(attribute: &str) {
-    traced! { tracing::warn!(target: "tollgate", attribute, "rules ask for an attribute that no request has"); }
+    traced! { tracing::warn!(target: "tollgate", attribute, "rules use an attribute that no request has"); }
 }
 
 /// Rules use the client's address, and the server doesn't provide it. This is a mistake in the service's own code, so
@@ -234,7 +238,11 @@ pub(crate) fn no_peer(why: &str) {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| {
         eprintln!("tollgate: {why}");
-        traced! { tracing::error!(target: "tollgate", why, "rules use an address that no request has"); }
+        traced! {
+            tracing::error!(
+                target: "tollgate", why, "rules use the client's address, which the server does not provide"
+            );
+        }
     });
 }
 

@@ -104,7 +104,7 @@ impl Limiter {
         let mut by_key = HashMap::new();
         for (call, (rule, request)) in calls.iter().enumerate() {
             if request.has_id() {
-                let why = "a call has an id, by which calls are only remembered one by one";
+                let why = "a call has an id, so it can't be made together with others: make it by itself";
                 return Err(Error::new(Kind::Input, format!("acquire_all: {why} (rule {rule})")));
             }
             let plain = request.plain();

@@ -54,7 +54,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let request = request.into();
         let decided = if request.has_id() {
-            let why = "the request has an id: a wait makes one of its own for its reservation";
+            let why = "the request has an id: leave it out, since a wait reserves under an id of its own";
             Err(Error::new(Kind::Input, format!("acquire_wait: {why}")))
         } else {
             self.wait_within(rule, request, max_wait, Blocks::Outrun).await

@@ -326,7 +326,7 @@ fn attributes_of_accounts_are_reported_only_where_no_account_comes() {
     });
     let text = log.text();
     for (attribute, times) in [("tier", 2), ("user", 1)] {
-        let line = format!("rules ask for an attribute that no request has attribute=\"{attribute}\"");
+        let line = format!("rules use an attribute that no request has attribute=\"{attribute}\"");
         assert_eq!(text.matches(&line).count(), times, "once where none comes, and nobody reads it: {text}");
     }
 }
@@ -402,12 +402,12 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
     for expected in [
         "DEBUG decision{rule=\"open\" operation=\"acquire\" allowed=true source=\"redis\"}: tollgate: close",
         "DEBUG",
-        "the rule's policy answers for redis rule=\"open\" policy=\"open\" error=",
+        "the rule's policy answers in place of redis rule=\"open\" policy=\"open\" error=",
         "WARN",
         "the breaker is open: redis is not called for a while, since calls to it failed error=",
         "INFO",
         "redis answers again",
-        "rules ask for an attribute that no request has attribute=\"apikey\"",
+        "rules use an attribute that no request has attribute=\"apikey\"",
         "a rule probably does not match as meant warning=",
         ":4:18: rule a: tier: expected a whole value",
         "a request is refused: no decision could be made error=\"permission\"",
@@ -418,6 +418,6 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
     assert!(!text.contains("alice"), "{text}");
     let warnings = text.lines().filter(|line| line.contains(" WARN ") && !line.contains("the breaker is open"));
     assert_eq!(warnings.count(), 5, "one for the outage, not for each request: {text}");
-    let without_route = "rules ask for an attribute that no request has attribute=\"route\"";
+    let without_route = "rules use an attribute that no request has attribute=\"route\"";
     assert_eq!(text.matches(without_route).count(), 2, "once for each of two layers: {text}");
 }
