@@ -177,7 +177,7 @@ enum Command {
     /// Watch a live Redis and, by its metrics, a service that it limits.
     ///
     /// Shows the hottest keys and rules, script calls and their microseconds, memory and evictions; with --metrics also
-    /// decisions by outcome and source, their latency, batch sizes and open breakers. On a terminal the picture is
+    /// decisions by outcome and source, their latency, batch sizes and open breakers. On a terminal the screen is
     /// redrawn each --interval: p pauses, s sorts, / filters, Tab shows another table, q quits, ? lists all keys. With
     /// --format jsonl, or where there is no terminal, each interval is one JSON object.
     ///

@@ -116,7 +116,7 @@ impl Replay {
             told = interrupted() => Err(told.map_or_else(anyhow::Error::from, |()| anyhow!("interrupted"))),
             played = self.play(&mut player, limiters) => played,
         };
-        let left = "in an hour, or twice the longest that the rule takes to reset";
+        let left = "in an hour or, if longer, in twice the rule's longest reset";
         let forgotten = player.forget_keys().await;
         let forgotten =
             forgotten.map_err(|error| anyhow!("keys of prefix {prefix} are left, and expire {left}: {error}"));

@@ -48,10 +48,10 @@ pub(crate) struct Watch {
     /// In Prometheus's text format. May be given several times; their numbers are added.
     #[arg(long, value_name = "URL")]
     metrics: Vec<Address>,
-    /// The time between two pictures, over which rates are computed.
+    /// The time between two snapshots, over which rates are computed.
     #[arg(long, value_name = "D", default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Print one picture, of one interval, and end.
+    /// Print one snapshot, of one interval, and exit.
     #[arg(long)]
     once: bool,
     #[command(flatten)]

@@ -73,9 +73,7 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
         return Err(format!("{limit}: it counts a part that all keys share, and the audit is of each key by itself"));
     }
     if subject.rule.blocks_for().is_some() {
-        return Err(
-            "a denial blocks its key, so which call was denied first decides the rest, which can't be known".into()
-        );
+        return Err("a denial blocks its key, and the audit can't know which call was denied first".into());
     }
     for limit in subject.rule.limits() {
         let why = if limit.algorithm().holds() {
@@ -83,7 +81,7 @@ pub(super) fn fits(subject: &Subject) -> Result<(), String> {
         } else if limit.start() == WindowStart::FirstHit {
             "where its windows start depends on which call came first, which can't be known".to_owned()
         } else if limit.tick() > Duration::from_micros(1) {
-            format!("its clock ticks in steps of {:?}, and is rounded against the caller", limit.tick())
+            format!("it counts time in steps of {:?}, so an exact limiter would decide differently", limit.tick())
         } else {
             continue;
         };

@@ -152,7 +152,7 @@ impl Warnings {
             Some(Named { looks: Some(looks), .. }) => format!("; it looks like {looks}: give --input {looks}"),
             Some(Named { places: Some(places), .. }) => format!("; without --input, give --fields {places}"),
             Some(Named { is_guessed: true, .. }) => {
-                "; for another program's log, say by --fields which field holds what".to_owned()
+                "; if it is another program's log, name its fields with --fields".to_owned()
             }
             Some(Named { is_sure: false, .. }) => "; leave out --input to have its format detected".to_owned(),
             Some(_) | None => String::new(),

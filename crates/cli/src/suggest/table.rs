@@ -90,7 +90,7 @@ fn unfit(group: &Group) -> &'static str {
         return "Left as they are: permits, shards, debts, calendar windows, and windows that start by key or carry \
                 units over get no suggestions.";
     }
-    "No limit that counts in microseconds denies that few."
+    "No limit was found that denies so few."
 }
 
 /// What the suggestions are, and how many requests and keys each would deny.

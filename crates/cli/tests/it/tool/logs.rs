@@ -426,7 +426,7 @@ fn json_of_another_program_is_refused_with_the_option_to_give() {
     fs::write(&file, "{\"date\":\"2026-11-26\",\"time\":\"17:27:31\",\"c-ip\":\"192.0.2.1\"}\n").expect("written");
     let (output, said) = read(file.path(), &[]);
     assert_eq!(code(&output), 2, "{said}");
-    assert!(said.contains("; for another program's log, say by --fields which field holds what"), "{said}");
+    assert!(said.contains("; if it is another program's log, name its fields with --fields"), "{said}");
 }
 
 #[test]
