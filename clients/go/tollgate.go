@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -297,14 +298,18 @@ func (client *Client) Hold(ctx context.Context, request Request) (held context.C
 		byID.Attributes[name] = value
 	}
 	asked := time.Now()
-	decision, err := client.send(ctx, "decide", request)
+	var isSent atomic.Bool
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { isSent.Store(true) },
+	})
+	decision, err := client.send(traced, "decide", request)
 	if err != nil {
 		var failure *Unavailable
 		isUnavailable := errors.As(err, &failure)
 		var refused *RequestError
 		isLeftHeld := isUnavailable && client.onError == Closed && !failure.isUncharged() ||
 			errors.As(err, &refused) && refused.mayBeCharged
-		if ctx.Err() != nil || isLeftHeld {
+		if ctx.Err() != nil && isSent.Load() || isLeftHeld {
 			// The service may have given a permit all the same. net/http has given the call up by now, so it sends no more
 			// of it. But the service isn't waited for: if it takes this release before the call, as it may when it is
 			// slow, the permit comes back at its ttl.

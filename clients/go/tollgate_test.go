@@ -789,6 +789,25 @@ func TestAReleaseThatNobodyWaitsForOutlastsAnOutage(t *testing.T) {
 	assertNothingLogged(t, lines)
 }
 
+func TestACancelledHoldThatReachedNobodyReleasesNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(background)
+	defer cancel()
+	var dials atomic.Int64
+	client := open(t, service.url, Options{})
+	client.http.Transport.(*http.Transport).DialContext = func(context.Context, string, string) (net.Conn, error) {
+		dials.Add(1)
+		cancel()
+		return nil, &net.OpError{Op: "dial", Err: context.Canceled}
+	}
+	if _, _, err := client.Hold(ctx, of(t, "/jobs")); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if dials.Load() != 1 {
+		t.Errorf("expected 1 attempt, got %d", dials.Load())
+	}
+}
+
 // failing answers every call with 503, and counts releases.
 func failing(t *testing.T) (url string, releases *atomic.Int64) {
 	releases = new(atomic.Int64)
