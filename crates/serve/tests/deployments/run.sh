@@ -37,4 +37,4 @@ export TOLLGATE_HELM=${TOLLGATE_HELM:-$folder/bin/helm}
 [ $# -gt 0 ] || set -- test_chart test_compose test_packages
 # Ends what hangs: a test that is stopped ends its servers.
 PYTHONPATH=../gateways PYTHONDONTWRITEBYTECODE=1 \
-    exec timeout --signal=INT --kill-after=30 120 "$folder/bin/python" -m unittest "$@"
+    exec timeout --foreground --signal=INT --kill-after=30 600 "$folder/bin/python" -m unittest "$@"
