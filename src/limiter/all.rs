@@ -26,7 +26,8 @@ struct Joined {
 impl Limiter {
     /// Takes what several calls cost, each by its own rule and key, or nothing: they are one decision, atomic on one
     /// Redis, such as of a transfer that counts against both of its accounts, or of a gateway's call that falls under
-    /// several descriptors. Costs what one call does: one round trip, or two on a cluster if it is denied there.
+    /// several descriptors. Costs what one call does: one round trip, or two on a cluster if one
+    /// node denies what others have admitted.
     ///
     /// The decisions are the calls', in their order. `allowed` is whether the call's own limits admit it; units are
     /// taken only if all calls are allowed. A call that would be allowed by itself, and isn't made because of another,

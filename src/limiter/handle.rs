@@ -18,8 +18,8 @@ use crate::rule::{OnError, Rule};
 ///
 /// Unless a method says otherwise, it costs one round trip to Redis. It costs two if the server has lost its scripts,
 /// or if its clock has left [the calendar windows](crate::guide::algorithms#windows-of-the-calendar) that the call
-/// names; and on a cluster if the limits' keys are [on several nodes](crate::guide::load#keys-on-several-nodes), which are
-/// asked at the same time, and one of them denies. The first call also connects.
+/// names; and on a cluster if a limit's node denies, or grants less than, what [other
+/// nodes](crate::guide::load#keys-on-several-nodes) have admitted at the same time. The first call also connects.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     pub(super) engine: Engine,
@@ -43,13 +43,13 @@ impl Limiter {
         &self.engine
     }
 
-    /// The [prefix](LimiterBuilder::prefix) of its keys in Redis.
+    /// The [prefix](crate::LimiterBuilder::prefix) of its keys in Redis.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// How long a decision may take whose request sets no [deadline](Request::deadline).
+    /// How long a decision may take whose request sets no [deadline](crate::Request::deadline).
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.deadline

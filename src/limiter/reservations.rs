@@ -2,8 +2,8 @@
 //! behind it may proceed sooner than their reservations said.
 //!
 //! A look at what is owed finds when nothing is any more. The last of those that had reserved before it was sent may
-//! proceed then, and each of the others before it, by as long as the limit takes for what those behind it have reserved.
-//! So they proceed one by one as the limit refills, in the order of their turns, and none earlier than if those that
+//! proceed then, and each of the others before it, by as long as the limit takes for what those behind it have
+//! reserved. So they proceed one by one as the limit refills, in the order of their turns, and none earlier than if those that
 //! left had never been there. What other processes' callers have reserved in between isn't known here: it would only
 //! let one proceed still earlier.
 //!
