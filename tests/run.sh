@@ -79,8 +79,8 @@ once_more || echo again >>"$work/failed"
 # Backup and recovery of the system of record, and of Redis, with the tool that was just built, which wait for servers;
 # beside them the examples in the documentation of the library.
 { command_twice cargo test "${tested[@]}" --doc 2>&1 || echo documentation >>"$work/failed"; } | {
-    command_twice bash tests/backup.sh || echo backup >>"$work/failed"
-    command_twice bash tests/backup_redis.sh || echo backup_redis >>"$work/failed"
+    command_twice bash tests/backup.sh </dev/null || echo backup >>"$work/failed"
+    command_twice bash tests/backup_redis.sh </dev/null || echo backup_redis >>"$work/failed"
     cat
 }
 

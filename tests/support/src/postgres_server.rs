@@ -91,8 +91,8 @@ fn make_by_initdb(kept: &Path) {
     assert!(moved.is_ok() || kept.exists(), "{}: {moved:?}", kept.display());
 }
 
-/// Where servers have their files: in memory if there is plenty of it, as making their thousand files there takes half as
-/// long. They keep nothing.
+/// Where servers have their files: in TMPDIR or, without one, in memory if there is plenty of it, as making their thousand
+/// files there takes half as long. What a test leaves there that was killed goes with the machine's next start.
 fn place() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
@@ -100,7 +100,8 @@ fn place() -> &'static Path {
         let asked = Command::new("df").args(["--output=avail", "-k"]).arg(memory).stderr(Stdio::null()).output();
         let text = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
         let kibibytes: Option<u64> = text.lines().last().and_then(|line| line.trim().parse().ok());
-        if kibibytes >= Some(4 << 20) { memory.to_owned() } else { std::env::temp_dir() }
+        let is_chosen = std::env::var_os("TMPDIR").is_some();
+        if kibibytes >= Some(4 << 20) && !is_chosen { memory.to_owned() } else { std::env::temp_dir() }
     })
 }
 
