@@ -120,19 +120,28 @@ pub(crate) fn refusal(status: StatusCode, error: &str, kind: &str, charged: Opti
     (status, Json(Body { error, kind, charged, reason: None })).into_response()
 }
 
-/// Whether these are the header fields of a call of gRPC.
+/// Whether these are the header fields of a call of gRPC. Any visitor of a proxy may write so.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|content| content.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// What a request gets in place of an answer that failed, in the words of the protocol that it speaks.
+/// Adds what a call of gRPC reads. The status stays: a proxy that asks by HTTP takes 200, which other answers by gRPC
+/// have, for a decision that allows.
+pub(crate) fn for_grpc(mut response: Response, code: tonic::Code, error: &str) -> Response {
+    let _fits = tonic::Status::new(code, error).add_header(response.headers_mut());
+    response
+}
+
+/// What a request gets in place of an answer that failed.
 pub(crate) fn unanswered(is_grpc: bool, why: Unanswered) -> Response {
-    match why {
-        Unanswered::Late if is_grpc => tonic::Status::deadline_exceeded(LATE).into_http(),
-        Unanswered::Panicked if is_grpc => tonic::Status::internal(PANICKED).into_http(),
-        Unanswered::Late => refusal(StatusCode::REQUEST_TIMEOUT, LATE, ErrorKind::Deadline.name(), None),
-        Unanswered::Panicked => refusal(StatusCode::INTERNAL_SERVER_ERROR, PANICKED, "internal", None),
-    }
+    let (status, code, error, kind) = match why {
+        Unanswered::Late => {
+            (StatusCode::REQUEST_TIMEOUT, tonic::Code::DeadlineExceeded, LATE, ErrorKind::Deadline.name())
+        }
+        Unanswered::Panicked => (StatusCode::INTERNAL_SERVER_ERROR, tonic::Code::Internal, PANICKED, "internal"),
+    };
+    let response = refusal(status, error, kind, None);
+    if is_grpc { for_grpc(response, code, error) } else { response }
 }
 
 const LATE: &str = "reading the request and answering it took too long";

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tollgate::rules::{RuleSet, RuleSource, WatchedRules};
 use tollgate::{Embedded, Engine, Limiter, OnError, Redis};
 use tollgate_serve::listen::{self, Bounds};
@@ -38,7 +40,8 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let subscriber = subscriber.with(traces.as_ref().map(Traces::layer));
     subscriber.init();
     // From here on, so that no signal ends it half started.
-    let (mut hangup, mut terminate) = (signal(SignalKind::hangup())?, signal(SignalKind::terminate())?);
+    let [mut hangup, mut terminate, mut interrupt] =
+        [signal(SignalKind::hangup())?, signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let metrics = metrics_of_process()?;
     let limiter = limiter(&options)?;
     let rules = rules(&options, &limiter).await?;
@@ -103,35 +106,33 @@ pub(crate) async fn run(options: Options) -> Result<()> {
             tracing::warn!(%error, "redis doesn't answer yet: the rules' policies decide until it does");
         }
     });
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut drained = pin!(tokio::time::sleep(Duration::MAX));
+    let mut is_draining = false;
     loop {
         tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = &mut drained, if is_draining => {}
             _ = hangup.recv() => {
                 #[cfg(feature = "tls")]
                 match certificate.as_ref().map(tollgate_serve::tls::Certificate::reload) {
                     Some(Ok(())) => tracing::info!("the certificate was read again"),
-                    Some(Err(error)) => {
-                        tracing::error!(%error, "the new certificate was refused: the old one stays in use");
-                    }
+                    Some(Err(error)) => tracing::error!(%error, "the new certificate was refused: the old one stays in use"),
                     None => {}
                 }
-                let rules = service.rules().len();
-                tracing::info!(rules, "rules need no SIGHUP: changes are in force within a second");
+                tracing::info!(rules = service.rules().len(), "rules need no SIGHUP: changes are in force within a second");
+                continue;
             }
         }
+        if is_draining || options.drain.is_zero() {
+            break;
+        }
+        is_draining = true;
+        service.fail_health().await;
+        drained.as_mut().reset(Instant::now() + options.drain);
+        tracing::info!(drain = ?options.drain, "draining: /readyz and gRPC's health checks fail, and requests are still served");
     }
     service.end_health().await;
-    if !options.drain.is_zero() {
-        let drain = options.drain;
-        tracing::info!(?drain, "draining: /readyz and gRPC's health checks fail, and requests are still served");
-        tokio::select! {
-            () = tokio::time::sleep(options.drain) => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    }
     end.send_replace(true);
     for port in serving {
         port.await?;

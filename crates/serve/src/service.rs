@@ -67,13 +67,18 @@ impl Service {
         ServiceBuilder { limiter, rules: Box::new(rules), settings: Settings::default() }
     }
 
-    /// Tells those who watch `grpc.health.v1` that it doesn't serve any more, and ends their watch, which would keep a
-    /// [port](crate::listen) from its end; `/readyz` answers 503. To be called before that; decisions are made as before.
-    pub async fn end_health(&self) {
+    /// Says by `grpc.health.v1` that it doesn't serve any more, and answers `/readyz` with 503. Decisions are made as
+    /// before: for the time in which those who balance load turn away from it.
+    pub async fn fail_health(&self) {
         self.shared.is_ending.store(true, Ordering::Relaxed);
-        let mut health = self.shared.health.clone();
-        health.set_service_status("", ServingStatus::NotServing).await;
-        health.clear_service_status("").await;
+        self.shared.health.clone().set_service_status("", ServingStatus::NotServing).await;
+    }
+
+    /// The same, and ends the watches of `grpc.health.v1`, which would keep a [port](crate::listen) from its end. To be
+    /// called before that.
+    pub async fn end_health(&self) {
+        self.fail_health().await;
+        self.shared.health.clone().clear_service_status("").await;
     }
 
     pub(crate) fn health_reporter(&self) -> HealthReporter {

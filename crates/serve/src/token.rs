@@ -12,7 +12,7 @@ use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use subtle::ConstantTimeEq;
 
-use crate::failure::{is_grpc, refusal};
+use crate::failure::{for_grpc, is_grpc, refusal};
 use crate::metrics;
 
 /// The tokens of those who may ask, sent as `Authorization: Bearer TOKEN`, by gRPC as metadata of that name. Several, so
@@ -56,7 +56,7 @@ pub(crate) fn require<S: Clone + Send + Sync + 'static>(tokens: &Tokens, routes:
     }
 }
 
-/// Refuses requests without a token, in the words of the protocol that they speak.
+/// Refuses requests without a token.
 async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> Response {
     if tokens.admit(request.headers()) {
         return next.run(request).await;
@@ -64,12 +64,9 @@ async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> R
     metrics::unauthorized();
     warn_now_and_then();
     const WHY: &str = "the token is missing or wrong: send one of the service's as Authorization: Bearer TOKEN";
-    if is_grpc(request.headers()) {
-        return tonic::Status::unauthenticated(WHY).into_http::<axum::body::Body>();
-    }
     let mut refused = refusal(StatusCode::UNAUTHORIZED, WHY, "unauthorized", Some(false));
     refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    refused
+    if is_grpc(request.headers()) { for_grpc(refused, tonic::Code::Unauthenticated, WHY) } else { refused }
 }
 
 /// Says so in the log, at most once a second: a gateway that is refused may let everything pass.

@@ -22,4 +22,4 @@ done
 cd "$(dirname "$0")"
 [ $# -gt 0 ] || set -- test_envoy test_proxies
 # Ends what hangs: a test that is stopped ends its servers.
-PYTHONDONTWRITEBYTECODE=1 exec timeout --signal=INT --kill-after=30 180 python3 -m unittest "$@"
+PYTHONDONTWRITEBYTECODE=1 exec timeout --foreground --signal=INT --kill-after=30 600 python3 -m unittest "$@"

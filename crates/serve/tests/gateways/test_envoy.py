@@ -93,6 +93,13 @@ class Envoy(unittest.TestCase):
         self.assertIn(answers - refused, range(1000 - 32, 1001))
         self.assertEqual((outcomes["allowed"], set(outcomes)), (1000, {"allowed", "denied"}))
 
+    def until_healthy(self, envoy, service):
+        """Until Envoy's health check has found the service."""
+        end = time.monotonic() + 30
+        while f"127.0.0.1:{service.grpc}::health_flags::healthy" not in get(envoy.admin, "/clusters")[2]:
+            self.assertLess(time.monotonic(), end, get(envoy.admin, "/clusters")[2])
+            time.sleep(0.1)
+
     def outcomes(self, services, protocol):
         """How many requests each outcome had, by the services' metrics."""
         counts = {}
@@ -192,13 +199,13 @@ class Envoy(unittest.TestCase):
     def test_services_that_are_restarted_in_turn(self):
         services = self.services(rules("fixed-window 800/7d"), "--deadline", "1s", "--drain", "3s")
         envoy = self.servers.envoy(self.application, services, PATIENT | DENY)
-        load = Load(envoy.port, headers=basic("alice"), seconds=14, pause=0.02)
+        load = Load(envoy.port, headers=basic("alice"), seconds=60, pause=0.02)
         time.sleep(1)
         for service in services:
             service.stop()
             service.start()
-            # Until Envoy's health check has found it.
-            time.sleep(2)
+            self.until_healthy(envoy, service)
+        load.end = time.monotonic()
         load.wait()
         print(f"\nthe services restarted in turn, each drained for 3 s:\n{load.table(2)}")
         self.assertEqual((load.counts()[200], set(load.counts())), (800, {200, 429}))

@@ -145,11 +145,12 @@ async fn misuse_is_one_line_that_names_it() {
         (vec!["--database", "postgres://localhost/a", "--check"], "cannot be used with"),
         (vec![good, "--deadline", "0ms"], "expected a duration above 0, such as 15ms or 1s"),
         (vec![good, "--deadline", "soon"], "expected a duration above 0, such as 15ms or 1s"),
+        (vec![good, "--drain", "soon"], "expected a duration such as 5s, or 0s"),
         (
             vec![good, "--http", "localhost"],
             "expected an address such as 127.0.0.1:8080, or unix:PATH, got \"localhost\" (or off)",
         ),
-        (vec![good, "--http", "192.0.2.1:80"], "--http 192.0.2.1:80"),
+        (vec![good, "--grpc", "off", "--http", "192.0.2.1:80"], "--http 192.0.2.1:80"),
         (vec![good, "--grpc", "off", "--http", "off", "--metrics", "off"], "all are off, so there is nothing to serve"),
         (vec![good, "--headers", "X"], "draft, x-ratelimit, ratelimit, off"),
         (vec![good, "--tokens", tokens], "expected a token on each line, got none"),
@@ -225,6 +226,12 @@ async fn one_that_drains_serves_on_while_health_checks_say_that_it_ends() {
     process.signal("TERM");
     wait_until("it isn't ready", async || ready().await.status == 503).await;
     assert_eq!(ready().await.json()["ending"], true);
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", process.port("grpc")));
+    let mut health = HealthClient::new(endpoint.expect("an address").connect().await.expect("a connection"));
+    let status = health.check(HealthCheckRequest::default()).await.expect("a status").into_inner();
+    assert_eq!(status.status(), ServingStatus::NotServing);
+    drop(health);
+    process.signal("HUP");
     assert_eq!(send(process.port("metrics"), "GET", "/healthz", &[], "").await.status, 200);
     let asked = json!({ "attributes": { "user": 1 } });
     assert_eq!(post(process.port("http"), "/v1/decide", &asked).await.status, 200, "a new connection");

@@ -292,6 +292,9 @@ async fn who_may_ask_and_what_nobody_needs_a_token_for() {
         let told = answer.json();
         assert_eq!((answer.status, answer.field("www-authenticate")), (401, Some("Bearer")));
         assert_eq!((&told["kind"], &told["charged"]), (&json!("unauthorized"), &json!(false)), "{told}");
+        // Whatever the visitor of a proxy says that it is.
+        let answer = send(&running.http, method, path, &[("content-type", "application/grpc")], body).await;
+        assert_eq!((answer.status, answer.field("grpc-status")), (401, Some("16")));
     }
     for path in ["/healthz", "/readyz", "/v1/openapi.json"] {
         assert_eq!(send(&running.http, "GET", path, &[], "").await.status, 200, "{path}");
