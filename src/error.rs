@@ -276,6 +276,12 @@ impl Error {
         self.is_outage
     }
 
+    /// The same, with more to say.
+    #[allow(dead_code, reason = "said of a share, for which the engine in this process is needed")]
+    pub(crate) fn and(self, note: impl fmt::Display) -> Self {
+        Self { message: format!("{}; {note}", self.message).into(), ..self }
+    }
+
     /// Whether a rule's [policy](crate::OnError) answers in place of this error. Misuse and permission errors bypass
     /// the policy.
     pub(crate) fn goes_to_policy(&self) -> bool {

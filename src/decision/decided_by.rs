@@ -43,6 +43,12 @@ impl DecidedBy {
         }
     }
 
+    /// Whether the failure policy answered in the place of Redis, whether or not that was asked.
+    #[must_use]
+    pub fn is_fallback(&self) -> bool {
+        matches!(self, Self::Local(_) | Self::Policy(_))
+    }
+
     /// What Redis failed with, if something else answered in its place.
     #[must_use]
     pub fn error(&self) -> Option<&Error> {

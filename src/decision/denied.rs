@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Decision, RetryAfter};
 
-/// A denial as an error, for callers that use `?`. The message names what denied and contains no time, so that logs can
+/// A denial as an error, for callers that use `?`. The message names the rule and the limit that denied, and contains no time, so that logs can
 /// be grouped by it; [`decision`](Self::decision) has the wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
@@ -32,6 +32,10 @@ impl Denied {
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Decision { blocked, retry_after, denied_by, limits, .. } = &*self.decision;
+        let denying = limits.iter().find(|limit| !limit.allowed).or(limits.first());
+        if let Some(rule) = denying.and_then(|limit| limit.quota.rule()) {
+            write!(f, "rule {rule}: ")?;
+        }
         f.write_str("denied")?;
         if let Some(name) = denied_by {
             write!(f, " by {name}")?;

@@ -357,11 +357,14 @@ impl Permit {
         }
     }
 
-    /// Gives the permit back, and returns the state after that.
+    /// Gives the permit back, and returns the state after that. A drop does the same in the background: for work that
+    /// is done whatever becomes of its permit.
     ///
     /// # Errors
     ///
-    /// No answer; see [`Error`]. The permit then expires with the limit's ttl.
+    /// No answer; see [`Error`]. It is then given back as by a drop: in the background, repeatedly while Redis is away.
+    /// One that is held by an id of the caller's own is tried once more alone, and only if the first call wasn't made;
+    /// otherwise it expires with the limit's ttl.
     pub async fn release(mut self) -> Result<Balance, Error> {
         self.given_back |= !self.stop_renewing();
         if self.given_back {

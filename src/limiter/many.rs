@@ -50,7 +50,7 @@ impl Limiter {
     /// Each request ends by its deadline, counted from the call. Redis decides some 300,000 keys a second, so with more
     /// than 100,000 keys some aren't sent within 500 ms: each of those returns an error that says so, and nothing is
     /// charged for it. Under the policy `local`, what Redis hasn't answered by then is decided in this
-    /// process, one request after another, in some 10 µs each. Dropping the future charges at most for the keys in
+    /// process after that, one request after another, in some 10 µs each (optimised). Dropping the future charges at most for the keys in
     /// flight.
     ///
     /// ```

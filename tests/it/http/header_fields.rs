@@ -145,7 +145,7 @@ async fn the_old_fields_tell_of_a_denial_by_the_limit_that_denies() {
     assert_eq!((denied.remaining, remaining(&denied).as_deref()), (59, Some("1000")));
     assert_eq!(old(&denied, "x-ratelimit-limit").as_deref(), Some("100000"));
     let never = spend(100_001).await.into_result().expect_err("a denial").to_string();
-    assert_eq!(never, "denied by tokens: the cost is above the limit of 100000");
+    assert_eq!(never, "rule api: denied by tokens: the cost is above the limit of 100000");
 }
 
 /// Permits are given back long before they expire.

@@ -203,10 +203,12 @@ async fn eight_reports_run_at_a_time_and_continue_by_policy_during_a_redis_outag
     let server = Server::start();
     let limiter = limiter(&server.url());
     join_all((0..40).map(|_| report_in_turn(&limiter, "acme"))).await.into_iter().for_each(|done| done.expect("done"));
+    limiter.finish().await;
     let done = join_all((0..40).map(|_| report(&limiter, "acme"))).await;
     let denied = done.iter().filter_map(|done| done.as_ref().err()).map(ToString::to_string);
-    denied.for_each(|why| assert_eq!(why, "denied by concurrency 8 ttl 30s"));
+    denied.for_each(|why| assert_eq!(why, "rule reports: denied by concurrency 8 ttl 30s"));
     assert!(done.iter().filter(|done| done.is_ok()).count() >= 8);
+    limiter.finish().await;
     assert_eq!(left(&limiter, "concurrency 8 ttl 30s", "reports", "acme").await, 8, "all given back");
     for on_error in [OnError::Open, LOCAL] {
         let away = away(on_error);

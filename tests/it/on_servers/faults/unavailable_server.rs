@@ -148,7 +148,20 @@ async fn a_cost_above_the_local_share_but_within_the_rule_is_the_error() {
     for (cost, answered) in [(50, true), (51, false), (100, false), (101, true)] {
         let answer = in_time(limiter.acquire(&rule, Request::new("key").cost(cost))).await;
         assert_eq!(answer.is_ok(), answered, "{cost}: {answer:?}");
+        let why = "; a share of it for 2 processes never admits this cost";
+        assert!(answer.as_ref().err().is_none_or(|error| error.to_string().ends_with(why)), "{answer:?}");
     }
+    // A share of nothing.
+    let many = OnError::Local { processes: NonZeroU32::new(200).expect("some") };
+    let limiter = limiter.to_builder().on_error(many).build();
+    let rule = "gcra 100/1s".parse::<Rule>().expect("a rule").named("test").expect("a name");
+    let error = in_time(limiter.acquire(&rule, "key")).await.expect_err("no share");
+    assert!(
+        error
+            .to_string()
+            .contains("; token-bucket 100/1s: expected a burst of at least 200 for 200 processes, got 100"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
