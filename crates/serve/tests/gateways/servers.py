@@ -74,6 +74,13 @@ class Server:
                     time.sleep(0.02)
         return self
 
+    def pause(self):
+        """Until SIGCONT. Its threads go on for a moment after the signal was sent."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
+        while not all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()):
+            time.sleep(0.001)
+
     def stop(self, how=signal.SIGTERM):
         if self.process.poll() is None:
             self.process.send_signal(how)
