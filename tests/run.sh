@@ -59,7 +59,6 @@ build_tests
 # Runs the programs that it reads, and shows what each has printed once it has ended.
 run_all() {
     local package source output=$work/$BASHPID
-    local -x RUST_TEST_THREADS=$(threads_of_two)
     while read -r package source; do
         run_once "$package" "$source" --skip without_tls:: </dev/null >"$output" 2>&1 || echo "$package/$source" >>"$work/failed"
         printf '\n%s/%s\n' "$package" "$source"
