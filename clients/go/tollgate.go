@@ -439,12 +439,16 @@ func times(decision *Decision) (earliest, latest time.Duration) {
 	return earliest, latest
 }
 
-// release tries three times, whatever has become of the caller's context.
+// release tries three times, whatever has become of the caller's context. What the service refuses is logged.
 func (client *Client) release(byID Request) error {
 	for attempt := 0; ; attempt++ {
-		_, err := client.send(context.Background(), "release", byID)
-		var failure *Unavailable
-		if !errors.As(err, &failure) || attempt == len(releasePauses) {
+		err := expectRelease(client.send(context.Background(), "release", byID))
+		if !isAway(err) {
+			// The work is done, and trying again wouldn't help.
+			logRelease(err)
+			return nil
+		}
+		if attempt == len(releasePauses) {
 			return err
 		}
 		time.Sleep(releasePauses[attempt])
@@ -459,8 +463,7 @@ func (client *Client) releaseUnread(byID Request) {
 		deadline = unreadDeadline
 	}
 	release := func() error {
-		_, err := client.sendWithin(context.Background(), deadline, "release", byID)
-		return err
+		return expectRelease(client.sendWithin(context.Background(), deadline, "release", byID))
 	}
 	err := release()
 	if isAway(err) {
@@ -473,7 +476,24 @@ func (client *Client) releaseUnread(byID Request) {
 		}
 		client.retried.Add(-1)
 	}
-	// An id that nothing is remembered for has no permits to give back.
+	logRelease(err)
+}
+
+// expectRelease is an error, too, where a failure policy answered a release: Redis was away, and nothing is known to be
+// released.
+func expectRelease(decision *Decision, err error) error {
+	if err != nil || decision.By != "policy" {
+		return err
+	}
+	kind := decision.Error
+	if kind == "" {
+		kind = "unavailable"
+	}
+	return &Unavailable{"the failure policy of rule " + decision.Rule + " answered, not Redis", kind, nil, nil}
+}
+
+// logRelease is for a release whose error no caller gets. An id that nothing is remembered for has no permits to give back.
+func logRelease(err error) {
 	if err != nil && !IsUnknownID(err) {
 		log.Printf("tollgate: a permit wasn't released: %v", err)
 	}

@@ -381,8 +381,9 @@ func TestHoldGoesOnWherePermitsMayBeHeld(t *testing.T) {
 			t.Errorf("%s: %v", about, err)
 			continue
 		}
-		if err := release(); err == nil || !strings.HasPrefix(err.Error(), "release: expected a concurrency limit") {
-			t.Errorf("%s: %v", about, err)
+		logged := logged(func() { check(release()) })
+		if !strings.Contains(logged, "tollgate: a permit wasn't released: release: expected a concurrency limit") {
+			t.Errorf("%s: %q", about, logged)
 		}
 		if found := strings.Join(ops, " "); found != "decide release" {
 			t.Errorf("%s: %s", about, found)
@@ -842,6 +843,55 @@ func TestAReleaseThatNobodyWaitsForIsGivenUpAfterSomeAttemptsOrSomeTime(t *testi
 		if releases.Load() != attempts {
 			t.Errorf("expected %d attempts, got %d", attempts, releases.Load())
 		}
+	}
+}
+
+func TestAnUnknownIDIsNoNewsToTheReleaseOfAHold(t *testing.T) {
+	lines := logLines(t)
+	listener := listen(t, func(connection net.Conn, _ int64) {
+		for asked := message(connection); asked != nil; asked = message(connection) {
+			answer := failure(404, `{"error": "no rule applies to these attributes", "kind": "unknown-id"}`)
+			if opOf(asked) == "decide" {
+				answer = service.answer(asked)
+			}
+			_, _ = connection.Write(answer)
+		}
+	})
+	_, release, err := open(t, listener.url, Options{}).Hold(background, of(t, "/jobs"))
+	check(err)
+	check(release())
+	assertNothingLogged(t, lines)
+}
+
+func TestAFailurePolicysAnswerReleasesNothing(t *testing.T) {
+	var isFailing atomic.Bool
+	var releases atomic.Int64
+	listener := listen(t, func(connection net.Conn, _ int64) {
+		for request := message(connection); request != nil; request = message(connection) {
+			answer := failure(200, `{"allowed": true, "by": "policy", "reason": "policy", "rule": "jobs", "limits": []}`)
+			if opOf(request) == "release" {
+				releases.Add(1)
+			} else if answer = failure(503, `{"error": "overloaded"}`); !isFailing.Load() {
+				answer = service.answer(request)
+			}
+			_, _ = connection.Write(answer)
+		}
+	})
+	client := open(t, listener.url, Options{})
+	_, release, err := client.Hold(background, of(t, "/jobs"))
+	check(err)
+	isUnavailable(t, release(), "unavailable", false)
+	if found := releases.Swap(0); found != 3 {
+		t.Errorf("expected 3 attempts, got %d", found)
+	}
+	isFailing.Store(true)
+	setUnread(t, []time.Duration{time.Millisecond}, patient)
+	lines := logLines(t)
+	_, _, err = client.Hold(background, of(t, "/jobs"))
+	isUnavailable(t, err, "unavailable", false)
+	assertLogged(t, lines, "tollgate: a permit wasn't released: the failure policy of rule jobs answered, not Redis")
+	if found := releases.Load(); found != 2 {
+		t.Errorf("expected 2 attempts, got %d", found)
 	}
 }
 

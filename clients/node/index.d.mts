@@ -181,7 +181,7 @@ export class Permit {
     get signal(): globalThis.AbortSignal;
     /** Whether the permit has expired, or may have, so that others may hold it. */
     get lost(): boolean;
-    /** Gives the permit back. If the service is away, it comes back at its ttl, and a warning is emitted. */
+    /** Gives the permit back. If that fails, it comes back at its ttl, and a warning is emitted. */
     release(): Promise<void>;
     /** At the end of a block with `await using`. */
     [Symbol.asyncDispose](): Promise<void>;

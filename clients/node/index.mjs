@@ -288,26 +288,21 @@ export class Client {
    */
   async withHold(attributes, work, options) {
     const permit = await this.hold(attributes, options);
-    let result;
     try {
-      result = await work(permit);
-    } catch (error) {
-      await permit.release().catch(warnOfRelease);
-      throw error;
+      return await work(permit);
+    } finally {
+      await permit.release();
     }
-    await permit.release();
-    return result;
   }
 
   /** @param {Asked} byId */
   async #release(byId) {
     for (let attempt = 0; ; attempt += 1) {
       try {
-        await this.#send('release', byId);
+        expectRelease(await this.#send('release', byId));
         return;
       } catch (error) {
-        if (!(error instanceof Unavailable)) throw error;
-        if (attempt === RELEASE_PAUSES.length) {
+        if (!(error instanceof Unavailable) || attempt === RELEASE_PAUSES.length) {
           // The work is done.
           warnOfRelease(error);
           return;
@@ -323,7 +318,7 @@ export class Client {
     try {
       for (;;) {
         try {
-          await this.#send('release', byId, Math.max(this.#deadline, UNREAD_DEADLINE));
+          expectRelease(await this.#send('release', byId, Math.max(this.#deadline, UNREAD_DEADLINE)));
           return;
         } catch (error) {
           const pause = error instanceof Unavailable ? pauses.next().value : undefined;
@@ -507,7 +502,7 @@ export class Permit {
     return this.#lost.signal.aborted;
   }
 
-  /** Gives the permit back. If the service is away, it comes back at its ttl, and a warning is emitted. */
+  /** Gives the permit back. If that fails, it comes back at its ttl, and a warning is emitted. */
   release() {
     clearTimeout(this.#timer);
     this.#released ??= this.#calls.release();
@@ -718,6 +713,15 @@ function warn(error) {
  */
 function warnOfRelease(error) {
   if (!(error instanceof UnknownId)) warn(`a permit wasn't released: ${error}`);
+}
+
+/**
+ * Throws where a failure policy answered a release: Redis was away, and nothing is known to be released.
+ * @param {Decision} decision
+ */
+function expectRelease({ by, rule, error }) {
+  if (by !== 'policy') return;
+  throw new Unavailable(`the failure policy of rule ${rule} answered, not Redis`, error ?? 'unavailable');
 }
 
 /** @param {unknown} error */

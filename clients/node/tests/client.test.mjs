@@ -239,12 +239,11 @@ test('hold goes on where permits may be held', async (t) => {
         socket.write(failure(200, body));
       });
     });
-    let isRun = false;
-    const held = open(t, listener.url).withHold(of(t, '/requests'), () => {
-      isRun = true;
-    });
-    await assert.rejects(held, /^RequestError: release: expected a concurrency limit/, about);
-    assert.deepEqual([ops, isRun], [['decide', 'release'], true], about);
+    const warned = once(process, 'warning');
+    assert.equal(await open(t, listener.url).withHold(of(t, '/requests'), () => 'done'), 'done', about);
+    const [warning] = await within(warned, 'a warning');
+    assert.match(warning.message, /^a permit wasn't released: RequestError: release: expected a concurrency limit/, about);
+    assert.deepEqual(ops, ['decide', 'release'], about);
   }
 });
 
@@ -623,8 +622,46 @@ test('an unknown id is no news to a release whose error nobody gets', async (t) 
     throw new RangeError('work');
   });
   await assert.rejects(failing, RangeError);
+  assert.equal(await client.withHold(of(t, '/jobs'), () => 'done'), 'done');
   await sleep(200);
   assert.deepEqual(warnings, []);
+});
+
+test("a failure policy's answer releases nothing", async (t) => {
+  const warnings = warningsOf(t);
+  const ops = [];
+  let isFailing = true;
+  let failures = 1;
+  let released;
+  const isReleased = new Promise((resolve) => {
+    released = resolve;
+  });
+  const listener = await listening(t, (socket) => {
+    messages(socket, async (request) => {
+      ops.push(opOf(request));
+      if (opOf(request) === 'decide') {
+        socket.write(isFailing ? failure(503, { error: 'overloaded' }) : await answerOf(service, request));
+      } else if (failures > 0) {
+        failures -= 1;
+        socket.write(failure(200, { allowed: true, by: 'policy', reason: 'policy', rule: 'jobs', limits: [] }));
+      } else {
+        socket.write(await answerOf(service, request));
+        released();
+      }
+    });
+  });
+  const client = open(t, listener.url);
+  await assert.rejects(client.hold(of(t, '/jobs')), Unavailable);
+  await within(isReleased, 'a release');
+  assert.deepEqual(ops.splice(0), ['decide', 'release', 'release']);
+  assert.deepEqual(warnings, []);
+  isFailing = false;
+  failures = 3;
+  assert.equal(await client.withHold(of(t, '/jobs'), () => 'done'), 'done');
+  await sleep(1);
+  assert.deepEqual(ops, ['decide', 'release', 'release', 'release']);
+  const expected = "a permit wasn't released: Unavailable: the failure policy of rule jobs answered, not Redis";
+  assert.deepEqual(warnings, [expected]);
 });
 
 test('a repeated call is charged once', async (t) => {

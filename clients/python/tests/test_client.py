@@ -280,11 +280,12 @@ class Calls:
                     connection.sendall(answer)
 
             with self.subTest(change.__name__):
-                ops, is_run = [], False
-                with self.assertRaisesRegex(RequestError, "^release: expected a concurrency limit"):
+                ops = []
+                with self.assertLogs("tollgate_client") as logs:
                     with self.open(self.listen(changed).url).hold(self.attributes("/requests")):
-                        is_run = True
-                self.assertEqual((ops, is_run), (["decide", "release"], True))
+                        pass
+                self.assertIn("a permit wasn't released: release: expected a concurrency limit", logs.output[0])
+                self.assertEqual((ops, len(logs.output)), (["decide", "release"], 1))
 
     def test_what_hold_cannot_give_back_is_a_warning(self):
         def guarded(connection, _):
@@ -592,6 +593,41 @@ class Calls:
             is_failing = False
             with self.assertRaisesRegex(KeyError, "work"), client.hold(self.attributes("/jobs")):
                 raise KeyError("work")
+            with client.hold(self.attributes("/jobs")):
+                pass
+
+    def test_a_failure_policys_answer_releases_nothing(self):
+        ops, is_failing, failures = [], True, 0
+
+        def without_redis(connection, _):
+            nonlocal failures
+            while request := message_from(connection):
+                ops.append(op_of(request))
+                if ops[-1] == "decide":
+                    connection.sendall(failure(503, error="overloaded") if is_failing else answer_of(service, request))
+                elif failures > 0:
+                    failures -= 1
+                    connection.sendall(failure(200, allowed=True, by="policy", reason="policy", rule="jobs", limits=[]))
+                else:
+                    connection.sendall(answer_of(service, request))
+
+        client = self.open(self.listen(without_redis).url)
+        text = "a permit wasn't released: the failure policy of rule jobs answered, not Redis"
+        with mock.patch.multiple(tollgate_client, _UNREAD_PAUSES=(0.01,) * 3):
+            failures = 4
+            with self.assert_a_warning(text):
+                with self.assertRaises(Unavailable), client.hold(self.attributes("/jobs")):
+                    self.fail("nothing is held")
+        self.assertEqual(ops, ["decide"] + ["release"] * 4)
+        is_failing, failures = False, 3
+        ops.clear()
+        with self.assert_a_warning(text), client.hold(self.attributes("/jobs")):
+            pass
+        self.assertEqual(ops, ["decide"] + ["release"] * 3)
+        failures = 2
+        attributes = self.attributes("/jobs", again=True)
+        with self.assertNoLogs("tollgate_client"), client.hold(attributes):
+            pass
 
     def test_a_connection_closed_while_unused_is_replaced(self):
         def one_each(connection, _):
@@ -625,6 +661,53 @@ class Calls:
 
             with self.subTest(answer), self.assertRaises(Unavailable):
                 self.open(self.listen(garbage).url).decide(self.attributes("/requests"))
+
+    def test_what_follows_an_answer_is_never_that_to_another_call(self):
+        decision = failure(200, allowed=True, by="redis", reason="allowed", rule="first", limits=[])
+        answers = {
+            "two answers": decision + decision,
+            "no content, and some": b"HTTP/1.1 204 No Content\r\n\r\n" + decision,
+            "not modified": b"HTTP/1.1 304 Not Modified\r\n\r\n" + decision,
+            "no answer of the service": failure(502, detail="bad gateway"),
+        }
+        for about, answer in answers.items():
+            for is_late in (False, True):
+
+                def followed(connection, number, answer=answer, is_late=is_late):
+                    while request := message_from(connection):
+                        if number > 1:
+                            connection.sendall(answer_of(service, request))
+                        elif is_late:
+                            head = answer.index(b"\r\n\r\n") + 4
+                            end = head + (len(decision) - decision.index(b"{") if answer.startswith(decision) else 0)
+                            connection.sendall(answer[:end])
+                            time.sleep(0.1)
+                            connection.sendall(answer[end:])
+                        else:
+                            connection.sendall(answer)
+
+                with self.subTest(about, is_late=is_late):
+                    listener = self.listen(followed)
+                    client = self.open(listener.url, deadline=1)
+                    try:
+                        self.assertEqual(client.decide(self.attributes("/requests", of=about)).rule, "first")
+                    except Unavailable as failed:
+                        self.assertNotEqual(about, "two answers", failed)
+                    time.sleep(0.2)
+                    self.assertEqual(client.decide(self.attributes("/requests")).rule, "requests")
+                    self.assertEqual(listener.accepted, 2)
+
+    def test_what_comes_before_an_answer_is_skipped(self):
+        def early(connection, _):
+            while request := message_from(connection):
+                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" + b"HTTP/1.1 103 Early Hints\r\nLink: </>\r\n\r\n" * 2)
+                connection.sendall(answer_of(service, request))
+
+        listener = self.listen(early)
+        client = self.open(listener.url)
+        for remaining in (9, 8):
+            self.assertEqual(client.decide(self.attributes("/requests")).remaining, remaining)
+        self.assertEqual(listener.accepted, 1)
 
     def test_an_answer_in_chunks(self):
         def chunked(connection, _):

@@ -183,18 +183,26 @@ _LIMIT = frozenset(Limit.__dataclass_fields__)
 _DECISION = frozenset(Decision.__dataclass_fields__) - {"status", "limits", "cause", "headers", "raw"}
 
 
-def _answer(status: int, headers: Mapping[str, str], content: bytes) -> Decision:
-    """The decision in an answer. A denial may have any status, so the body tells whether it is a decision."""
+def _body(content: bytes) -> dict[str, Any]:
     try:
         body = json.loads(content)
     except ValueError:
         body = None
-    if isinstance(body, dict) and isinstance(body.get("allowed"), bool):
+    return body if isinstance(body, dict) else {}
+
+
+def _is_of_service(body: Mapping[str, Any]) -> bool:
+    """Whether it is a decision or an error of the service. After anything else, what comes next may be anything too."""
+    return isinstance(body.get("allowed"), bool) or isinstance(body.get("error"), str)
+
+
+def _answer(status: int, headers: Mapping[str, str], content: bytes, body: Mapping[str, Any]) -> Decision:
+    """The decision in an answer. A denial may have any status, so the body tells whether it is a decision."""
+    if isinstance(body.get("allowed"), bool):
         try:
             return _decision(status, headers, body)
         except (KeyError, TypeError, AttributeError) as error:
             raise Unavailable(f"the answer is no decision: {error!r}", "garbled") from error
-    body = body if isinstance(body, dict) else {}
     message = str(body.get("error") or content.decode(errors="replace").strip()[:200] or f"status {status}")
     kind, charged = body.get("kind"), body.get("charged")
     if 400 <= status < 500 and status not in (408, 429):
@@ -344,7 +352,8 @@ class _Calls(Generic[R]):
         return Decision(True, 200, "policy", id=request.get("id"), error=failure.kind, cause=failure)
 
 
-_Answer = tuple[int, Mapping[str, str], bytes]
+_Answer = tuple[int, Mapping[str, str], bytes, Mapping[str, Any]]
+"""Its status, header fields, content, and the JSON object in that."""
 
 
 def _request(
@@ -393,6 +402,13 @@ def _may_have_taken(error: TollgateError) -> bool:
     if isinstance(error, RequestError):
         return error._charged is not False
     return not (isinstance(error, Unavailable) and error.charged is False)
+
+
+def _expect_release(decision: Decision) -> None:
+    """Raises where a failure policy answered a release: Redis was away, and nothing is known to be released."""
+    if decision.by == "policy":
+        why = f"the failure policy of rule {decision.rule} answered, not Redis"
+        raise Unavailable(why, decision.error or "unavailable")
 
 
 def _warn_of_release(error: TollgateError) -> None:
@@ -483,7 +499,9 @@ class _Deadline:
 
 
 class _Reader(io.RawIOBase):
-    """Reads a socket, each time for no longer than what is left of the deadline. http.client takes it for a socket."""
+    """Reads a socket, each time for no longer than what is left of the deadline, and no more once the answer is whole."""
+
+    is_whole = False
 
     def __init__(self, connection: socket.socket, deadline: _Deadline) -> None:
         self._connection = connection
@@ -493,11 +511,20 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if self.is_whole:
+            return 0
         self._connection.settimeout(self._left.left())
         return self._connection.recv_into(buffer)
 
+
+class _Buffered(io.BufferedReader):
+    """http.client takes it for a socket, and for the file of that socket, which it closes before what is left is known."""
+
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
+        return self
+
+    def close(self) -> None:
+        pass
 
 
 class Client(_Calls[Decision]):
@@ -552,15 +579,9 @@ class Client(_Calls[Decision]):
             threading.Thread(target=self._keep, args=(permit, ended), daemon=True).start()
         try:
             yield permit
-        except BaseException:
+        finally:
             ended.set()
-            try:
-                self._give_back(permit)
-            except TollgateError as error:
-                _warn_of_release(error)
-            raise
-        ended.set()
-        self._give_back(permit)
+            self._give_back(permit)
 
     def _cancel(self, by_id: dict[str, Any]) -> None:
         try:
@@ -572,14 +593,14 @@ class Client(_Calls[Decision]):
         if permit._is_held:
             try:
                 self._release(permit._by_id)
-            except Unavailable as failure:
+            except TollgateError as error:
                 # The work is done.
-                _warn_of_release(failure)
+                _warn_of_release(error)
 
     def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
             try:
-                self._send("release", by_id)
+                _expect_release(self._send("release", by_id))
                 return
             except Unavailable:
                 if pause is None:
@@ -591,7 +612,7 @@ class Client(_Calls[Decision]):
         with closing(self._unread_pauses()) as pauses:
             while True:
                 try:
-                    self._send("release", by_id, self._unread_deadline())
+                    _expect_release(self._send("release", by_id, self._unread_deadline()))
                     return
                 except TollgateError as error:
                     pause = next(pauses, None) if isinstance(error, Unavailable) else None
@@ -644,9 +665,17 @@ class Client(_Calls[Decision]):
                 connection.settimeout(deadline.left())
                 connection.sendall(data)
                 is_sent = True
-                response = http.client.HTTPResponse(_Reader(connection, deadline), method="POST")  # type: ignore[arg-type]
+                reader = _Reader(connection, deadline)
+                buffered = _Buffered(reader)
+                response = http.client.HTTPResponse(buffered, method="POST")  # type: ignore[arg-type]
                 response.begin()
+                while response.status < 200:
+                    # It has skipped 100 alone, and begins again only without these.
+                    response.headers = None  # type: ignore[assignment]
+                    response.begin()
                 content = response.read()
+                reader.is_whole = True
+                is_followed = bool(buffered.peek())
             except TimeoutError as error:
                 connection.close()
                 raise Unavailable(_too_slow(deadline.seconds), "deadline", None if is_sent else False) from error
@@ -660,11 +689,12 @@ class Client(_Calls[Decision]):
             except BaseException:
                 connection.close()
                 raise
-            if response.will_close:
+            body = _body(content)
+            if response.will_close or is_followed or not _is_of_service(body):
                 connection.close()
             else:
                 self._keep_connection(connection)
-            return response.status, dict(response.getheaders()), content
+            return response.status, dict(response.getheaders()), content, body
 
     def _connect(self, deadline: _Deadline) -> socket.socket:
         try:
@@ -788,17 +818,10 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         keeper = asyncio.create_task(self._keep(permit)) if permit._pause else None
         try:
             yield permit
-        except BaseException:
+        finally:
             if keeper is not None:
                 keeper.cancel()
-            try:
-                await self._give_back(permit)
-            except TollgateError as error:
-                _warn_of_release(error)
-            raise
-        if keeper is not None:
-            keeper.cancel()
-        await self._give_back(permit)
+            await self._give_back(permit)
 
     def _in_background(self, release: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(release)
@@ -823,9 +846,9 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                 raise
             try:
                 release.result()
-            except Unavailable as failure:
+            except TollgateError as error:
                 # The work is done.
-                _warn_of_release(failure)
+                _warn_of_release(error)
 
     async def _release_after(self, asking: asyncio.Task[Decision], by_id: dict[str, Any]) -> None:
         # If the service took the release first, nothing would be released, and the permit given after that would be kept.
@@ -845,7 +868,7 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
     async def _release(self, by_id: dict[str, Any]) -> None:
         for pause in _RELEASE_PAUSES:
             try:
-                await self._send("release", by_id)
+                _expect_release(await self._send("release", by_id))
                 return
             except Unavailable:
                 if pause is None:
@@ -858,7 +881,7 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             while True:
                 is_last = self._closing.is_set()
                 try:
-                    await self._send("release", by_id, self._unread_deadline())
+                    _expect_release(await self._send("release", by_id, self._unread_deadline()))
                     return
                 except TollgateError as error:
                     pause = next(pauses, None) if isinstance(error, Unavailable) and not is_last else None
@@ -930,6 +953,8 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
             is_open = False
             try:
                 status, headers, content, is_open = await _read(reader)
+                body = _body(content)
+                is_open = is_open and _is_of_service(body)
             except (OSError, EOFError) as error:
                 raise Unavailable(f"the connection broke: {error!r}", "disconnected") from error
             except (ValueError, asyncio.LimitOverrunError, http.client.HTTPException) as error:
@@ -938,11 +963,11 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
                 # Also after a cancellation: the answer to come must not be read as that to another call.
                 if not is_open:
                     writer.close()
-            if len(self._idle) < _IDLE_CONNECTIONS:
+            if is_open and len(self._idle) < _IDLE_CONNECTIONS:
                 self._idle.append((stream, time.monotonic()))
             else:
                 writer.close()
-            return status, headers, content
+            return status, headers, content, body
 
     async def _connect(self) -> _Stream:
         try:
@@ -957,13 +982,25 @@ class AsyncClient(_Calls[Awaitable[Decision]]):
         while self._idle:
             stream, since = self._idle.pop()
             reader, writer = stream
-            is_open = not (writer.transport.is_closing() or reader.at_eof())
+            is_open = not writer.transport.is_closing() and _is_drained(reader)
             if is_open and time.monotonic() - since < _IDLE_SECONDS:
                 # The end of the connection may not have reached the event loop yet.
                 if not _is_readable(writer.get_extra_info("socket").fileno()):
                     return stream
             writer.close()
         return None
+
+
+def _is_drained(reader: asyncio.StreamReader) -> bool:
+    """Whether the event loop has read nothing, not even the end, after the last answer."""
+    reading = reader.read(1)
+    try:
+        reading.send(None)
+    except (StopIteration, OSError):
+        return False
+    # It would wait.
+    reading.close()
+    return True
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str], bytes, bool]:
