@@ -45,8 +45,7 @@ if [ -z "$envoy" ] && [ "$(uname -sm)" = 'Linux x86_64' ]; then
     fi
 fi
 build_tests
-TOLLGATE_SERVE=$PWD/${CARGO_TARGET_DIR:-target}/debug/tollgate-serve
-[ "${CARGO_TARGET_DIR:0:1}" != / ] || TOLLGATE_SERVE=$CARGO_TARGET_DIR/debug/tollgate-serve
+TOLLGATE_SERVE=${CARGO_TARGET_DIR:-$PWD/target}/debug/tollgate-serve
 export TOLLGATE_SERVE TOLLGATE_ENVOY=$envoy
 [ -n "${TOLLGATE_CADDY:-}" ] || ! command -v caddy >/dev/null || TOLLGATE_CADDY=$(command -v caddy)
 export TOLLGATE_CADDY=${TOLLGATE_CADDY:-}

@@ -1,29 +1,32 @@
 //! Envoy's protocol: `envoy.service.ratelimit.v3.RateLimitService`, which Envoy, Istio, Envoy Gateway and others ask.
 
 mod descriptor;
+mod message;
 mod status;
 
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use futures_util::future::try_join_all;
+use axum::extract::State;
+use axum::routing::post;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response};
+use futures_util::future::{BoxFuture, try_join_all};
 use http::{HeaderMap, StatusCode};
 use tollgate::rules::{Attributes, Descriptors, RuleRequest, RuleSet, Verdict};
 use tollgate::{ErrorKind, Operation};
-use tonic::{Request, Response, Status};
+use tonic::server::UnaryService;
+use tonic::{Code, Request, Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthService;
+use tonic_prost::ProstCodec;
 
 use crate::failure::{Failure, is_grpc, refusal};
 use crate::metrics;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
+use crate::warning::warn_seldom;
 use descriptor::{Asked, MOST_DESCRIPTORS, MOST_ENTRIES};
+use message::Received;
 
 /// The most bytes of a request: some hundred descriptors of ten entries fit ten times.
 const MOST_BYTES: usize = 256 << 10;
@@ -32,11 +35,46 @@ impl Service {
     /// The service by Envoy's protocol, and `grpc.health.v1` beside it: for [`listen`](crate::listen), or as routes of a
     /// server of your own that speaks HTTP/2.
     pub fn grpc(&self) -> Router {
-        let server = RateLimitServiceServer::new(self.clone()).max_decoding_message_size(MOST_BYTES);
-        let routes = tonic::service::Routes::new(server).into_axum_router();
+        let routes = Router::new().route(SHOULD_RATE_LIMIT, post(should_rate_limit)).with_state(self.clone());
         // Serving from its start: whether Redis answers is for the policies, and for `/readyz`.
         let health = HealthServer::new(HealthService::from_health_reporter(self.health_reporter()));
         require(self.tokens(), routes).route_service("/grpc.health.v1.Health/{*call}", health).fallback(unknown)
+    }
+}
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+async fn should_rate_limit(
+    State(service): State<Service>,
+    request: axum::extract::Request,
+) -> http::Response<tonic::body::Body> {
+    let codec = ProstCodec::<RateLimitResponse, Received>::default();
+    let mut grpc = tonic::server::Grpc::new(codec).apply_max_message_size_config(Some(MOST_BYTES), None);
+    let began = Instant::now();
+    let response = grpc.unary(ShouldRateLimit(service), request).await;
+    // What can't be read never comes to the service.
+    if let Some(unread) = Status::from_header_map(response.headers()).filter(|status| is_unread(status.code())) {
+        metrics::answered("envoy", Err(&Failure::Request(unread.message().to_owned())), began.elapsed());
+        warn_seldom(|| tracing::warn!(error = unread.message(), "a gateway's request can't be read"));
+    }
+    response
+}
+
+/// Whether this is what reading a request ends with: it is no message, too long, or compressed.
+fn is_unread(code: Code) -> bool {
+    matches!(code, Code::Internal | Code::OutOfRange | Code::Unimplemented)
+}
+
+/// The call, once its message was read.
+struct ShouldRateLimit(Service);
+
+impl UnaryService<Received> for ShouldRateLimit {
+    type Response = RateLimitResponse;
+    type Future = BoxFuture<'static, Result<Response<RateLimitResponse>, Status>>;
+
+    fn call(&mut self, request: Request<Received>) -> Self::Future {
+        let service = self.0.clone();
+        Box::pin(async move { service.should_rate_limit(request.into_inner().into()).await })
     }
 }
 
@@ -51,19 +89,15 @@ async fn unknown(headers: HeaderMap) -> axum::response::Response {
     refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, WHY, ErrorKind::Input.name(), Some(false))
 }
 
-#[tonic::async_trait]
-impl RateLimitService for Service {
-    async fn should_rate_limit(
-        &self,
-        request: Request<RateLimitRequest>,
-    ) -> Result<Response<RateLimitResponse>, Status> {
+impl Service {
+    async fn should_rate_limit(&self, request: RateLimitRequest) -> Result<Response<RateLimitResponse>, Status> {
         let began = Instant::now();
-        let decided = self.decide(&request.into_inner()).await;
+        let decided = self.decide(&request).await;
         let response = decided.map(|(asked, verdicts)| {
             asked.iter().zip(&verdicts).for_each(|(asked, verdict)| metrics::judged(asked.operation, verdict));
             status::response(&asked, &verdicts, self.unmatched(), self.headers())
         });
-        let allowed = response.as_ref().map(|response| response.overall_code() == Code::Ok);
+        let allowed = response.as_ref().map(|response| response.overall_code() == rate_limit_response::Code::Ok);
         metrics::answered("envoy", allowed, began.elapsed());
         Ok(response.map(Response::new)?)
     }

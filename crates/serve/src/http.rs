@@ -9,7 +9,8 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use http::StatusCode;
+use http::header::CONNECTION;
+use http::{HeaderValue, StatusCode};
 use serde::Deserialize;
 use serde_json::{Number, Value};
 use tollgate::rules::{Applies, Attributes, Cost, Effect, Reason, RuleRequest, RuleSet, Verdict};
@@ -82,6 +83,7 @@ impl Service {
             .with_state(self.clone())
             .merge(self.health())
             .layer(axum::middleware::map_response(as_json))
+            .layer(axum::middleware::map_response_with_state(self.clone(), leaving))
     }
 
     /// `/healthz` and `/readyz` alone, which nobody needs a token for.
@@ -190,6 +192,14 @@ impl Service {
         let status = if verdict.allowed && !refused { StatusCode::OK } else { denied() };
         (status, self.headers().of(verdict))
     }
+}
+
+/// Asks those who keep connections to leave, while a service that is to end still serves.
+async fn leaving(State(service): State<Service>, mut response: Response) -> Response {
+    if service.is_ending() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// The attribute that the request lacks, if it is one that the rule takes a cost from.

@@ -36,6 +36,7 @@ mod stream;
 #[cfg(feature = "tls")]
 pub mod tls;
 mod token;
+mod warning;
 
 pub use headers::HeaderFields;
 pub use metrics::describe_metrics;

@@ -354,7 +354,9 @@ async fn remove_unused(path: &Path) -> io::Result<()> {
     if !path.exists() {
         return Ok(());
     }
-    if tokio::net::UnixStream::connect(path).await.is_ok() {
+    // One whose queue is full lives too.
+    let answer = tokio::net::UnixStream::connect(path).await;
+    if !answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this socket"));
     }
     let is_socket = std::os::unix::fs::FileTypeExt::is_socket(&std::fs::symlink_metadata(path)?.file_type());

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use axum::Router;
 use axum::routing::get;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -217,7 +218,31 @@ async fn rules(options: &Options, limiter: &Limiter) -> Result<Arc<dyn RuleSourc
 fn bounds(options: &Options) -> Bounds {
     let mut bounds = Bounds::default();
     bounds.connections = options.connections as usize;
+    if let Some(files) = open_files() {
+        // Clients must leave some to Redis, the database and the file of rules: without them, policies decide.
+        let each = (files.saturating_sub(RESERVED_FILES) / PORTS).max(1);
+        if each < bounds.connections {
+            tracing::warn!(connections = each, "ulimit -n is {files}: each port has fewer connections for it");
+            bounds.connections = each;
+        }
+    }
     bounds
+}
+
+/// Ports that clients connect to.
+const PORTS: usize = 3;
+const RESERVED_FILES: usize = 100;
+
+/// How many files this process may have open, connections among them: as many as it may allow itself.
+fn open_files() -> Option<usize> {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        if setrlimit(Resource::Nofile, raised).is_ok() {
+            limit = raised;
+        }
+    }
+    limit.current.and_then(|files| files.try_into().ok())
 }
 
 /// Collects what the library and the service count.

@@ -1,8 +1,6 @@
 //! Tokens: a request without one of the service's is refused.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -14,6 +12,7 @@ use subtle::ConstantTimeEq;
 
 use crate::failure::{for_grpc, is_grpc, refusal};
 use crate::metrics;
+use crate::warning::warn_seldom;
 
 /// The tokens of those who may ask, sent as `Authorization: Bearer TOKEN`, by gRPC as metadata of that name. Several, so
 /// that one can be replaced while both are in use. None: anybody may ask.
@@ -62,20 +61,12 @@ async fn refuse(State(tokens): State<Tokens>, request: Request, next: Next) -> R
         return next.run(request).await;
     }
     metrics::unauthorized();
-    warn_now_and_then();
+    // A gateway that is refused may let everything pass.
+    warn_seldom(|| tracing::warn!("a request is refused: its token is missing or wrong"));
     const WHY: &str = "the token is missing or wrong: send one of the service's as Authorization: Bearer TOKEN";
     let mut refused = refusal(StatusCode::UNAUTHORIZED, WHY, "unauthorized", Some(false));
     refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     if is_grpc(request.headers()) { for_grpc(refused, tonic::Code::Unauthenticated, WHY) } else { refused }
-}
-
-/// Says so in the log, at most once a second: a gateway that is refused may let everything pass.
-fn warn_now_and_then() {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    if LAST.swap(now, Ordering::Relaxed) != now {
-        tracing::warn!("a request is refused: its token is missing or wrong");
-    }
 }
 
 impl std::fmt::Debug for Tokens {

@@ -58,7 +58,7 @@ impl Connection {
             assert!(count > 0, "the body ends early: {answer:?}");
             read.extend_from_slice(&part[..count]);
         }
-        answer.body = String::from_utf8(read[head + 4..].to_vec()).expect("a body of text");
+        answer.body = String::from_utf8_lossy(&read[head + 4..]).into_owned();
         Some(answer)
     }
 

@@ -20,6 +20,7 @@ use tollgate_testing::redis_server::Server;
 use tonic::transport::Channel;
 use tonic::{Code as Status, Request};
 
+use crate::client::{Connection, post};
 use crate::running::{Running, builder};
 
 const RULES: &str = r#"
@@ -433,5 +434,34 @@ async fn several_descriptors_have_one_deadline() {
     assert!(!over(&ask(client, &all, 0).await), "the policy answers");
     assert!(began.elapsed() < deadline * 2, "{:?}", began.elapsed());
     server.signal("-CONT");
+    running.end().await;
+}
+
+/// As Envoy hands on a header field or a query that a visitor wrote.
+#[tokio::test]
+async fn a_value_that_is_no_text_is_counted_and_a_message_that_is_none_is_told() {
+    let server = Server::start();
+    let rules = "[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"fixed-window 3/30d\"]";
+    let running = Running::start(builder(&server, rules).build()).await;
+    let send = async |message: &[u8]| {
+        let mut connection = Connection::open(&running.grpc).await;
+        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+        let length = 5 + message.len();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/grpc\r\ncontent-length: {length}");
+        let frame = [&[0, 0, 0, 0, u8::try_from(message.len()).expect("short")], message].concat();
+        connection.write(&[format!("{head}\r\n\r\n").as_bytes(), &frame].concat()).await.expect("a request");
+        connection.answer().await.expect("an answer")
+    };
+    let entry = b"\x0a\x04user\x12\x02a\xff";
+    let message = [b"\x0a\x04shop\x12\x0c\x0a\x0a", entry.as_slice()].concat();
+    for _ in 0..2 {
+        // Its status is behind the message.
+        assert_eq!(send(&message).await.field("grpc-status"), None);
+    }
+    let left = post(&running.http, "/v1/peek", &serde_json::json!({ "attributes": { "user": "a%FF" } })).await;
+    assert_eq!(left.json()["remaining"], 1, "{left:?}");
+    let answer = send(b"\x0a\x7fshop").await;
+    assert_eq!((answer.status, answer.field("grpc-status")), (200, Some("13")), "{answer:?}");
     running.end().await;
 }

@@ -78,7 +78,7 @@ async fn a_request_and_its_decision_are_spans_below_the_callers() {
         let below = |span: &&Span| (&span.trace_id, &span.parent_span_id) == (&request.trace_id, &request.span_id);
         spans.iter().find(below).unwrap_or_else(|| panic!("nothing below {request:?}"))
     };
-    let (json, grpc) = (named("/v1/decide"), named("/envoy.service.ratelimit.v3.RateLimitService"));
+    let (json, grpc) = (named("/v1/decide"), named("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"));
     assert_eq!(json.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
     assert_eq!(json.parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
     assert_eq!(grpc.parent_span_id, b"", "it begins a trace");
