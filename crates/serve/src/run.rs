@@ -68,7 +68,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         .build();
 
     let (end, ended) = watch::channel(false);
-    let bounds = bounds(&options);
+    let files = open_files();
     let mut serving = Vec::new();
     #[cfg(feature = "tls")]
     let certificate = match (&options.cert, &options.key) {
@@ -94,7 +94,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
             _ => routes,
         };
         println!("{name} {}", port.address());
-        let mut ended = ended.clone();
+        let (mut ended, bounds) = (ended.clone(), bounds(&options, name, files));
         serving.push(tokio::spawn(port.serve(routes, bounds, async move {
             let _gone = ended.wait_for(|ended| *ended).await;
         })));
@@ -215,22 +215,25 @@ async fn rules(options: &Options, limiter: &Limiter) -> Result<Arc<dyn RuleSourc
     }
 }
 
-fn bounds(options: &Options) -> Bounds {
+/// What clients may take of the port of this name, with so many files for the whole process.
+fn bounds(options: &Options, port: &str, files: Option<usize>) -> Bounds {
     let mut bounds = Bounds::default();
     bounds.connections = options.connections as usize;
-    if let Some(files) = open_files() {
+    if let Some(files) = files {
         // Clients must leave some to Redis, the database and the file of rules: without them, policies decide.
-        let each = (files.saturating_sub(RESERVED_FILES) / PORTS).max(1);
-        if each < bounds.connections {
-            tracing::warn!(connections = each, "ulimit -n is {files}: each port has fewer connections for it");
-            bounds.connections = each;
+        let of_metrics = files / 20;
+        let of_others = (files - of_metrics).saturating_sub(RESERVED_FILES) / 2;
+        let most = if port == "metrics" { of_metrics } else { of_others }.max(1);
+        if most < bounds.connections {
+            bounds.connections = most;
+            if port != "metrics" {
+                tracing::warn!(port, connections = most, "it has fewer connections than --connections, for ulimit -n");
+            }
         }
     }
     bounds
 }
 
-/// Ports that clients connect to.
-const PORTS: usize = 3;
 const RESERVED_FILES: usize = 100;
 
 /// How many files this process may have open, connections among them: as many as it may allow itself.
