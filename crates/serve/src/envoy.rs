@@ -19,11 +19,13 @@ use tonic::{Code, Request, Response, Status};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthService;
 use tonic_prost::ProstCodec;
+use tower::util::MapResponse;
 
 use crate::failure::{Failure, is_grpc, refusal};
 use crate::metrics;
 use crate::service::{Service, Unmatched};
 use crate::token::require;
+use crate::unread::Lasting;
 use crate::warning::warn_seldom;
 use descriptor::{Asked, MOST_DESCRIPTORS, MOST_ENTRIES};
 use message::Received;
@@ -38,7 +40,14 @@ impl Service {
         let routes = Router::new().route(SHOULD_RATE_LIMIT, post(should_rate_limit)).with_state(self.clone());
         // Serving from its start: whether Redis answers is for the policies, and for `/readyz`.
         let health = HealthServer::new(HealthService::from_health_reporter(self.health_reporter()));
-        require(self.tokens(), routes).route_service("/grpc.health.v1.Health/{*call}", health).fallback(unknown)
+        let watch = MapResponse::new(health.clone(), |mut answer: http::Response<tonic::body::Body>| {
+            answer.extensions_mut().insert(Lasting);
+            answer
+        });
+        require(self.tokens(), routes)
+            .route_service("/grpc.health.v1.Health/Watch", watch)
+            .route_service("/grpc.health.v1.Health/{*call}", health)
+            .fallback(unknown)
     }
 }
 

@@ -36,6 +36,7 @@ mod stream;
 #[cfg(feature = "tls")]
 pub mod tls;
 mod token;
+mod unread;
 mod warning;
 
 pub use headers::HeaderFields;

@@ -34,6 +34,7 @@ use crate::metrics;
 use crate::stream::Stream;
 #[cfg(feature = "tls")]
 use crate::tls::Certificate;
+use crate::unread::Unread;
 
 /// Where a port is: `127.0.0.1:8080`, or a socket in the file system, `unix:/run/tollgate.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -204,31 +205,45 @@ impl Port {
                         _ended = ending.changed() => return,
                     },
                 };
+                let unread = Arc::new(Unread::default());
+                let answers = Arc::clone(&unread);
                 // Not as a layer of the routes, which would box each request's future once more.
                 let service = tower::service_fn(move |request: http::Request<Incoming>| {
-                    let mut routes = routes.clone();
+                    let (mut routes, answers) = (routes.clone(), Arc::clone(&answers));
                     async move {
                         let is_grpc = is_grpc(request.headers());
                         let answer = AssertUnwindSafe(routes.call(request.map(Body::new))).catch_unwind();
-                        Ok::<_, Infallible>(match tokio::time::timeout(bounds.request, answer).await {
+                        let answer = match tokio::time::timeout(bounds.request, answer).await {
                             Ok(Ok(Ok(answer))) => answer,
                             // It would take the connection's other requests with it. The panic itself is on stderr.
                             Ok(Err(_)) => unanswered(is_grpc, Unanswered::Panicked),
                             Err(_) => unanswered(is_grpc, Unanswered::Late),
-                        })
+                        };
+                        Ok::<_, Infallible>(answers.count(answer))
                     }
                 });
                 let service = TowerToHyperService::new(service);
                 let (stream, begun) = Watched::of(stream, bounds.request);
                 let connection = server.serve_connection(TokioIo::new(stream), service).into_owned();
                 let mut connection = pin!(watcher.watch(connection));
-                // A client that breaks off has nobody to tell.
-                tokio::select! {
-                    _ended = &mut connection => return,
-                    () = tokio::time::sleep(bounds.head) => {}
-                }
-                if begun.load(Ordering::Relaxed) >= PREFACE {
-                    let _ended = connection.await;
+                let mut head = pin!(tokio::time::sleep(bounds.head));
+                let (mut turns, mut has_begun) = (tokio::time::interval(bounds.request), false);
+                loop {
+                    tokio::select! {
+                        // A client that breaks off has nobody to tell.
+                        _ended = &mut connection => return,
+                        () = &mut head, if !has_begun => {
+                            has_begun = begun.load(Ordering::Relaxed) >= PREFACE;
+                            if !has_begun {
+                                return;
+                            }
+                        }
+                        _ = turns.tick() => {
+                            if unread.is_stuck_after_turn() {
+                                return;
+                            }
+                        }
+                    }
                 }
             });
         }

@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tollgate_serve::listen::{Address, Bounds, Port};
 use tollgate_serve::tls::Certificate;
 use tollgate_testing::certificates::Authority;
 use tollgate_testing::polling::{in_time, wait_until};
 use tollgate_testing::redis_server::Server;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::client::{Connection, send};
 use crate::running::{Running, builder};
@@ -60,6 +63,47 @@ async fn a_client_that_reads_no_answers_loses_its_connection() {
     // Until both ends' buffers are full, and longer.
     assert!(deaf.write(requests.as_bytes()).await.is_err(), "it is closed");
     assert_eq!(send(&running.http, "GET", "/healthz", &[], "").await.status, 200, "its place is free");
+    running.end().await;
+}
+
+/// By HTTP/2, a client grants each answer its room. This one answers pings, and grants none.
+#[tokio::test]
+async fn a_client_that_takes_no_answers_by_http_2_loses_its_connection_and_a_watch_lasts() {
+    let server = Server::start();
+    let bounds =
+        bounds(|bounds| (bounds.head, bounds.request) = (Duration::from_secs(100), Duration::from_millis(300)));
+    let running = Running::bounded(builder(&server, RULES).build(), bounds).await;
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", running.grpc)).expect("an address");
+    let channel = endpoint.connect().await.expect("a connection");
+    let watch = HealthClient::new(channel.clone()).watch(HealthCheckRequest::default()).await;
+    let mut statuses = watch.expect("a watch").into_inner();
+    assert!(in_time(statuses.message()).await.expect("no error").is_some());
+
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        [&[0, 0, u8::try_from(payload.len()).expect("short"), kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    let field = |name: &str, value: &str| {
+        let part = |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
+        [vec![0], part(name), part(value)].concat()
+    };
+    let fields = [(":method", "GET"), (":scheme", "http"), (":path", "/v1/openapi.json"), (":authority", "a")];
+    let request = fields.map(|(name, value)| field(name, value)).concat();
+    let mut client = tokio::net::TcpStream::connect(&running.http).await.expect("a connection");
+    let bytes = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        // The room that each answer is granted at first: none.
+        frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]),
+        frame(1, 5, 1, &request),
+    ];
+    client.write_all(&bytes.concat()).await.expect("a request");
+    let mut read = Vec::new();
+    in_time(client.read_to_end(&mut read)).await.expect("its end");
+    // SETTINGS, the acknowledgement of the client's, the head of the answer; nothing of 30 KiB.
+    assert!(read.len() < 1000, "{}", read.len());
+    let next = tokio::time::timeout(3 * bounds.request, statuses.message()).await;
+    assert!(next.is_err(), "the watch has ended: {next:?}");
+    assert_eq!(send(&running.http, "GET", "/healthz", &[], "").await.status, 200);
+    drop((statuses, channel));
     running.end().await;
 }
 
