@@ -14,6 +14,7 @@
 mod kind;
 
 use std::any::Any;
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -38,6 +39,13 @@ impl fmt::Display for RuleError {
 }
 
 impl std::error::Error for RuleError {}
+
+/// What builds a rule from what can't be wrong, such as a [`Limit`](crate::Limit).
+impl From<Infallible> for RuleError {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
 
 /// A decision that could not be made: something broke. A denial isn't an error, see [`Decision`](crate::Decision).
 ///

@@ -8,7 +8,7 @@
 //!
 //! // Redis::open("redis://127.0.0.1/")? in a service; the embedded engine runs the same scripts without one.
 //! let limiter = Limiter::new(Embedded::new());
-//! let rule = "token-bucket 5/10s".parse::<Rule>()?.named("api")?;
+//! let rule = Rule::new("api", "token-bucket 5/10s")?;
 //!
 //! let decision = limiter.acquire(&rule, "user:42").await?;
 //! assert!(decision.allowed);

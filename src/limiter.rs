@@ -64,7 +64,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Operation, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "token-bucket 10/1m".parse::<Rule>()?.named("api")?;
+    /// let rule = Rule::new("api", "token-bucket 10/1m")?;
     /// for operation in ["acquire", "refund", "peek"] {
     ///     let decision = limiter.call(operation.parse()?, &rule, "user:42").await?;
     ///     println!("{operation}: {} left", decision.remaining);
@@ -109,7 +109,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "token-bucket 10/1m".parse::<Rule>()?.named("api")?;
+    /// let rule = Rule::new("api", "token-bucket 10/1m")?;
     /// let decided = tokio::spawn(limiter.acquire_owned(&rule, "user:42"));
     /// assert!(decided.await??.allowed);
     /// # Ok(())

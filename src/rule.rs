@@ -40,7 +40,7 @@ pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 /// ```
 /// use tollgate::Rule;
 ///
-/// let rule = "token-bucket 100/1s burst 20, fixed-window 10000/1d".parse::<Rule>()?.named("uploads")?;
+/// let rule = Rule::new("uploads", "token-bucket 100/1s burst 20, fixed-window 10000/1d")?;
 /// assert_eq!(rule.name(), Some("uploads"));
 /// assert_eq!(rule.to_string(), "token-bucket 100/1s burst 20, fixed-window 10000/1d");
 /// # Ok::<(), tollgate::RuleError>(())
@@ -48,7 +48,7 @@ pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 // Clones share the fields: each permit has a clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// None for a rule parsed from text, which can't decide yet.
+    /// None for a rule that was parsed by itself, which can't decide yet.
     name: Option<Arc<str>>,
     limits: Arc<[ScopedLimit]>,
     tag: Option<Arc<str>>,
@@ -68,13 +68,31 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule with this name.
+    /// A rule with this name, of a [`Limit`] or of text: one limit, or several separated by commas.
     ///
     /// # Errors
     ///
-    /// A name that isn't 1 to 64 letters, digits, `-`, `_` or `.`.
-    pub fn new(name: &str, limit: Limit) -> Result<Self, RuleError> {
-        Self::unnamed(limit).named(name)
+    /// Text that isn't a limit's, or a name that isn't 1 to 64 letters, digits, `-`, `_` or `.`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{Algorithm, Limit, Rule};
+    ///
+    /// let rule = Rule::new("api", "token-bucket 100/1m")?;
+    /// let limit = Limit::builder(Algorithm::TokenBucket, 100, Duration::from_secs(60)).build()?;
+    /// assert_eq!(Rule::new("api", limit)?, rule);
+    ///
+    /// let from_settings = String::from("token-bucket 100");
+    /// let error = Rule::new("api", &from_settings).unwrap_err();
+    /// assert_eq!(error.to_string(), r#"rate: expected units per period, such as 10/1s, got "100""#);
+    /// # Ok::<(), tollgate::RuleError>(())
+    /// ```
+    pub fn new<L>(name: &str, limits: L) -> Result<Self, RuleError>
+    where
+        L: TryInto<Self>,
+        RuleError: From<L::Error>,
+    {
+        limits.try_into()?.named(name)
     }
 
     fn unnamed(limit: Limit) -> Self {
@@ -140,7 +158,7 @@ impl Rule {
     /// ```
     /// use tollgate::Rule;
     ///
-    /// let user = "token-bucket 10/1s".parse::<Rule>()?.named("api")?;
+    /// let user = Rule::new("api", "token-bucket 10/1s")?;
     /// let rule = user.and_by("org", "fixed-window 1000/1m".parse()?)?;
     /// assert_eq!(rule.limits().nth(1).and_then(|limit| limit.name()), Some("org"));
     /// # Ok::<(), tollgate::RuleError>(())
@@ -192,7 +210,7 @@ impl Rule {
     /// use tollgate::Rule;
     ///
     /// let quarter = Duration::from_secs(15 * 60);
-    /// let rule = "sliding-log 5/15m".parse::<Rule>()?.named("logins")?.block_for(quarter)?;
+    /// let rule = Rule::new("logins", "sliding-log 5/15m")?.block_for(quarter)?;
     /// assert_eq!(rule.blocks_for(), Some(quarter));
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
@@ -223,7 +241,7 @@ impl Rule {
     /// ```
     /// use tollgate::Rule;
     ///
-    /// let rule = "token-bucket 100/1s shards 8".parse::<Rule>()?;
+    /// let rule: Rule = "token-bucket 100/1s shards 8".parse()?;
     /// assert!(rule.clone().cost(12).is_ok());
     /// let error = rule.cost(13).unwrap_err();
     /// let expected = "cost: expected at most 12, the smallest share of token-bucket 100/1s shards 8, got 13";
@@ -488,6 +506,31 @@ impl FromStr for Rule {
         let (first, others) = text.split_once(',').map_or((text, None), |(first, others)| (first, Some(others)));
         let rule = Self::unnamed(limit(first)?);
         others.into_iter().flat_map(|others| others.split(',')).try_fold(rule, |rule, text| rule.and(limit(text)?))
+    }
+}
+
+/// A rule without a name.
+impl From<Limit> for Rule {
+    fn from(limit: Limit) -> Self {
+        Self::unnamed(limit)
+    }
+}
+
+impl TryFrom<&str> for Rule {
+    type Error = RuleError;
+
+    /// As it is [parsed](Rule::from_str).
+    fn try_from(text: &str) -> Result<Self, RuleError> {
+        text.parse()
+    }
+}
+
+impl TryFrom<&String> for Rule {
+    type Error = RuleError;
+
+    /// As it is [parsed](Rule::from_str).
+    fn try_from(text: &String) -> Result<Self, RuleError> {
+        text.parse()
     }
 }
 

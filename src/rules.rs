@@ -175,7 +175,7 @@ impl RuleSet {
     /// use tollgate::Rule;
     /// use tollgate::rules::RuleSet;
     ///
-    /// let rule = "token-bucket 100/1m burst 20".parse::<Rule>()?.named("api")?;
+    /// let rule = Rule::new("api", "token-bucket 100/1m burst 20")?;
     /// let rules = RuleSet::single(&rule, "api_key")?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -22,7 +22,7 @@ pub const NO_OP: &str = "return {1,2,3,4}";
 /// If it can't be parsed.
 #[must_use]
 pub fn rule(text: &str) -> Rule {
-    text.parse::<Rule>().and_then(|rule| rule.named("bench")).unwrap_or_else(|error| panic!("{text}: {error}"))
+    Rule::new("bench", text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 /// A stream of random numbers: xorshift, as cheap as possible, and the same in every run.

@@ -49,8 +49,8 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Request, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let sent = "token-bucket 100/1d".parse::<Rule>()?.named("sent")?;
-    /// let received = "token-bucket 10/1d".parse::<Rule>()?.named("received")?;
+    /// let sent = Rule::new("sent", "token-bucket 100/1d")?;
+    /// let received = Rule::new("received", "token-bucket 10/1d")?;
     /// let transfer = [(&sent, Request::new("ada").cost(20)), (&received, Request::new("bob").cost(20))];
     ///
     /// let decisions = limiter.acquire_all(transfer).await?;

@@ -94,7 +94,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "concurrency 1 ttl 30s".parse::<Rule>()?.named("reports")?;
+    /// let rule = Rule::new("reports", "concurrency 1 ttl 30s")?;
     ///
     /// drop(limiter.hold(&rule, "reports").await?);
     /// limiter.finish().await;

@@ -119,7 +119,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "concurrency 1 ttl 30s".parse::<Rule>()?.named("reports")?;
+    /// let rule = Rule::new("reports", "concurrency 1 ttl 30s")?;
     ///
     /// let permit = limiter.hold(&rule, "reports").await?.into_result()?;
     /// assert!(limiter.hold(&rule, "reports").await?.into_result().is_err());

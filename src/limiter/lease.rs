@@ -107,7 +107,7 @@ impl Limiter {
     /// use tollgate::{DecidedBy, Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "fixed-window 1000/30d".parse::<Rule>()?.named("exports")?;
+    /// let rule = Rule::new("exports", "fixed-window 1000/30d")?;
     /// let four = NonZeroU32::new(4).expect("not zero");
     ///
     /// let lease = limiter.lease(&rule, "everybody", four)?;

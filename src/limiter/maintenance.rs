@@ -100,7 +100,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "token-bucket 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?;
+    /// let rule = Rule::new("api", "token-bucket 10/1s, fixed-window 250/1d")?;
     /// let expected = ["tollgate:{user:42}:api/token-bucket-1s", "tollgate:{user:42}:api/fixed-window-1d"];
     /// assert_eq!(limiter.keys(&rule, "user:42")?, expected);
     /// # Ok(())

@@ -60,7 +60,7 @@ impl Limiter {
     /// use tollgate::{Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "token-bucket 100/1s".parse::<Rule>()?.named("mail")?;
+    /// let rule = Rule::new("mail", "token-bucket 100/1s")?;
     /// let users = vec!["user:1".to_owned(), "user:2".to_owned()];
     ///
     /// let decisions = limiter.acquire_many(&rule, &users).await;

@@ -48,7 +48,7 @@ impl Draws {
 
 /// Of one limit and of several, some of which all users of an organisation share.
 fn rules() -> Vec<Rule> {
-    let of = |text: &str, name: &str| text.parse::<Rule>().and_then(|rule| rule.named(name)).expect("a rule");
+    let of = |text: &str, name: &str| Rule::new(name, text).expect("a rule");
     let shared = |text: &str, name: &str, limit: &str| {
         let rule = of(text, name).tagged("org").and_by("org", limit.parse().expect("a limit"));
         rule.expect("a tag")
@@ -191,7 +191,7 @@ async fn waits_are_exact_up_to_the_largest_numbers_by_the_short_ways_too() {
     ];
     let now = UNIX_EPOCH + Duration::from_micros(1 << 50);
     for (text, taken, cost) in cases {
-        let rule = text.parse::<Rule>().and_then(|rule| rule.named("huge")).expect("a rule");
+        let rule = Rule::new("huge", text).expect("a rule");
         let limiter = Limiter::new(Embedded::with_clock(Clock::new(now)));
         let request = Request::new("key");
         assert!(limiter.acquire(&rule, request.cost(taken)).await.expect("a decision").allowed, "{text}");

@@ -63,7 +63,7 @@ impl Decision {
     /// use tollgate::{Embedded, Limiter, Rule};
     ///
     /// let limiter = Limiter::new(Embedded::new());
-    /// let rule = "token-bucket 6/1m burst 1".parse::<Rule>()?.named("api")?;
+    /// let rule = Rule::new("api", "token-bucket 6/1m burst 1")?;
     ///
     /// limiter.acquire(&rule, "user:42").await?;
     /// let denied = limiter.acquire(&rule, "user:42").await?;

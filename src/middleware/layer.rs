@@ -57,13 +57,16 @@ impl RateLimitLayer {
     /// # use tollgate::Limiter;
     /// # use tollgate::middleware::RateLimitLayer;
     /// # fn layer(limiter: Limiter) -> Result<RateLimitLayer, Box<dyn std::error::Error>> {
-    /// let rules = r#"
+    /// use tollgate::rules::RuleSet;
+    ///
+    /// let rules: RuleSet = r#"
     ///     [[rule]]
     ///     name = "api"
     ///     key = "api_key"
     ///     limits = ["token-bucket 100/1m", { limit = "token-bucket 1000/1m", key = "ip" }]
-    /// "#;
-    /// let layer = RateLimitLayer::new(limiter, rules.parse::<tollgate::rules::RuleSet>()?);
+    /// "#
+    /// .parse()?;
+    /// let layer = RateLimitLayer::new(limiter, rules);
     /// Ok(layer.api_key(HeaderName::from_static("x-api-key")))
     /// # }
     /// ```

@@ -90,7 +90,7 @@ pub(super) const OWN: u64 = 1000;
 
 impl Rules {
     pub(super) fn new() -> Self {
-        let rule = |text: &str, name: &str| text.parse::<Rule>().expect(text).named(name).expect("a name");
+        let rule = |text: &str, name: &str| Rule::new(name, text).expect("a name");
         Self {
             shared: vec![
                 (rule("gcra 5/1s", "gcra"), 5, 5),

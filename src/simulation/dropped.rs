@@ -97,7 +97,7 @@ async fn simulate(seed: u64, outage: &Injection) -> Run {
 }
 
 fn rule(text: &str) -> Rule {
-    text.parse::<Rule>().expect(text).named("dropped").expect("a name")
+    Rule::new("dropped", text).expect("a name")
 }
 
 impl Callers {

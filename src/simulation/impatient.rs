@@ -189,7 +189,7 @@ pub(super) fn crowd(seed: u64) -> Run {
 }
 
 fn rule(text: &str) -> Rule {
-    text.parse::<Rule>().expect(text).named("impatient").expect("a name")
+    Rule::new("impatient", text).expect("a name")
 }
 
 async fn ask_impatiently(limiter: Limiter, asking: Asking, mut chance: Chance, last: Instant) {

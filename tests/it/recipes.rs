@@ -10,14 +10,14 @@ use std::time::Duration;
 use tollgate::{Charged, DecidedBy, Decision, DenialCache, Limit, Limiter, OnError, Redis, Request, Rule};
 
 async fn upload(limiter: &Limiter, user: &str, megabytes: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 100/1m".parse::<Rule>()?.named("uploads")?;
+    let rule = Rule::new("uploads", "token-bucket 100/1m")?;
     limiter.acquire(&rule, Request::new(user).cost(megabytes)).await?.into_result()?;
     println!("uploading {megabytes} MB");
     Ok(())
 }
 
 async fn call(limiter: &Limiter, user: &str, org: &str) -> Result<bool, Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 10/1s, fixed-window 250/1d".parse::<Rule>()?.named("api")?;
+    let rule = Rule::new("api", "token-bucket 10/1s, fixed-window 250/1d")?;
     let rule = rule.and_by("org", "token-bucket 1000/1m".parse()?)?;
 
     let decision = limiter.acquire(&rule, Request::new(user).parts(&[("org", org.as_bytes())])).await?;
@@ -29,7 +29,7 @@ async fn call(limiter: &Limiter, user: &str, org: &str) -> Result<bool, Box<dyn 
 }
 
 async fn report(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let rule = "concurrency 8 ttl 30s".parse::<Rule>()?.named("reports")?;
+    let rule = Rule::new("reports", "concurrency 8 ttl 30s")?;
     let permit = limiter.hold(&rule, customer).await?.into_result()?.renewed();
     println!("working");
     // Given back in the background, and repeatedly while Redis is away: work that is done doesn't fail for it.
@@ -38,7 +38,7 @@ async fn report(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn Error +
 }
 
 async fn report_in_turn(limiter: &Limiter, customer: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let rule = "concurrency 8 ttl 30s".parse::<Rule>()?.named("reports")?;
+    let rule = Rule::new("reports", "concurrency 8 ttl 30s")?;
     // Waits for at most 5 s; renewed for as long as it is held.
     let held = limiter.hold_wait(&rule, customer, Duration::from_secs(5)).await?;
     let permit = held.into_result()?.renewed();
@@ -51,7 +51,7 @@ async fn ask_maps(
     limiter: &Limiter,
     maps: impl Future<Output = Result<String, Duration>>,
 ) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let rule = "concurrency 3 ttl 30s, token-bucket 10/1s burst 1".parse::<Rule>()?.named("maps")?;
+    let rule = Rule::new("maps", "concurrency 3 ttl 30s, token-bucket 10/1s burst 1")?;
     // Waits for its turn for at most 5 s. The permit is given back when it is dropped, whatever happens.
     let _permit = limiter.hold_wait(&rule, "maps", Duration::from_secs(5)).await?.into_result()?.renewed();
     match maps.await {
@@ -65,7 +65,7 @@ async fn ask_maps(
 
 async fn batch(redis: Redis, keys: &[String]) -> Result<usize, Box<dyn Error + Send + Sync>> {
     let limiter = Limiter::builder(redis).denial_cache(DenialCache::new(50_000)).build();
-    let rule = "token-bucket 100/1s burst 20".parse::<Rule>()?.named("api")?;
+    let rule = Rule::new("api", "token-bucket 100/1s burst 20")?;
     let mut allowed = 0;
     for (key, decision) in keys.iter().zip(limiter.acquire_many(&rule, keys).await) {
         let decision = decision?;
@@ -81,7 +81,7 @@ async fn login(
     password_is_right: impl Future<Output = bool>,
 ) -> Result<bool, Box<dyn Error + Send + Sync>> {
     // While Redis is unreachable nobody guesses, whatever the limiter's policy. All spellings count as one account.
-    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("logins")?.on_error(OnError::Closed)?;
+    let rule = Rule::new("logins", "sliding-log 5/15m")?.on_error(OnError::Closed)?;
     let account = &account.trim().to_lowercase();
     // Taken before the password is looked at: of guesses made at once, five get past this line.
     let attempt = limiter.acquire(&rule, account).await?.into_result()?;
@@ -98,8 +98,8 @@ async fn complete(
     estimate: u64,
     model: impl Future<Output = Result<(String, u64), Box<dyn Error + Send + Sync>>>,
 ) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let (requests, tokens): (Limit, Limit) =
-        ("token-bucket 600/1m".parse()?, "token-bucket 100000/1m max-debt 20000".parse()?);
+    let requests: Limit = "token-bucket 600/1m".parse()?;
+    let tokens: Limit = "token-bucket 100000/1m max-debt 20000".parse()?;
     let rule = Rule::new("model", requests.named("requests")?)?.and(tokens.named("tokens")?)?;
     // A completion counts as one request, however many tokens it takes.
     let rule = rule.cost_of("requests", 1)?;
@@ -118,14 +118,14 @@ async fn complete(
 }
 
 async fn send_mail(limiter: &Limiter) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 10/1s burst 0 max-debt 100".parse::<Rule>()?.named("mails")?;
+    let rule = Rule::new("mails", "token-bucket 10/1s burst 0 max-debt 100")?;
     limiter.acquire_wait(&rule, "mailer", Duration::from_secs(5)).await?.into_result()?;
     println!("sending");
     Ok(())
 }
 
 async fn pay(limiter: &Limiter, user: &str, payment: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 10/1s".parse::<Rule>()?.named("payments")?;
+    let rule = Rule::new("payments", "token-bucket 10/1s")?;
     let request = Request::new(user).id(payment);
     Ok(match limiter.acquire(&rule, request).await {
         Err(error) if error.charged() == Charged::Unknown => limiter.acquire(&rule, request).await?,
@@ -135,13 +135,13 @@ async fn pay(limiter: &Limiter, user: &str, payment: &str) -> Result<Decision, B
 
 async fn guess(limiter: &Limiter, account: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
     // Five guesses in fifteen minutes; the sixth shuts the account for an hour.
-    let rule = "sliding-log 5/15m".parse::<Rule>()?.named("guesses")?.on_error(OnError::Closed)?;
+    let rule = Rule::new("guesses", "sliding-log 5/15m")?.on_error(OnError::Closed)?;
     let rule = rule.block_for(Duration::from_secs(3600))?;
     Ok(limiter.acquire(&rule, &account.trim().to_lowercase()).await?)
 }
 
 async fn crawl(limiter: &Limiter, client: &str) -> Result<Decision, Box<dyn Error + Send + Sync>> {
-    let rule = "token-bucket 1/1h".parse::<Rule>()?.named("crawlers")?.count_overage(true);
+    let rule = Rule::new("crawlers", "token-bucket 1/1h")?.count_overage(true);
     let decision = limiter.acquire(&rule, client).await?;
     if decision.overage >= Some(10) {
         limiter.block(&rule, client, Duration::from_secs(600)).await?;
@@ -150,7 +150,7 @@ async fn crawl(limiter: &Limiter, client: &str) -> Result<Decision, Box<dyn Erro
 }
 
 async fn export(limiter: &Limiter, processes: NonZeroU32, rows: u64) -> Result<u64, Box<dyn Error + Send + Sync>> {
-    let rule = "fixed-window 100000/1d".parse::<Rule>()?.named("exports")?;
+    let rule = Rule::new("exports", "fixed-window 100000/1d")?;
     let lease = limiter.lease(&rule, "everybody", processes)?;
     let mut without_a_call = 0;
     for _ in 0..rows {

@@ -105,7 +105,7 @@ fn recorded(work: impl AsyncFnOnce()) -> BTreeMap<String, f64> {
 }
 
 fn rule(text: &str, name: &str) -> Rule {
-    text.parse::<Rule>().expect(text).named(name).expect(name)
+    Rule::new(name, text).expect(name)
 }
 
 const SECRET: &str = "user:alice@example.com";
@@ -380,7 +380,7 @@ fn spans_and_events_report_outcomes_and_never_a_key() {
                 }
             }
             let reader = Redis::open(&server.user("reader", "+@all ~* -evalsha -eval")).expect("an address");
-            let one = "gcra 1/1h".parse::<Rule>().and_then(|rule| rule.named("one")).expect("a rule");
+            let one = Rule::new("one", "gcra 1/1h").expect("a rule");
             let rules = RuleSet::single(&one, "global").expect("a set");
             let service =
                 RateLimitLayer::new(Limiter::new(reader), rules).layer(service_fn(|_: http::Request<()>| async {

@@ -47,7 +47,7 @@ where
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::read();
-    let rule = "token-bucket 1000000/1s burst 1000000".parse::<Rule>()?.named("api")?;
+    let rule = Rule::new("api", "token-bucket 1000000/1s burst 1000000")?;
     let (rules, limiter) = (RuleSet::single(&rule, "api_key")?, Limiter::new(Embedded::new()));
     let by_host = RuleSet::single(&rule.clone().named("hosts")?, "host")?;
     let layer = RateLimitLayer::new(limiter.clone(), rules.clone()).api_key(HeaderName::from_static("x-api-key"));

@@ -71,7 +71,7 @@ impl Reset {
         let limiter = limiter.to_builder().prefix(self.place.prefix())?.build();
         // Check all names before any key is removed.
         for name in &names {
-            "gcra 1/1s".parse::<Rule>()?.named(name)?;
+            Rule::new(name, "gcra 1/1s")?;
         }
         for name in &names {
             let report = Report { rule: name, forgotten: forget(&limiter, name).await? };

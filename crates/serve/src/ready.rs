@@ -36,7 +36,7 @@ impl Service {
     /// Why it doesn't.
     #[doc(hidden)]
     pub async fn redis(&self) -> Result<(), Error> {
-        let rule = "fixed-window 1000000000/1s".parse::<Rule>().and_then(|rule| rule.named("tollgate-serve-ready"));
+        let rule = Rule::new("tollgate-serve-ready", "fixed-window 1000000000/1s");
         let rule = rule.and_then(|rule| rule.on_error(OnError::Closed)).expect("a good rule");
         // A connection that is still being made is no outage, however short the time for a decision.
         let request = Request::new("ready").deadline(Duration::from_secs(1));

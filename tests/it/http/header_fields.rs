@@ -7,7 +7,7 @@ use tollgate::middleware::HeaderStyle;
 use tollgate::{Clock, Decision, Embedded, Limit, Limiter, Request, Rule};
 
 fn rule(text: &str) -> Rule {
-    text.parse::<Rule>().expect(text).named("api").expect("a name")
+    Rule::new("api", text).expect("a name")
 }
 
 /// The members of a list: a string each, with parameters.
@@ -108,8 +108,7 @@ async fn waits_are_whole_seconds_rounded_up_and_at_least_one() {
 
 #[tokio::test]
 async fn several_limits_are_named_in_the_new_fields_and_the_scarcest_in_the_old_ones() {
-    let both =
-        "gcra 10/1s, fixed-window 3/1h start first-hit".parse::<Rule>().expect("a rule").named("api").expect("a name");
+    let both = Rule::new("api", "gcra 10/1s, fixed-window 3/1h start first-hit").expect("a name");
     let decision = taken(&both, 1).await;
     let names = |field: &str| items(field).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     for name in ["ratelimit-policy", "ratelimit"] {
@@ -158,7 +157,7 @@ async fn a_request_denied_for_lack_of_a_permit_may_retry_after_a_second() {
         ("concurrency 1 ttl 1h, token-bucket 9/1m", "1"),
         ("concurrency 9 ttl 1h, token-bucket 1/1m", "60"),
     ] {
-        let rule = text.parse::<Rule>().expect(text).named(&format!("r{}", text.len())).expect("a name");
+        let rule = Rule::new(&format!("r{}", text.len()), text).expect(text);
         let held = limiter.hold(&rule, text).await.expect("an answer");
         let denied = limiter.hold(&rule, text).await.expect("an answer").decision;
         assert_eq!(field(&denied, "retry-after").as_deref(), Some(expected), "{text}");

@@ -231,7 +231,7 @@ async fn of_a_rule_with_permits_the_other_limits_are_settled() {
 async fn permits_dropped_during_a_short_redis_outage_are_given_back() {
     let mut server = Server::start();
     let limiter = redis_limiter(&server);
-    let rule = "concurrency 500 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let rule = Rule::new("jobs", "concurrency 500 ttl 1h").expect("a rule");
     let mut permits = Vec::new();
     for _ in 0..200 {
         permits.push(limiter.hold(&rule, "key").await.expect("an answer").permit.expect("a permit"));
@@ -252,7 +252,7 @@ fn permits_are_given_back_by_whichever_runtime_lives() {
     let lives = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let server = Server::start();
     let limiter = patient(&server.tcp_url());
-    let rule = "concurrency 9 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let rule = Rule::new("jobs", "concurrency 9 ttl 1h").expect("a rule");
     let hold = async || limiter.hold(&rule, "key").await.expect("an answer").permit.expect("a permit");
     let left = || {
         lives.block_on(async {
@@ -282,7 +282,7 @@ async fn by_an_id_of_the_callers_a_permit_is_given_back_once() {
     let limiter = Limiter::builder(Redis::open(&server.tcp_url()).expect("an address"))
         .deadline(Duration::from_millis(150))
         .build();
-    let rule = "concurrency 1 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let rule = Rule::new("jobs", "concurrency 1 ttl 1h").expect("a rule");
     let request = tollgate::Request::new("key").id("job-7");
     // On a busy machine a call may miss its short deadline.
     let first = wait_for_value(async || limiter.hold(&rule, request).await.ok()?.permit).await;
@@ -423,7 +423,7 @@ async fn a_permit_is_given_back_after_the_longest_hold_of_its_rule() {
 #[tokio::test(start_paused = true)]
 async fn a_permit_whose_longest_hold_is_over_is_given_back_once() {
     let limiter = Limiter::new(Embedded::with_clock(Clock::new(UNIX_EPOCH)));
-    let rule = "concurrency 1 ttl 1h".parse::<Rule>().and_then(|rule| rule.named("jobs")).expect("a rule");
+    let rule = Rule::new("jobs", "concurrency 1 ttl 1h").expect("a rule");
     let rule = rule.max_hold(Duration::from_secs(60)).expect("a time");
     let request = tollgate::Request::new("key").id("job-7");
     let hold = async || limiter.hold(&rule, request).await.expect("an answer").permit.expect("a permit");

@@ -246,7 +246,7 @@ fn away() -> Limiter {
 
 #[tokio::test]
 async fn a_closed_policy_is_a_503_and_an_open_one_invents_nothing() {
-    let rule = "gcra 5/1s".parse::<Rule>().expect("a rule").named("api").expect("a name");
+    let rule = Rule::new("api", "gcra 5/1s").expect("a name");
     let rules = RuleSet::single(&rule, "global").expect("a set");
     let layer = RateLimitLayer::new(away(), rules.clone());
     let closed = ask(&layer, get("/", &[])).await;

@@ -345,7 +345,7 @@ async fn what_a_user_may_not_delete_is_given_back_no_more_than_once_by_a_cluster
 
 /// A rule with keys of its own.
 fn own(text: &str, name: &str) -> Rule {
-    text.parse::<Rule>().and_then(|rule| rule.named(name)).expect("a rule")
+    Rule::new(name, text).expect("a rule")
 }
 
 fn forget(server: &Server) {

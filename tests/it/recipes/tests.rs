@@ -31,7 +31,7 @@ fn away(on_error: OnError) -> Limiter {
 }
 
 async fn left(limiter: &Limiter, text: &str, name: &str, key: &str) -> u64 {
-    let rule = text.parse::<Rule>().and_then(|rule| rule.named(name)).expect("a rule");
+    let rule = Rule::new(name, text).expect("a rule");
     limiter.peek(&rule, key).await.expect("a decision").remaining
 }
 
@@ -117,7 +117,7 @@ async fn of_200_guesses_at_once_by_two_processes_five_are_looked_at() {
 }
 
 fn rule_of_logins() -> Rule {
-    "sliding-log 5/15m".parse::<Rule>().and_then(|rule| rule.named("logins")).expect("a rule")
+    Rule::new("logins", "sliding-log 5/15m").expect("a rule")
 }
 
 #[tokio::test]
@@ -324,7 +324,7 @@ async fn an_export_is_paid_here_once_the_limit_is_hot_and_returns_the_rest() {
     assert!(exports.iter().all(Result::is_ok), "admitted");
     let text = "fixed-window 100000/1d";
     assert_eq!(left(&limiter, text, "exports", "everybody").await, 99_200);
-    let rule = text.parse::<Rule>().and_then(|rule| rule.named("exports")).expect("a rule");
+    let rule = Rule::new("exports", text).expect("a rule");
     limiter.penalty(&rule, tollgate::Request::new("everybody").cost(70_000)).await.expect("taken");
     assert!(export(&limiter, ONE, 2000).await.expect("admitted") > 1000, "the limit is hot");
     assert_eq!(left(&limiter, text, "exports", "everybody").await, 27_200, "what was unused went back");

@@ -7,7 +7,7 @@ use tollgate::{Algorithm, Limit, Request, Rule};
 
 /// These limits under the name `test`.
 pub fn rule(text: &str) -> Rule {
-    text.parse::<Rule>().and_then(|rule| rule.named("test")).unwrap_or_else(|error| panic!("{text}: {error}"))
+    Rule::new("test", text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
 /// A set of rules as a file has it.

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     fn rule(text: &str) -> Rule {
-        text.parse::<Rule>().and_then(|rule| rule.named("api")).expect("a rule")
+        Rule::new("api", text).expect("a rule")
     }
 
     /// The names that the library itself gives to this request's keys, as parsed here.

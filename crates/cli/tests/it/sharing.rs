@@ -22,7 +22,7 @@ fn page() -> String {
 }
 
 fn rule(text: &str) -> Rule {
-    text.parse::<Rule>().expect("a rule").named("api").expect("a name")
+    Rule::new("api", text).expect("a name")
 }
 
 /// What the page's functions return for each of these calls, which are written in Python.

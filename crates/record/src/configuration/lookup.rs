@@ -103,7 +103,7 @@ struct UnderWay {
 
 impl Keys {
     pub(crate) fn new(postgres: &Postgres, cache: &Cache, limiter: &Limiter, connected: &Arc<AtomicBool>) -> Arc<Self> {
-        let rule = LOOK_UPS.parse::<Rule>().and_then(|rule| rule.named(LOOK_UPS_NAME)?.on_error(OnError::Closed));
+        let rule = Rule::new(LOOK_UPS_NAME, LOOK_UPS).and_then(|rule| rule.on_error(OnError::Closed));
         Arc::new(Self {
             checksums: ArcSwapOption::empty(),
             ids: Arc::default(),

@@ -45,7 +45,7 @@ async fn hello(request: HttpRequest, limits: web::Data<Limits>) -> HttpResponse 
 
 #[actix_web::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let rule = "token-bucket 60/1m burst 5".parse::<Rule>()?.named("hello")?;
+    let rule = Rule::new("hello", "token-bucket 60/1m burst 5")?;
     let limits = web::Data::new(Limits { limiter: Limiter::new(engine()?), rules: RuleSet::single(&rule, "ip")? });
     let server = HttpServer::new(move || App::new().app_data(limits.clone()).service(hello));
     let server = server.workers(2).bind(address("127.0.0.1:3001"))?;

@@ -17,7 +17,7 @@ use tower::{Layer, Service, ServiceExt};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let target = std::env::var("TARGET").unwrap_or_else(|_| "http://127.0.0.1:3000/".to_owned());
-    let rule = "token-bucket 5/1s burst 1 max-debt 100".parse::<Rule>()?.named("their-api")?;
+    let rule = Rule::new("their-api", "token-bucket 5/1s burst 1 max-debt 100")?;
     let layer = RateLimitLayer::new(Limiter::new(engine()?), RuleSet::single(&rule, "global")?)
         .for_outgoing()
         .wait(Duration::from_secs(30))

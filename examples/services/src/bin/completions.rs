@@ -36,13 +36,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let limiter = Limiter::builder(engine()?).on_error(OnError::Open).build();
     // In a service, keys are checked first, as by ApiKeyLayer: whoever invents one for each request has no limit.
-    let rule = "token-bucket 100/1m burst 20, concurrency 8 ttl 1m".parse::<Rule>()?.named("requests")?;
+    let rule = Rule::new("requests", "token-bucket 100/1m burst 20, concurrency 8 ttl 1m")?;
     let requests = RateLimitLayer::new(limiter.clone(), RuleSet::single(&rule, "api_key")?).bearer_key();
     // In a service, the organisation comes from authentication: see RateLimitLayer::attribute.
-    let model = RateLimitLayer::new(limiter.clone(), MODEL.parse::<RuleSet>()?);
+    let rules: RuleSet = MODEL.parse()?;
+    let model = RateLimitLayer::new(limiter.clone(), rules);
     let model = model.header("org", HeaderName::from_static("x-org")).settle();
-    let logins =
-        Rule::new("logins", "sliding-log 5/15m".parse()?)?.on_error(OnError::Local { processes: 2.try_into()? })?;
+    let logins = Rule::new("logins", "sliding-log 5/15m")?.on_error(OnError::Local { processes: 2.try_into()? })?;
 
     let app = Router::new()
         .route("/completions", post(complete).layer(model))

@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     {
         return calls(server).await;
     }
-    let rule = "token-bucket 60/1m burst 5".parse::<Rule>()?.named("health")?;
+    let rule = Rule::new("health", "token-bucket 60/1m burst 5")?;
     let layer = RateLimitLayer::new(Limiter::new(engine()?), RuleSet::single(&rule, "ip")?)
         .peer(|request| request.extensions.get::<TcpConnectInfo>()?.remote_addr().map(|address| address.ip()));
 

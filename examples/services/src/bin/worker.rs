@@ -12,7 +12,7 @@ use tollgate_examples::engine;
 async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = Limiter::new(engine()?);
     // With `max-debt`, workers queue by reservation; without it, whoever retries first is served.
-    let rule = "token-bucket 5/1s burst 1 max-debt 100".parse::<Rule>()?.named("jobs")?;
+    let rule = Rule::new("jobs", "token-bucket 5/1s burst 1 max-debt 100")?;
     let began = Instant::now();
     for job in 0..10 {
         // A job isn't lost because Redis was unreachable for a while: it asks for its turn again.

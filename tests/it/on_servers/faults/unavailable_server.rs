@@ -154,7 +154,7 @@ async fn a_cost_above_the_local_share_but_within_the_rule_is_the_error() {
     // A share of nothing.
     let many = OnError::Local { processes: NonZeroU32::new(200).expect("some") };
     let limiter = limiter.to_builder().on_error(many).build();
-    let rule = "gcra 100/1s".parse::<Rule>().expect("a rule").named("test").expect("a name");
+    let rule = Rule::new("test", "gcra 100/1s").expect("a name");
     let error = in_time(limiter.acquire(&rule, "key")).await.expect_err("no share");
     assert!(
         error

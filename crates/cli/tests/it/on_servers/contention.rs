@@ -59,7 +59,7 @@ fn probe(server: &Server, rule: &str, count: usize) -> tokio::task::JoinHandle<u
 
 /// As the tool names a rule that has no name, so that both count on one key.
 fn tools_rule(text: &str) -> Rule {
-    text.parse::<Rule>().and_then(|rule| rule.named("cli")).expect("a rule")
+    Rule::new("cli", text).expect("a rule")
 }
 
 /// Takes single units so many times; how often it was allowed.

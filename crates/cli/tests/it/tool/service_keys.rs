@@ -19,7 +19,7 @@ fn keys(server: &Server) -> Vec<String> {
 async fn service(server: &Server) -> (Limiter, Rule) {
     let redis = Redis::open(&server.url()).expect("a good address");
     let limiter = Limiter::builder(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE).build();
-    let rule = "token-bucket 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name").tagged("org");
+    let rule = Rule::new("api", "token-bucket 10/1d").expect("a name").tagged("org");
     let orgs = "fixed-window 1000/1d".parse::<Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
     let rule = rule.and_by("org", orgs).expect("a rule");
     let request = Request::new("user:42").parts(&[("org", b"acme")]).cost(3);
@@ -65,7 +65,7 @@ async fn a_services_hashed_keys_are_reached_by_its_secret() {
     let url = server.url();
     let redis = Redis::open(&url).expect("a good address");
     let secret = KeySecret::new(SECRET).expect("a secret");
-    let rule = "token-bucket 10/1d".parse::<Rule>().expect("a rule").named("api").expect("a name");
+    let rule = Rule::new("api", "token-bucket 10/1d").expect("a name");
     Limiter::builder(redis)
         .deadline(PATIENCE)
         .key_secret(&secret)

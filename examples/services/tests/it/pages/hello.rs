@@ -7,7 +7,7 @@ use tollgate::{Limiter, Redis, Rule, middleware::RateLimitLayer, rules::RuleSet}
 
 pub(super) async fn main(redis: &str, listen: &str) -> Result<(), Box<dyn std::error::Error>> {
     let limiter = Limiter::new(Redis::open(redis)?);
-    let rule = "token-bucket 100/1m burst 20".parse::<Rule>()?.named("api")?;
+    let rule = Rule::new("api", "token-bucket 100/1m burst 20")?;
     let layer = RateLimitLayer::new(limiter, RuleSet::single(&rule, "ip")?);
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(layer);
 
