@@ -21,7 +21,7 @@ trap 'rm -rf "$work"' EXIT
 printf '#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc "$@"\n' >"$work/rustdoc"
 chmod +x "$work/rustdoc"
 RUSTDOC=$work/rustdoc RUSTDOCFLAGS='-Z unstable-options --output-format json' \
-    cargo doc --quiet --no-deps --all-features --lib -p tollgate -p tollgate-record -p tollgate-serve
+    cargo doc --quiet --no-deps --all-features --lib -p tollgate -p tollgate-record -p tollgate-cli -p tollgate-serve
 cargo build --quiet -p tollgate-public-api
 
 target=${CARGO_TARGET_DIR:-target} result=0
