@@ -30,6 +30,7 @@ use crate::telemetry;
 /// The result of [`Limiter::hold`]: a permit, or the state without one.
 #[derive(Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct HoldDecision {
     /// The decision.
     pub decision: Decision,
@@ -102,9 +103,8 @@ impl Limiter {
     /// runtime that has begun the release is blocked, the hold ends by its deadline with an error. A release by such an
     /// id is sent once: if its future is dropped, or its answer lost, the permits may stay until they expire.
     ///
-    /// A call that reaches Redis after its caller gave up, since a connection failed or Redis didn't have the script yet,
-    /// may hold a permit until it expires. While Redis is
-    /// unreachable, a policy that is [open](crate::OnError::Open) gives a permit that limits nobody.
+    /// A call that reaches Redis after its caller gave up, since a connection failed, may hold a permit until it expires.
+    /// While Redis is unreachable, a policy that is [open](crate::OnError::Open) gives a permit that limits nobody.
     ///
     /// To poll its future by reference, as in a `select!` in a loop, pin it first (`tokio::pin!`).
     ///

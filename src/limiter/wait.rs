@@ -26,8 +26,8 @@ impl Limiter {
     /// call is denied at once, with the wait in `retry_after`. It doesn't wait for Redis: while that is unreachable,
     /// the error or the policy answers.
     ///
-    /// If every limit of the rule supports reservations (a token bucket or fixed window with a `max-debt`), callers are
-    /// served in order of arrival, except those that arrived while the key was blocked. That takes one round trip, and
+    /// If every limit of the rule has a `max-debt` (only token buckets and fixed windows that aren't calendar windows can),
+    /// callers are served in order of arrival, except those that arrived while the key was blocked. That takes one round trip, and
     /// one more after each block. Callers whose wait would be too long reserve nothing. When one gives up, those behind
     /// it in this process move up at once, one by one as the limit refills. When a caller of another process gives up,
     /// those waiting here notice it by asking Redis what is still owed, 0.1, 0.3, 0.7, 1.5 seconds and so on into the
@@ -122,7 +122,7 @@ impl Limiter {
     ) -> Result<Decision, Error> {
         let runtime = runtime::with_timers()?;
         let until = Instant::now() + max_wait.min(LONGEST_WAIT);
-        let mut reservation = Reservation { limiter: self, rule, request: asked, due: until, kept: false, runtime };
+        let mut reservation = Reservation { limiter: self, rule, request: asked, due: None, kept: false, runtime };
         let mut decision = match self.decide(rule, asked.within(max_wait), Operation::Reserve).uncounted().await {
             Ok(decision) => decision,
             Err(error) => {
@@ -138,7 +138,7 @@ impl Limiter {
             return Ok(decision);
         };
         if !wait.is_zero() {
-            reservation.due = Instant::now() + wait;
+            reservation.due = Some(Instant::now() + wait);
             let waited = self.until_turn(rule, &asked, &decision).await;
             waited.map_err(Error::after_charging)?;
             decision.waited();
@@ -210,8 +210,8 @@ struct Reservation<'a> {
     limiter: &'a Limiter,
     rule: &'a Rule,
     request: Request<'a>,
-    /// Its turn, or the latest that it can be: from then on nothing of it is owed.
-    due: Instant,
+    /// Its turn, once that is known: from then on nothing of it is owed.
+    due: Option<Instant>,
     kept: bool,
     /// The runtime that cancels it, if it is dropped outside one.
     runtime: Handle,
@@ -219,11 +219,10 @@ struct Reservation<'a> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let due = self.due;
-        if self.kept || due <= Instant::now() {
+        if self.kept || self.due.is_some_and(|due| due <= Instant::now()) {
             return;
         }
         let call = Call { rule: self.rule, request: &self.request, operation: Operation::Cancel };
-        self.limiter.call_later(&self.runtime, call, Some(due));
+        self.limiter.call_later(&self.runtime, call, self.due);
     }
 }

@@ -52,7 +52,8 @@ impl Redis {
         // the next one. The caller may be polled on another runtime than the one that the connection is for.
         let (this, of_task) = (self.clone(), Arc::clone(per_runtime));
         let connect = per_runtime.runtime.spawn(async move {
-            let made = this.make_at_last(&of_task).await;
+            // Callers from now on needn't wait for an attempt that takes long.
+            let made = this.make_at_last(|late| of_task.report_away(late)).await;
             match &made {
                 Ok(connection) => {
                     of_task.set_connection(connection.clone());
@@ -77,7 +78,7 @@ impl Redis {
         held.due_again_after(LONGEST_CONNECT);
         let (this, per_runtime, held) = (self.clone(), Arc::clone(per_runtime), held.clone());
         per_runtime.runtime.clone().spawn(async move {
-            match timeout(LONGEST_CONNECT, this.connect()).await {
+            match timeout(LONGEST_CONNECT, this.make_at_last(|_| ())).await {
                 Ok(Ok(connection)) => per_runtime.replace(&held, connection),
                 _ => held.due_again_after(RENEW_AGAIN),
             }
@@ -85,8 +86,8 @@ impl Redis {
     }
 
     /// The first of several attempts to succeed. Another starts every half a second meanwhile: one attempt may never be
-    /// answered, and the next immediately.
-    async fn make_at_last(&self, per_runtime: &PerRuntime) -> Result<Connection, Error> {
+    /// answered, and the next immediately. `slow` hears of it when they take long.
+    async fn make_at_last(&self, slow: impl Fn(&Error)) -> Result<Connection, Error> {
         let late = |after| Error::deadline(after, false).at_connecting();
         let (began, mut failed) = (Instant::now(), None);
         let mut next = began + AGAIN;
@@ -108,8 +109,7 @@ impl Redis {
                 }
                 Err(_) => {
                     if began.elapsed() >= SLOW_CONNECT {
-                        // Callers from now on needn't wait for it.
-                        per_runtime.report_away(&late(SLOW_CONNECT));
+                        slow(&late(SLOW_CONNECT));
                     }
                     next += AGAIN;
                     attempts.push(self.connect());

@@ -129,7 +129,9 @@ impl Redis {
                 telemetry::sent_together(|| calls.iter().map(|call| call.key_count()).sum());
                 let confirm_by = calls.iter().any(|call| call.takes()).then_some(in_flight.last);
                 let options = CallOptions { asking: Asking::No, confirm_by };
-                Some((numbers, self.exchange(per_runtime, &connection, &calls, options, &retries).await))
+                let is_awaited = |at: usize| in_flight.is_awaited(numbers[at]);
+                let outcomes = self.exchange(per_runtime, &connection, &calls, options, &retries, is_awaited).await;
+                Some((numbers, outcomes))
             };
             // The first time, the dispatch that calls this writes in order.
             let exchanged = match is_again {

@@ -107,7 +107,7 @@ impl Redis {
                 until.check()?;
                 stage = Stage::Sent;
                 let calls = std::slice::from_ref(&call);
-                let sending = self.exchange(per_runtime, &connection, calls, options, &retries);
+                let sending = self.exchange(per_runtime, &connection, calls, options, &retries, |_| true);
                 let mut outcomes = per_runtime.writing.in_order(sending).await;
                 stage = match outcomes.pop() {
                     Some(Outcome::Answered(answer)) => return answer,
@@ -124,7 +124,8 @@ impl Redis {
     }
 
     /// Sends these calls once, and again those whose script the server doesn't have: one of them by its text, and, once
-    /// that is on its way, the others by its digest.
+    /// that is on its way, the others by its digest. Of calls for which nobody, or not everybody, waits any more, what is
+    /// to be sent again is up to the caller: it may have been given back already.
     pub(super) async fn exchange(
         &self,
         per_runtime: &Arc<PerRuntime>,
@@ -132,6 +133,7 @@ impl Redis {
         calls: &[ScriptCall<'_>],
         options: CallOptions,
         retries: &Retries,
+        is_awaited: impl Fn(usize) -> bool,
     ) -> Vec<Outcome> {
         let mut outcomes: Vec<_> = calls.iter().map(|_| Outcome::Unsent).collect();
         let mut asked: Vec<_> = (0..calls.len()).map(|at| (at, Eval::ByDigest)).collect();
@@ -158,10 +160,13 @@ impl Redis {
                 let call = calls[at];
                 let answer = match answer {
                     Err(error) if eval == Eval::ByDigest && is_noscript(&error) => {
-                        let script = call.script();
-                        let again = if further > 1 { connection.texts().again(script, texts) } else { Eval::ByText };
-                        missing.push((at, again));
                         answered = true;
+                        if is_awaited(at) {
+                            let script = call.script();
+                            let again =
+                                if further > 1 { connection.texts().again(script, texts) } else { Eval::ByText };
+                            missing.push((at, again));
+                        }
                         continue;
                     }
                     Err(error) => {

@@ -7,11 +7,13 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionAddr, RedisError, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::AbortHandle;
+use tokio::time::{Sleep, sleep};
 
 use super::address::Endpoint;
 use super::connect::Stream;
@@ -20,6 +22,9 @@ use crate::lock::Lock;
 
 /// How much of a first line is kept.
 const LONGEST_LINE: usize = 128;
+
+/// How long a first line is waited for once nothing can be written.
+const LAST_LINE: Duration = Duration::from_millis(100);
 
 /// A connection, and what is known about its bytes.
 pub(super) struct Opened {
@@ -50,7 +55,7 @@ struct Counted {
     /// Whether the first line has been read.
     heard: bool,
     /// Why nothing can be written, until the first line is read.
-    failed: Option<io::Error>,
+    failed: Option<(io::Error, Pin<Box<Sleep>>)>,
     traffic: Arc<Lock<Traffic>>,
 }
 
@@ -137,7 +142,7 @@ impl Counted {
     }
 
     /// Writes unless closed, and counts. After an error nobody reads any more, but a server that refuses a connection
-    /// says why before it closes it: so the first line is read before the error is returned.
+    /// says why before it closes it: so the first line is read before the error is returned, if it comes soon.
     fn write(
         &mut self,
         cx: &mut Context<'_>,
@@ -154,12 +159,18 @@ impl Counted {
                     return Poll::Ready(Ok(count));
                 }
                 Err(error) if self.heard => return Poll::Ready(Err(error)),
-                Err(error) => self.failed = Some(error),
+                Err(error) => self.failed = Some((error, Box::pin(sleep(LAST_LINE)))),
             }
         }
+        let Some((error, mut patience)) = self.failed.take() else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
         let mut said = [0; LONGEST_LINE];
-        let _ = ready!(self.read(cx, &mut ReadBuf::new(&mut said)));
-        Poll::Ready(Err(self.failed.take().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into())))
+        if self.read(cx, &mut ReadBuf::new(&mut said)).is_pending() && patience.as_mut().poll(cx).is_pending() {
+            self.failed = Some((error, patience));
+            return Poll::Pending;
+        }
+        Poll::Ready(Err(error))
     }
 }
 

@@ -31,7 +31,7 @@ use tollgate_testing::polling::{
     PATIENCE, in_time, is_pending, once_sent, turns_of_others, wait_for_value, wait_until,
 };
 use tollgate_testing::proxy::Proxy;
-use tollgate_testing::redis_server::{Server, free_port};
+use tollgate_testing::redis_server::{Server, free_port, run_command};
 
 /// The classes of errors that a call may end with while its server is unreachable.
 const OUTAGES: [&str; 4] = ["unreachable", "disconnected", "deadline", "not-now"];

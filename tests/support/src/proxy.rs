@@ -22,6 +22,9 @@ struct Ways {
     swallows: AtomicBool,
     /// The same for the connections that were accepted before this one.
     swallowed: AtomicU64,
+    /// Reads of replies that pass before others wait, and how many wait now.
+    passing: AtomicU64,
+    held: AtomicU64,
     /// How long each reply is held up, in milliseconds.
     delay: AtomicU64,
     /// Bytes of replies that pass before a connection is closed.
@@ -43,6 +46,8 @@ impl Proxy {
             to: AtomicU16::new(port),
             swallows: AtomicBool::new(false),
             swallowed: AtomicU64::new(0),
+            passing: AtomicU64::new(u64::MAX),
+            held: AtomicU64::new(0),
             delay: AtomicU64::new(0),
             replies_left: AtomicU64::new(u64::MAX),
             answered: AtomicU64::new(u64::MAX),
@@ -79,6 +84,16 @@ impl Proxy {
     /// The connections that there are, and no others.
     pub fn swallow_those_there(&self) {
         self.ways.swallowed.store(self.accepted(), Ordering::Relaxed);
+    }
+
+    /// After so many reads of replies, others wait until more may pass.
+    pub fn pass_replies(&self, count: u64) {
+        self.ways.passing.store(count, Ordering::Relaxed);
+    }
+
+    /// How many replies wait now, one of each connection at most.
+    pub fn held_replies(&self) -> u64 {
+        self.ways.held.load(Ordering::Relaxed)
     }
 
     pub fn delay(&self, by: Duration) {
@@ -125,6 +140,11 @@ impl Ways {
         }
     }
 
+    fn may_pass(&self) -> bool {
+        let one_less = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
+        self.passing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    }
+
     fn swallow(&self, number: u64) -> bool {
         self.swallows.load(Ordering::Relaxed) || number < self.swallowed.load(Ordering::Relaxed)
     }
@@ -154,6 +174,11 @@ async fn forward(client: TcpStream, number: u64, ways: Arc<Ways>) {
                 continue;
             }
             tokio::time::sleep(Duration::from_millis(ways.delay.load(Ordering::Relaxed))).await;
+            ways.held.fetch_add(1, Ordering::Relaxed);
+            while !ways.may_pass() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            ways.held.fetch_sub(1, Ordering::Relaxed);
             let wanted = count as u64;
             let left = ways.replies_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
                 (left < u64::MAX).then(|| left.saturating_sub(wanted))

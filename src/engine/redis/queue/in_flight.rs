@@ -150,6 +150,17 @@ impl InFlight<'_> {
         woken.into_iter().for_each(runtime::wake);
     }
 
+    /// Whether everybody who asked by this call still waits for it.
+    pub(in crate::engine::redis) fn is_awaited(&self, call: usize) -> bool {
+        let (waiters, now) = (self.shared.waiters.lock(), Instant::now());
+        let asked = |index| {
+            let position = self.shared.latest().and_then(|sent| sent.positions[index]);
+            position.is_some_and(|position: Position| position.group.call as usize == call)
+        };
+        let mut asked = waiters.iter().enumerate().filter(|(index, _)| asked(*index));
+        asked.all(|(_, waiter)| waiter.group.is_some() && now < waiter.until)
+    }
+
     /// Prepares to resend the asks without an answer whose callers still wait. Callers that gave up
     /// before were told whether they may have been charged. False if nobody waits.
     pub(in crate::engine::redis) fn prepare_resend(&mut self) -> bool {

@@ -110,6 +110,74 @@ async fn a_wait_dropped_in_an_outage_is_cancelled_only_while_it_is_owed() {
     }
 }
 
+/// What was reserved of the burst hasn't refilled by the end of the longest wait.
+#[tokio::test]
+async fn a_wait_dropped_before_its_answer_charges_nothing_however_short_it_was_to_be() {
+    let server = Server::start();
+    let limiter = Limiter::builder(redis(&server.tcp_url())).deadline(PATIENCE).build();
+    let rule = rule("token-bucket 1/1h burst 10 max-debt 10", OnError::Closed);
+    for longest in [0, 20, 10_000].map(Duration::from_millis) {
+        run_command(&server, &["CLIENT", "PAUSE", "60000", "WRITE"]);
+        let waits = limiter.acquire_wait(&rule, Request::new("key").cost(3), longest);
+        assert!(tokio::time::timeout(Duration::from_millis(50), waits).await.is_err(), "it waits for its answer");
+        run_command(&server, &["CLIENT", "UNPAUSE"]);
+        in_time(limiter.finish()).await;
+        assert_eq!(limiter.peek(&rule, "key").await.expect("a decision").remaining, 10, "{longest:?}");
+    }
+}
+
+/// It was given back by then, in vain.
+#[tokio::test]
+async fn a_call_whose_script_the_server_lacked_is_not_sent_again_once_its_caller_has_left() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let limiter = Limiter::builder(redis(&proxy.url())).deadline(PATIENCE).build();
+    let beside = Limiter::builder(redis(&server.tcp_url())).deadline(PATIENCE).build();
+    let other = rule("fixed-window 1000/30d", OnError::Closed);
+    let queue = rule("token-bucket 1/1h burst 10 max-debt 10", OnError::Closed).named("queue").expect("a good name");
+    let permits = rule("concurrency 10 ttl 1h", OnError::Closed).named("permits").expect("a good name");
+    limiter.acquire(&other, "key").await.expect("a decision");
+    for waits in [true, false] {
+        run_command(&server, &["SCRIPT", "FLUSH"]);
+        beside.acquire(&other, "key").await.expect("a decision");
+        proxy.pass_replies(0);
+        // Calls go together only while another is on its way.
+        let first = tokio::spawn({
+            let (limiter, other) = (limiter.clone(), other.clone());
+            async move { limiter.acquire(&other, "key").await }
+        });
+        wait_until("the first is answered", async || proxy.held_replies() == 1).await;
+        let before = proxy.requested();
+        let abandoned = tokio::spawn({
+            let (limiter, queue, permits) = (limiter.clone(), queue.clone(), permits.clone());
+            async move {
+                if waits {
+                    drop(limiter.acquire_wait(&queue, "key", PATIENCE).await);
+                } else {
+                    std::mem::forget(limiter.hold(&permits, "key").await);
+                }
+            }
+        });
+        wait_until("the second is sent", async || proxy.requested() > before).await;
+        proxy.pass_replies(1);
+        first.await.expect("no panic").expect("a decision");
+        wait_until("the second is answered", async || proxy.held_replies() == 1).await;
+        // Another process brings the scripts.
+        let before = proxy.requested();
+        beside.acquire(&queue, Request::new("other").cost(0)).await.expect("a decision");
+        drop(beside.hold(&permits, "other").await.expect("a decision"));
+        beside.finish().await;
+        abandoned.abort();
+        assert!(abandoned.await.is_err(), "it waits for its answer");
+        wait_until("it is given back", async || proxy.requested() > before).await;
+        proxy.pass_replies(u64::MAX);
+        in_time(limiter.finish()).await;
+        let left = async |rule| beside.peek(rule, "key").await.expect("a decision").remaining;
+        wait_until("what follows is answered", async || limiter.acquire(&other, "key").await.is_ok()).await;
+        assert_eq!((left(&queue).await, left(&permits).await), (10, 10), "waits: {waits}");
+    }
+}
+
 #[tokio::test]
 async fn many_calls_at_once_that_could_not_connect_leave_nothing() {
     let limiter = limiter("redis://127.0.0.1:1");
