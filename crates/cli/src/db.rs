@@ -22,7 +22,7 @@ pub(crate) enum Db {
     /// Create the tables, or migrate those of an older version.
     ///
     /// Runs in one transaction; a concurrent run waits for the first. Does nothing if the tables are up to date. Run it
-    /// as the role that made the schema: one that another role owns or has added to is refused.
+    /// as the role that made the schema: a schema that another role owns or has added to is refused.
     ///
     /// Exit code: 0; 2 on an error.
     Migrate(Database),

@@ -170,8 +170,8 @@ impl Held {
     pub(crate) fn sum_up(&self) {
         if self.without_status > 0 {
             messages::note(format!(
-                "count can't be replayed: {} without a status (in --fields, status=FIELD) stay charged, whatever their \
-                 response was",
+                "the rules' count can't be replayed: {} without a status (in --fields, status=FIELD) stay charged, \
+                 whatever their response was",
                 counted(self.without_status, "request")
             ));
         }

@@ -212,10 +212,10 @@ impl Load {
     fn check_keys(&self) -> Result<()> {
         let keys = self.keys.name();
         if self.keys != Spread::Zipf && self.zipf_exponent.is_some() {
-            bail!("--zipf-exponent: expected --keys zipf beside it, got {keys}");
+            bail!("--zipf-exponent: needs --keys zipf, got --keys {keys}");
         }
         if self.keys == Spread::Hot && self.key_count.is_some() {
-            bail!("--key-count: expected --keys uniform or zipf beside it, got {keys}");
+            bail!("--key-count: needs --keys uniform or zipf, got --keys {keys}");
         }
         Ok(())
     }

@@ -69,7 +69,9 @@ pub(crate) fn of_output(error: &anyhow::Error) -> Option<&io::Error> {
 /// The error with the times that its own message leaves out.
 pub(crate) fn in_full(error: &tollgate::Error) -> String {
     match (error.missed_deadline(), error.retry_in()) {
-        (Some(deadline), _) => format!("{error} of {}", human(deadline)),
+        (Some(deadline), _) => {
+            error.to_string().replacen("the deadline", &format!("the deadline of {}", human(deadline)), 1)
+        }
         (None, Some(wait)) => format!("{error}; redis is called again in {}", human(wait)),
         (None, None) => error.to_string(),
     }

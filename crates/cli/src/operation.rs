@@ -31,8 +31,10 @@ pub(crate) fn check(operation: Operation, has_id: bool, has_length: bool) -> Res
     use Operation::{Block, Cancel, Release, Renew, Settle};
     let of_an_id = matches!(operation, Renew | Release | Settle | Cancel);
     match operation {
-        _ if of_an_id && !has_id => Err(format!("id: missing: {operation} needs the id of an earlier call")),
-        Block if !has_length => Err("for: missing: block needs a duration such as 10m (0s lifts the block)".into()),
+        _ if of_an_id && !has_id => Err(format!("id: it is missing: {operation} needs the id of an earlier call")),
+        Block if !has_length => {
+            Err("for: it is missing: block needs a duration such as 10m (0s lifts the block)".into())
+        }
         Block => Ok(()),
         _ if has_length => Err(format!("for: only block takes it, and this is {operation}")),
         _ => Ok(()),

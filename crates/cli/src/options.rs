@@ -122,7 +122,7 @@ impl Output {
 
 /// The error when a command needs a Redis and none was given.
 pub(crate) fn no_redis(to: &str) -> anyhow::Error {
-    anyhow!("url: missing; give the Redis to {to}, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)")
+    anyhow!("--url is missing: give the Redis to {to}, such as redis://127.0.0.1:6379 (--url or TOLLGATE_URL)")
 }
 
 /// A duration such as `200ms` or `1m30s`.

@@ -213,7 +213,7 @@ impl RuleOptions {
     pub(crate) fn subject(&self, rules: &[String]) -> Result<Subject> {
         let rule = match rules {
             [one] if is_json(one) => from_json(one, self.name.as_deref())?,
-            [] => bail!("rule: missing; give at least one, such as \"token-bucket 5/10s\""),
+            [] => bail!("a rule is missing: give at least one, such as \"token-bucket 5/10s\""),
             lines => from_lines(lines, self.name.as_deref().unwrap_or(UNNAMED))?,
         };
         Subject::of(rule, pairs("--attr", &self.parts)?)

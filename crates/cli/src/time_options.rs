@@ -87,7 +87,7 @@ pub(crate) fn times(range: &Range<Timestamp>) -> (SystemTime, SystemTime) {
 pub(crate) async fn end_of(postgres: &Postgres, length: Option<Duration>) -> Result<Option<SystemTime>> {
     let Some(length) = length else { return Ok(None) };
     let end = postgres.now().await?.checked_add(length);
-    end.context("for: reaches beyond the year 9999").map(Some)
+    end.context("--for: ends after the year 9999").map(Some)
 }
 
 #[cfg(test)]

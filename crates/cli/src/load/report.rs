@@ -268,7 +268,7 @@ impl Report<'_> {
             lines.push(("", "with shards: one denied while others had units left".to_owned()));
         }
         if left_out > 0 {
-            lines.push(("", format!("{left_out} more left out, which {} certainly didn't decide", self.by)));
+            lines.push(("", format!("{left_out} more calls left out, which {} didn't decide", self.by)));
         }
         lines
     }

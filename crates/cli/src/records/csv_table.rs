@@ -348,7 +348,7 @@ mod tests {
             [
                 unreadable(2, "row: expected 4 fields, got 2"),
                 unreadable(3, "row: expected 4 fields, got 5"),
-                unreadable(4, "t_us: missing"),
+                unreadable(4, "t_us: it is missing"),
                 unreadable(5, "key: expected a non-empty string, got an empty string"),
                 unreadable(6, "t_us: expected a whole number from 0 to 4503599627370496, got \"+1\""),
                 unreadable(

@@ -86,9 +86,9 @@ pub(crate) fn quoted(value: &[u8]) -> String {
     format!("\"{}\"", shown(value))
 }
 
-/// `t_us: missing`
+/// `t_us: it is missing`
 pub(super) fn missing(field: &str) -> String {
-    format!("{field}: missing")
+    format!("{field}: it is missing")
 }
 
 /// `key: expected a non-empty string, got 5`

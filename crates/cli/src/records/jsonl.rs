@@ -259,8 +259,8 @@ mod tests {
     #[test]
     fn a_reason_names_the_field_and_the_value() {
         for (text, want) in [
-            (r#"{"key":"k"}"#, "t_us: missing"),
-            (r#"{"t_us":1}"#, "key: missing"),
+            (r#"{"key":"k"}"#, "t_us: it is missing"),
+            (r#"{"t_us":1}"#, "key: it is missing"),
             (r#"{"t_us":1,"key":""}"#, "key: expected a non-empty string, got an empty string"),
             (r#"{"t_us":1,"key":5}"#, "key: expected a non-empty string, got 5"),
             (
@@ -275,11 +275,11 @@ mod tests {
             ),
             (
                 r#"{"t_us":1,"key":"k","op":"block"}"#,
-                "for: missing: block needs a duration such as 10m (0s lifts the block)",
+                "for: it is missing: block needs a duration such as 10m (0s lifts the block)",
             ),
             (r#"{"t_us":1,"key":"k","for":"10m"}"#, "for: only block takes it, and this is acquire"),
             (r#"{"t_us":1,"key":"k","op":"block","for":5}"#, "for: expected a duration such as \"10m\", got 5"),
-            (r#"{"t_us":1,"key":"k","op":"renew"}"#, "id: missing: renew needs the id of an earlier call"),
+            (r#"{"t_us":1,"key":"k","op":"renew"}"#, "id: it is missing: renew needs the id of an earlier call"),
             (r#"[1]"#, "line: expected a JSON object, got \"[1]\""),
             (r#"{"t_us":1"#, "json: EOF while parsing an object at column 9"),
             (r#"{"t_us":1,"key":"k"} x"#, "json: trailing characters at column 22"),

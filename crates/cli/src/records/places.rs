@@ -217,7 +217,9 @@ impl Places {
             (Some(place), ..) => Time::Ended(at("time", place)?),
             (None, Some(place), _) => Time::Began(at("start", place)?),
             (None, None, Some(found)) => found.time,
-            (None, None, None) => return Err("time: missing; give time=FIELD or start=FIELD in --fields".to_owned()),
+            (None, None, None) => {
+                return Err("the time is missing: give time=FIELD or start=FIELD in --fields".to_owned());
+            }
         };
         let took = match &self.duration {
             Some(took) => took.of(line)?,

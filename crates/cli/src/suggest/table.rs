@@ -87,8 +87,8 @@ fn of_group(report: &Report<'_>, at: usize, out: &mut impl Write) -> io::Result<
 /// Why nothing is suggested for a group.
 fn unfit(group: &Group) -> &'static str {
     if group.present.as_ref().is_some_and(|present| Meter::of(&present.limit).is_none()) {
-        return "Left as they are: permits, shards, debts, calendar windows, and windows that start by key or carry \
-                units over get no suggestions.";
+        return "Nothing is suggested for permits, shards, debts, calendar windows, and windows that start by key or \
+                carry units over.";
     }
     "No limit was found that denies so few."
 }

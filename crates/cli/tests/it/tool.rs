@@ -323,7 +323,7 @@ fn a_trace_of_every_operation_replays_to_the_golden_lines() {
     let output = with_input(&["replay", "--rule", "token-bucket 5/1s", "-", "--summary"], input);
     assert_eq!(lines(&output)[0]["unreadable"], 2);
     assert!(
-        stderr(&output).contains("line 1: id: ") && stderr(&output).contains("line 2: id: missing"),
+        stderr(&output).contains("line 1: id: ") && stderr(&output).contains("line 2: id: it is missing"),
         "{}",
         stderr(&output)
     );

@@ -73,7 +73,9 @@ pub(super) fn replication(facts: &Facts) -> Option<Finding> {
             HumanCount(behind)
         );
         if needed == 0 && facts.setting("min-replicas-to-write").is_some() {
-            let found = format!("{found}; if cut off from them, it goes on deciding, and a failover forgets that");
+            let found = format!(
+                "{found}; if cut off from its replicas, it goes on deciding, and a failover forgets those decisions"
+            );
             let finding = Finding::new("replication", Level::Note, found).set("min-replicas-to-write", "1");
             finding.set("min-replicas-max-lag", "2")
         } else {
@@ -145,8 +147,8 @@ pub(super) fn cluster(facts: &Facts) -> Option<Finding> {
         let more = facts.moving.len().saturating_sub(5);
         let slots = if more > 0 { format!("{slots} and {more} more") } else { slots };
         let found = format!(
-            "{found}; slots {slots} are being moved: until then, calls there that use several keys fail (TRYAGAIN) if \
-             one of the keys is new: those with an id, those of several limits, and reservations"
+            "{found}; slots {slots} are being moved: until that ends, calls there that use several keys fail \
+             (TRYAGAIN) if one of the keys is new: those with an id, those of several limits, and reservations"
         );
         let advice = "if no reshard is running: redis-cli --cluster check, then --cluster fix";
         Finding::new("cluster", Level::Warning, found).advise(advice)
@@ -241,7 +243,7 @@ pub(super) fn clock(facts: &Facts) -> Option<Finding> {
         Finding::new("clock", Level::Warning, found).advise(synchronise)
     } else if certainly(offset, uncertainty) > CLOCK_OFF {
         let found = format!(
-            "{found}: windows begin and end by it, and if it is corrected by a step forward, limits refill by as much"
+            "{found}: windows begin and end by this clock, and if a step forward corrects it, limits refill by as much"
         );
         Finding::new("clock", Level::Warning, found).advise(synchronise)
     } else {
@@ -268,7 +270,10 @@ pub(super) fn latency(facts: &Facts) -> Option<Finding> {
         finding
             .advise("run the service nearer to Redis, or with a longer deadline; SLOWLOG GET shows what slows it down")
     } else if fork * 2 > deadline {
-        let found = format!("{found}; its last fork for a save took {}, during which no call is answered", human(fork));
+        let found = format!(
+            "{found}; the server's last fork for a save took {}, during which no call is answered",
+            human(fork)
+        );
         Finding::new("latency", Level::Warning, found)
             .advise("save on a replica, or keep limits in a Redis of their own")
     } else if p50 > SLOW {
@@ -288,7 +293,7 @@ pub(super) fn connections(facts: &Facts) -> Option<Finding> {
     let rejected = facts.count("rejected_connections");
     let before = match rejected {
         0 => String::new(),
-        rejected => format!("; {} were rejected so far", HumanCount(rejected)),
+        rejected => format!("; {} connections were rejected so far", HumanCount(rejected)),
     };
     let found = format!("{open} of maxclients {most}{before}");
     let finding = if open / 4 >= most / 5 {
@@ -369,7 +374,7 @@ pub(super) fn refused(facts: &Facts) -> Option<Finding> {
         Finding::new("refused", Level::Ok, "nothing was refused for want of memory, disk or replicas so far")
     } else {
         let list: Vec<_> = counts.iter().map(|(code, count)| format!("{} {code}", HumanCount(*count))).collect();
-        let found = format!("so far, calls of any program were answered with errors: {}", list.join(", "));
+        let found = format!("errors so far, in answer to any program: {}", list.join(", "));
         Finding::new("refused", Level::Note, found).advise("CONFIG RESETSTAT resets the counts")
     };
     Some(counts.into_iter().fold(finding, |finding, (code, count)| finding.number(code, count)))

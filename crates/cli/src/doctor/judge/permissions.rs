@@ -36,7 +36,7 @@ pub(super) fn scripts(facts: &Facts) -> Option<Finding> {
         }
     } else if looked < trials.len() {
         let message = refused(|trial| trial.looked.as_ref().err());
-        let found = format!("all {took} decide, {looked} can be peeked at and inspected; {message}");
+        let found = format!("all {took} scripts decide, but only {looked} can peek and inspect; {message}");
         Finding::new("scripts", Level::Warning, found)
     } else {
         Finding::new("scripts", Level::Ok, format!("all {took} decide, each tried on a key of its own"))

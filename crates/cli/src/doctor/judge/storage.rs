@@ -14,16 +14,17 @@ pub(super) fn eviction(facts: &Facts) -> Option<Finding> {
         Finding::new("eviction", Level::Ok, "maxmemory-policy noeviction: no limit is ever evicted")
     } else if bounded {
         let now = fullness(facts).map(|percent| format!(" ({percent}% now)")).unwrap_or_default();
-        let all = if policy.starts_with("volatile") { ", since all keys of limits expire" } else { "" };
+        let all = if policy.starts_with("volatile") { ", those that expire, as all keys of limits do," } else { "" };
         let found = format!(
-            "maxmemory-policy {policy} evicts limits once {} are full{now}{all}: each evicted limit may admit up to \
-             one capacity more",
+            "maxmemory-policy {policy} evicts keys{all} once {} are full{now}: each evicted limit may admit up to one \
+             capacity more",
             HumanBytes(facts.number("maxmemory").unwrap_or(0))
         );
         Finding::new("eviction", Level::Warning, found).set("maxmemory-policy", "noeviction")
     } else {
-        let found =
-            format!("maxmemory-policy {policy}: evicts nothing while maxmemory is 0, and limits once it is set");
+        let found = format!(
+            "maxmemory-policy {policy} evicts nothing while maxmemory is 0; once it is set, keys of limits too"
+        );
         Finding::new("eviction", Level::Note, found).set("maxmemory-policy", "noeviction")
     };
     Some(finding.number("maxmemory_policy", policy))
@@ -75,9 +76,10 @@ pub(super) fn evicted(facts: &Facts) -> Option<Finding> {
     let evicts = facts.setting("maxmemory-policy").is_some_and(|policy| policy != "noeviction");
     let (level, found) = match (evicted, evicts) {
         (0, _) => (Level::Ok, "no key was evicted so far".to_owned()),
-        (_, true) => {
-            (Level::Warning, format!("{} keys were evicted so far, limits perhaps among them", HumanCount(evicted)))
-        }
+        (_, true) => (
+            Level::Warning,
+            format!("{} keys were evicted so far, perhaps keys of limits among them", HumanCount(evicted)),
+        ),
         (_, false) => (Level::Note, format!("{} keys were evicted, under an earlier policy", HumanCount(evicted))),
     };
     let finding = Finding::new("evicted", level, found).number("evicted_keys", evicted);
@@ -90,7 +92,7 @@ pub(super) fn key_size(facts: &Facts) -> Option<Finding> {
         facts.trials.iter().filter_map(|trial| Some((trial.script, *trial.bytes.as_ref()?.as_ref().ok()?))).collect();
     let (least, most) = (sizes.iter().map(|(_, bytes)| *bytes).min()?, largest_key(facts)?);
     let list: Vec<_> = sizes.iter().map(|(script, bytes)| format!("{script} {bytes}")).collect();
-    let found = format!("{least} to {most} bytes with two requests in it: {}", list.join(", "));
+    let found = format!("a key takes {least} to {most} bytes after two requests: {}", list.join(", "));
     let finding = Finding::new("key size", Level::Ok, found);
     Some(sizes.into_iter().fold(finding, |finding, (script, bytes)| finding.number(script, bytes)))
 }
@@ -166,12 +168,12 @@ pub(super) fn saves(facts: &Facts) -> Option<Finding> {
         Finding::new("saves", Level::Warning, "the last rewrite of the AOF failed: it grows until the disk is full")
             .advise(room)
     } else if saves == Some(true) && stops == Some(true) {
-        let found = "the last one succeeded; if one fails, every decision is refused (MISCONF) until one succeeds";
+        let found = "the last save succeeded; if one fails, every decision is refused (MISCONF) until one succeeds";
         dont_stop(Finding::new("saves", Level::Note, found))
     } else if appends || saves == Some(true) {
-        Finding::new("saves", Level::Ok, "the last one succeeded")
+        Finding::new("saves", Level::Ok, "the last save succeeded")
     } else if saves.is_none() {
-        Finding::new("saves", Level::Ok, "none has failed")
+        Finding::new("saves", Level::Ok, "no save has failed")
     } else {
         return None;
     };

@@ -92,7 +92,7 @@ impl Translation {
         for descriptor in descriptors {
             let is_any = |other: &Descriptor| other.key == descriptor.key && other.value == "*";
             if descriptor.value.is_empty() && descriptors.iter().any(is_any) {
-                let why = format!("{}=* is looked up before it, and takes all", descriptor.shown());
+                let why = format!("{}=* is looked up before it, and matches every value", descriptor.shown());
                 limited(descriptor).into_iter().for_each(|one| self.imported.account.leave(one.lines.clone(), &why));
                 continue;
             }

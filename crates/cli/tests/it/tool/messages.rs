@@ -81,7 +81,10 @@ fn commands_that_read_a_redis_require_an_address() {
         let output = tollgate(arguments);
         let told = stderr(&output);
         assert_eq!((code(&output), stdout(&output).as_str(), told.lines().count()), (2, "", 1), "{told}");
-        assert!(told.starts_with("error: url: missing; ") && told.ends_with(" (--url or TOLLGATE_URL)\n"), "{told}");
+        assert!(
+            told.starts_with("error: --url is missing: ") && told.ends_with(" (--url or TOLLGATE_URL)\n"),
+            "{told}"
+        );
     }
 }
 

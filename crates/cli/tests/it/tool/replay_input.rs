@@ -126,7 +126,7 @@ fn a_file_of_which_nothing_can_be_read_ends_the_replay_with_the_input_to_give() 
         ("csv", JSONL, "; it looks like jsonl: give --input jsonl"),
         ("jsonl", ACCESS_JSON, "; it looks like access-json: give --input access-json"),
         ("access-json", JSONL, "; it looks like jsonl: give --input jsonl"),
-        ("jsonl", "{\"key\":\"a\"}\n", "its first line can't be read as jsonl: line 1: t_us: missing\n"),
+        ("jsonl", "{\"key\":\"a\"}\n", "its first line can't be read as jsonl: line 1: t_us: it is missing\n"),
         ("csv", "t_us,key\n1\n", "its first line can't be read as csv: line 2: row: expected 2 fields, got 1\n"),
     ] {
         for strict in [&[][..], &["--strict"]] {
@@ -146,7 +146,7 @@ fn nine_lines_before_one_that_can_be_read_are_skipped() {
         let input = "{}\n".repeat(count) + JSONL;
         for (_, output) in replays(&[], &input) {
             assert_eq!(code(&output), expected, "{}", stderr(&output));
-            let told = stderr(&output).matches("t_us: missing; skipped").count();
+            let told = stderr(&output).matches("t_us: it is missing; skipped").count();
             assert_eq!(told, if expected == 0 { count } else { 0 }, "{}", stderr(&output));
         }
     }
@@ -158,7 +158,7 @@ fn the_first_unreadable_lines_are_reported_and_the_others_counted() {
         let input = JSONL.to_owned() + &"{}\n".repeat(bad) + JSONL;
         for (name, output) in replays(&[], &input) {
             let said = stderr(&output);
-            assert_eq!(said.matches("t_us: missing; skipped").count(), told, "{said}");
+            assert_eq!(said.matches("t_us: it is missing; skipped").count(), told, "{said}");
             let rest = format!("tollgate: {name}{more} can't be read; skipped\n");
             assert_eq!(said.ends_with(&rest), !more.is_empty(), "{said}");
             let summary = &lines(&output)[0];
@@ -245,7 +245,7 @@ fn lines_are_named_by_their_own_file_and_standard_input_is_read_once() {
     std::fs::write(&other, format!("{COMBINED}no line\n")).expect("written");
     let output = tollgate(&["replay", "--rule", "gcra 5/1s", "--summary", &one, &other]);
     let said = stderr(&output);
-    assert!(said.contains(&format!("{one}: line 2: t_us: missing; skipped")), "{said}");
+    assert!(said.contains(&format!("{one}: line 2: t_us: it is missing; skipped")), "{said}");
     assert!(said.contains(&format!("{other}: line 2: ")), "{said}");
     assert_eq!((&lines(&output)[0]["records"], &lines(&output)[0]["unreadable"]), (&json!(3), &json!(2)));
     let impossible = "{\"t_us\":1,\"key\":\"a\",\"op\":\"reserve\"}\n";

@@ -399,7 +399,7 @@ fn an_unsupported_use_of_a_set_is_one_line_that_says_what_was_expected() {
         (vec!["reset", "--rules", EXAMPLE, "--rule", "office"], "rule office: has no limits"),
         (vec!["block", "token-bucket 5/1s", "k"], "--for <D>"),
         (vec!["block", "token-bucket 5/1s", "k", "--for", "soon"], "'soon'"),
-        (vec!["block", "token-bucket 5/1s", "k", "--for", "1m"], "url: missing; give the Redis to block a key in"),
+        (vec!["block", "token-bucket 5/1s", "k", "--for", "1m"], "--url is missing: give the Redis to block a key in"),
         (vec!["block", "token-bucket 5/1s", "k", "--for", "1m", "--lift"], "cannot be used with"),
         (vec!["rules", "explain", EXAMPLE, "--ip", "here"], "--ip: expected an address such as 192.0.2.1"),
         (vec!["rules", "explain", EXAMPLE, "--attr", "x"], "--attr: expected NAME=VALUE"),

@@ -105,7 +105,7 @@ fn the_tools_page() {
     };
     assert_eq!(checks(&doctor.printed), checks(&doctor.shown), "{}{}", doctor.printed, doctor.command);
     assert!(checks(&doctor.shown).len() > 10);
-    let warns = |text: &str| text.contains("maxmemory-policy allkeys-lru evicts limits once 100.00 MiB");
+    let warns = |text: &str| text.contains("maxmemory-policy allkeys-lru evicts keys once 100.00 MiB");
     assert!(warns(&doctor.printed) && warns(&doctor.shown), "{}", doctor.printed);
 }
 

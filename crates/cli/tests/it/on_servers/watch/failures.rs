@@ -164,7 +164,7 @@ fn misuse_is_one_line_and_exits_with_two() {
     let nobody = format!("redis://127.0.0.1:{}", free_port());
     let with = |option: &'static str, value: &'static str| vec!["--url", &nobody, option, value];
     for (arguments, expected) in [
-        (vec![], "url: missing; give the Redis to watch"),
+        (vec![], "--url is missing: give the Redis to watch"),
         (with("--prefix", "{"), "prefix: expected some text without braces, got \"{\""),
         (with("--interval", "1ms"), "'1ms' for '--interval <D>': expected from 100ms to 1h"),
         (with("--interval", "2h"), "expected from 100ms to 1h"),

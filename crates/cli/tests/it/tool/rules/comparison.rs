@@ -122,5 +122,5 @@ fn another_rule_with_the_same_verdict_is_no_difference_and_a_block_is_one_of_its
     assert_eq!((&totals["other_rule"], &totals["unreadable"]), (&json!(2), &json!(1)), "{totals}");
     assert_eq!(totals["rules"], json!([{"name": "ban", "newly_denied": 2, "newly_allowed": 0}]));
     let strict = with_input(&["rules", "diff", &old, &new, "-", "--strict"], input.as_bytes());
-    assert!(code(&strict) == 2 && stderr(&strict).contains("line 5: t_us: missing"), "{}", stderr(&strict));
+    assert!(code(&strict) == 2 && stderr(&strict).contains("line 5: t_us: it is missing"), "{}", stderr(&strict));
 }

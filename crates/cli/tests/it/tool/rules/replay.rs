@@ -170,7 +170,7 @@ fn an_access_log_and_csv_give_attributes_and_options_give_the_rest() {
 
     for (line, expected) in [
         ("{\"t_us\":1,\"key\":\"k\"}", "key: a set of rules reads attrs in its place"),
-        ("{\"t_us\":1}", "attrs: missing"),
+        ("{\"t_us\":1}", "attrs: it is missing"),
         ("{\"t_us\":1,\"attrs\":[]}", "attrs: expected an object, got []"),
         ("{\"t_us\":1,\"attrs\":{\"user\":null}}", "attrs: user: expected a string, got null"),
         ("{\"t_us\":1,\"attrs\":{\"ip\":\"x\"}}", "ip: expected an address"),

@@ -115,7 +115,10 @@ fn a_wildcard_is_a_path_or_left_out_with_a_warning() {
     let taken = "domain: d\ndescriptors:\n- key: a\n  value: '*'\n  rate_limit: {unit: minute, requests_per_unit: 2}\n\
                  - key: a\n  descriptors:\n  - key: b\n    rate_limit: {unit: minute, requests_per_unit: 1}\n";
     let rules = import_exactly("envoy", taken);
-    assert_eq!(list(&rules, "What isn't translated"), ["lines 8 to 9: a=* is looked up before it, and takes all"]);
+    assert_eq!(
+        list(&rules, "What isn't translated"),
+        ["lines 8 to 9: a=* is looked up before it, and matches every value"]
+    );
     assert_eq!(Service::new(&rules).allowed_of(5, &request([("domain", "d"), ("a", "x"), ("b", "x")])), 2);
     let imported = import("envoy", &text("key1", "value*"));
     let why = "key1=value*: only a path has patterns, and they end in /*, so the limit is left out";
