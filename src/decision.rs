@@ -2,6 +2,7 @@
 
 mod balance;
 mod decided_by;
+mod decisions;
 mod denied;
 mod limits;
 mod retry_after;
@@ -19,6 +20,7 @@ use crate::wall_clock;
 
 pub use balance::{Balance, LimitBalance};
 pub use decided_by::DecidedBy;
+pub use decisions::Decisions;
 pub use denied::Denied;
 pub use limits::{LimitDecision, LimitDecisions};
 pub use retry_after::RetryAfter;
@@ -36,7 +38,8 @@ pub struct Decision {
     pub capacity: u64,
     /// Whole units that can be taken right now, after this decision.
     pub remaining: u64,
-    /// When the same request would be allowed if no other takes units; for a reservation, when it may run.
+    /// When the same request would be allowed if no other takes units: the longest wait of its limits. For a
+    /// reservation that is allowed, how long it must wait before it may run.
     pub retry_after: RetryAfter,
     /// How long until the key is as if it had never been used.
     pub reset_after: Duration,
@@ -48,7 +51,8 @@ pub struct Decision {
     /// Denied calls, counted from the first of them for the limit's longest reset, which distinguishes a surge from a
     /// small excess. None unless the rule [counts them](crate::Rule::count_overage).
     pub overage: Option<u64>,
-    /// The first limit that denied: its name or, if unnamed, its text.
+    /// The first limit that denied: its name or, if unnamed, its text. If several do, another may have the longest
+    /// wait: [`limits`](Self::limits) has each.
     pub denied_by: Option<Arc<str>>,
     /// Each limit's own decision, in the rule's order. Empty if the policy answered, which doesn't know the state.
     pub limits: LimitDecisions,

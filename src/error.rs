@@ -14,7 +14,6 @@
 mod kind;
 
 use std::any::Any;
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -26,9 +25,17 @@ pub(crate) use kind::Kind;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError(String);
 
+/// The most bytes of a message: it repeats what was given, whoever gave it.
+const LONGEST: usize = 4096;
+
 impl RuleError {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self(message.into())
+        let mut message = message.into();
+        if message.len() > LONGEST {
+            message.truncate((0..=LONGEST).rfind(|at| message.is_char_boundary(*at)).unwrap_or_default());
+            message.push_str("... (cut off)");
+        }
+        Self(message)
     }
 }
 
@@ -39,13 +46,6 @@ impl fmt::Display for RuleError {
 }
 
 impl std::error::Error for RuleError {}
-
-/// What builds a rule from what can't be wrong, such as a [`Limit`](crate::Limit).
-impl From<Infallible> for RuleError {
-    fn from(never: Infallible) -> Self {
-        match never {}
-    }
-}
 
 /// A decision that could not be made: something broke. A denial isn't an error, see [`Decision`](crate::Decision).
 ///
@@ -256,7 +256,7 @@ impl Error {
         };
         let cause = self.attached.as_ref().and_then(|attached| attached.cause.clone());
         let attached = cause.map(|cause| Box::new(Attached { cause: Some(cause), note: None }));
-        Self { is_unsent: true, attached, ..Self::new(kind, format!("{why}, after: {self}")) }
+        Self { is_unsent: true, attached, ..Self::new(kind, format!("{why}; last error: {self}")) }
     }
 
     /// Whether the units were taken.
@@ -324,7 +324,7 @@ impl Error {
     }
 
     /// The caller's own input can't be used: an empty key, a time out of range, a malformed address, a rule without a
-    /// name.
+    /// name. The middleware answers these errors with status 500 (400 for an empty key), and all others with 503.
     #[must_use]
     pub fn is_input(&self) -> bool {
         matches!(self.kind, Kind::Input | Kind::EmptyKey)
@@ -336,7 +336,8 @@ impl Error {
     }
 
     /// Redis could not be asked: no connection could be made, or the deadline passed before the call was sent. The kind
-    /// of the latter is [`Deadline`](ErrorKind::Deadline).
+    /// of the latter is [`Deadline`](ErrorKind::Deadline). A Redis that is away has other errors too: calls that it was
+    /// sent miss their deadline, or their connection breaks.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self.kind, Kind::Unreachable | Kind::Deadline { sent: false })

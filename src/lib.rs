@@ -143,13 +143,22 @@ pub mod operations {
     pub mod backup {}
 }
 
+/// How connections to Redis are opened and logged in, where an address doesn't say it: streams of the caller's own, and
+/// credentials that expire; see [`RedisBuilder`].
+pub mod connect {
+    pub use crate::engine::redis::connect::{Connect, Stream, StreamFuture};
+    pub use crate::engine::redis::credentials::{CredentialError, CredentialFuture, CredentialSource, Credentials};
+}
+
 #[cfg(feature = "deadpool-redis")]
 pub use deadpool_redis;
 #[cfg(feature = "redis-rs")]
 pub use redis;
 
 pub use algorithm::Algorithm;
-pub use decision::{Balance, DecidedBy, Decision, Denied, LimitBalance, LimitDecision, LimitDecisions, RetryAfter};
+pub use decision::{
+    Balance, DecidedBy, Decision, Decisions, Denied, LimitBalance, LimitDecision, LimitDecisions, RetryAfter,
+};
 pub use denial_cache::DenialCache;
 pub use engine::Engine;
 pub use engine::builder::RedisBuilder;
@@ -158,8 +167,6 @@ pub use engine::cluster::Cluster;
 pub use engine::embedded::{Clock, Embedded};
 pub use engine::redis::Redis;
 pub use engine::redis::breaker::BreakerState;
-pub use engine::redis::connect::{Connect, Stream, StreamFuture};
-pub use engine::redis::credentials::{CredentialError, CredentialFuture, CredentialSource, Credentials};
 #[cfg(feature = "tls")]
 pub use engine::redis::tls::Tls;
 pub use error::{Charged, Error, ErrorKind, RuleError};
@@ -170,7 +177,7 @@ pub use limiter::lease::Lease;
 pub use limiter::{Deciding, KeyState, Limiter, LimiterBuilder, ResetProgress};
 pub use operation::Operation;
 pub use request::{OwnedRequest, Request};
-pub use rule::{OnChange, OnError, Rule};
+pub use rule::{IntoRule, OnChange, OnError, Rule};
 pub use script::Script;
 #[cfg(feature = "metrics")]
 pub use telemetry::describe_metrics;

@@ -190,7 +190,7 @@ impl Limit {
 
     /// The time zone of its calendar windows, if it has any, as the time zone database spells it.
     #[must_use]
-    pub fn zone(&self) -> Option<&str> {
+    pub fn tz(&self) -> Option<&str> {
         self.windows.as_ref().map(Windows::zone)
     }
 
@@ -400,7 +400,7 @@ impl LimitBuilder {
         if algorithm == Algorithm::SlidingLog {
             within("max", max, 1, LOG_LIMIT)?;
             if rate > max {
-                let why = "which remembers every request (raise that with the option max)";
+                let why = "which remembers every request (the option max raises this)";
                 return Err(RuleError::new(format!("rate: expected at most {max} for a log, {why}, got {rate}")));
             }
         }

@@ -92,10 +92,10 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// No decision could be made, and the rule's [policy](Rule::on_error) is the error; see [`Error`]. A rule without a
+    /// No decision could be made, and the rule's [policy](Rule::on_error) is closed; see [`Error`]. A rule without a
     /// name. Permits of a `concurrency` limit without an [id](Request::id) to release them by; [`hold`](Self::hold)
     /// makes one.
-    pub fn acquire<'a>(&'a self, rule: &'a Rule, request: impl Into<Request<'a>>) -> Deciding<'a> {
+    pub fn acquire<'a, 'r: 'a>(&'a self, rule: &'a Rule, request: impl Into<Request<'r>>) -> Deciding<'a> {
         self.decide(rule, request.into(), Operation::Acquire)
     }
 
@@ -158,7 +158,7 @@ impl Limiter {
     /// # Errors
     ///
     /// No decision could be made; see [`Error`]. A rule with a limit that can't reserve: anything but a token bucket or
-    /// a fixed window that isn't a calendar window.
+    /// a fixed window that isn't a calendar window. (One without a `max-debt` can, and owes nothing.)
     pub async fn reserve<'a>(&self, rule: &Rule, request: impl Into<Request<'a>>) -> Result<Decision, Error> {
         self.make(Operation::Reserve, rule, request.into()).await
     }

@@ -5,6 +5,7 @@ mod change;
 pub(crate) mod fields;
 #[cfg(feature = "serde")]
 pub(crate) mod forms;
+mod into_rule;
 mod joined;
 mod keys;
 mod on_error;
@@ -25,6 +26,7 @@ use crate::key;
 use crate::limit::{Limit, Period};
 
 pub use change::OnChange;
+pub use into_rule::IntoRule;
 pub(crate) use joined::RuleOfCalls;
 #[allow(unused_imports, reason = "sets of rules join them, which are a feature")]
 pub(crate) use joined::{ALL, APART, Joining, apart, is_apart};
@@ -34,8 +36,12 @@ pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 /// A named limit, or several that are charged all or none. The name keeps the rule's keys in Redis apart from those of
 /// other rules, so a rule without a name decides nothing.
 ///
-/// A method that sets something is in the imperative (`block_for`), one that says what is set in the third person
-/// (`blocks_for`).
+/// With the feature `serde` it is also read from, and written to, a limit's text, or a table such as
+/// `{ name = "api", limits = ["token-bucket 10/1s", { limit = "fixed-window 1000/1m", key = "org" }], cost = 2 }`, in
+/// which `key` is the [part](Self::and_by) that a limit counts by. Other fields are those that the methods set.
+///
+/// Several rules of a file that apply to a request together are one `Rule` too. What the rules of a file call their own,
+/// such as limits, a name or a cost, can't be changed in it: the methods that would return an error.
 ///
 /// ```
 /// use tollgate::Rule;
@@ -68,11 +74,13 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A rule with this name, of a [`Limit`] or of text: one limit, or several separated by commas.
+    /// A rule with this name, of text (one limit, or several separated by commas), of a [`Limit`], or of another rule,
+    /// which is renamed.
     ///
     /// # Errors
     ///
-    /// Text that isn't a limit's, or a name that isn't 1 to 64 letters, digits, `-`, `_` or `.`.
+    /// Text that isn't a limit's, or several limits that can't be [combined](Self::and). A name that isn't 1 to 64
+    /// letters, digits, `-`, `_` or `.`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -87,12 +95,8 @@ impl Rule {
     /// assert_eq!(error.to_string(), r#"rate: expected units per period, such as 10/1s, got "100""#);
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
-    pub fn new<L>(name: &str, limits: L) -> Result<Self, RuleError>
-    where
-        L: TryInto<Self>,
-        RuleError: From<L::Error>,
-    {
-        limits.try_into()?.named(name)
+    pub fn new(name: &str, limits: impl IntoRule) -> Result<Self, RuleError> {
+        limits.into_rule()?.named(name)
     }
 
     fn unnamed(limit: Limit) -> Self {
@@ -152,7 +156,7 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// The same as [`Rule::and`], or an unnamed limit by a part whose name is empty or longer than 64
+    /// The same as [`Rule::and`], a part without a name, or an unnamed limit by a part whose name is longer than 64
     /// characters.
     ///
     /// ```
@@ -169,26 +173,31 @@ impl Rule {
 
     /// Counts all keys of a decision within this part of the request, so that they share a slot of Redis Cluster: an
     /// address within `org` has a count for each organisation. Default: each key counts by itself.
-    #[must_use]
-    pub fn tagged(mut self, part: &str) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// A part without a name.
+    pub fn tagged(mut self, part: &str) -> Result<Self, RuleError> {
+        self.expect_one()?;
+        if part.is_empty() {
+            return Err(self.error(NO_PART));
+        }
         self.tag = Some(part.into());
-        self
+        Ok(self)
     }
 
     /// What happens to the keys' state when a limit's numbers have changed. Default: what was used stays used. Permits
     /// that are held stay held in any case.
     #[must_use]
-    pub fn on_change(mut self, change: OnChange) -> Self {
-        self.on_change = change;
-        self
+    pub fn on_change(self, change: OnChange) -> Self {
+        self.with_each(|rule| rule.on_change = change)
     }
 
     /// Whether denied calls are counted, for [`Decision::overage`](crate::Decision::overage). Each denial then causes a
     /// write. Default: no.
     #[must_use]
-    pub fn count_overage(mut self, yes: bool) -> Self {
-        self.counts_overage = yes;
-        self
+    pub fn count_overage(self, yes: bool) -> Self {
+        self.with_each(|rule| rule.counts_overage = yes)
     }
 
     /// Blocks a key for this long, as [`Limiter::block`](crate::Limiter::block) does, when a call on it is denied. The
@@ -215,6 +224,7 @@ impl Rule {
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn block_for(mut self, time: Duration) -> Result<Self, RuleError> {
+        self.expect_one()?;
         self.block_for = Some(whole(time).map_err(|why| RuleError::new(format!("block_for: {why}")))?);
         self.checked()
     }
@@ -226,6 +236,7 @@ impl Rule {
     ///
     /// Anything but whole microseconds from 1 µs to 71 years. A rule without a concurrency limit.
     pub fn max_hold(mut self, time: Duration) -> Result<Self, RuleError> {
+        self.expect_one()?;
         self.max_hold = Some(whole(time).map_err(|why| RuleError::new(format!("max_hold: {why}")))?);
         let holds = self.limits().any(|limit| limit.algorithm().holds());
         if holds { Ok(self) } else { Err(self.error("max_hold: only a rule with a concurrency limit can have it")) }
@@ -249,6 +260,7 @@ impl Rule {
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn cost(mut self, units: u64) -> Result<Self, RuleError> {
+        self.expect_one()?;
         self.cost = units;
         self.checked()
     }
@@ -273,6 +285,7 @@ impl Rule {
     /// # Ok::<(), tollgate::RuleError>(())
     /// ```
     pub fn cost_of(mut self, limit: &str, units: u64) -> Result<Self, RuleError> {
+        self.expect_one()?;
         let mut limits = self.limits.to_vec();
         let Some(own) = limits.iter_mut().find(|scoped| **scoped.quota.title() == *limit) else {
             let names: Vec<_> = self.limits.iter().map(|scoped| &**scoped.quota.title()).collect();
@@ -286,9 +299,8 @@ impl Rule {
     /// Whether keys, parts and tags are hashed with the limiter's [secret](crate::LimiterBuilder::key_secret), without
     /// which such a rule decides nothing. Default: they are if the limiter has one.
     #[must_use]
-    pub fn hash_keys(mut self, yes: bool) -> Self {
-        self.hash_keys = Some(yes);
-        self
+    pub fn hash_keys(self, yes: bool) -> Self {
+        self.with_each(|rule| rule.hash_keys = Some(yes))
     }
 
     /// The [`hash_keys`](Self::hash_keys) setting, if set.
@@ -422,8 +434,23 @@ impl Rule {
         Ok(())
     }
 
+    /// The same rule with this changed, in all of the rules that it is made of.
+    fn with_each(mut self, change: impl Fn(&mut Self)) -> Self {
+        change(&mut self);
+        let changed = |rule: &Self| {
+            let mut rule = rule.clone();
+            change(&mut rule);
+            rule
+        };
+        self.rules = self.rules.map(|rules| rules.iter().map(changed).collect());
+        self
+    }
+
     fn with(mut self, limit: Arc<Limit>, by: Option<String>, cost: Option<OwnCost>) -> Result<Self, RuleError> {
         self.expect_one()?;
+        if by.as_ref().is_some_and(String::is_empty) {
+            return Err(self.error(NO_PART));
+        }
         let is_named = limit.name().is_some();
         let limit = match &by {
             Some(part) if !is_named => Arc::new(Limit::clone(&limit).named(&name_of_part(part))?),
@@ -473,6 +500,8 @@ impl Rule {
     }
 }
 
+const NO_PART: &str = "expected the name of a part of the request, got \"\"";
+
 /// The name of a limit that counts by this part and has none of its own.
 fn name_of_part(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
@@ -493,8 +522,8 @@ fn written(time: Duration) -> Period {
 impl FromStr for Rule {
     type Err = RuleError;
 
-    /// One limit, or several separated by commas, as [`Display`](fmt::Display) prints them. The rule has no name until
-    /// [`Rule::named`].
+    /// One limit, or several separated by commas. The rule has no name until [`Rule::named`], so that [`Rule::new`] is
+    /// shorter.
     fn from_str(text: &str) -> Result<Self, RuleError> {
         let several = text.contains(',');
         let limit = |text: &str| {
@@ -506,31 +535,6 @@ impl FromStr for Rule {
         let (first, others) = text.split_once(',').map_or((text, None), |(first, others)| (first, Some(others)));
         let rule = Self::unnamed(limit(first)?);
         others.into_iter().flat_map(|others| others.split(',')).try_fold(rule, |rule, text| rule.and(limit(text)?))
-    }
-}
-
-/// A rule without a name.
-impl From<Limit> for Rule {
-    fn from(limit: Limit) -> Self {
-        Self::unnamed(limit)
-    }
-}
-
-impl TryFrom<&str> for Rule {
-    type Error = RuleError;
-
-    /// As it is [parsed](Rule::from_str).
-    fn try_from(text: &str) -> Result<Self, RuleError> {
-        text.parse()
-    }
-}
-
-impl TryFrom<&String> for Rule {
-    type Error = RuleError;
-
-    /// As it is [parsed](Rule::from_str).
-    fn try_from(text: &String) -> Result<Self, RuleError> {
-        text.parse()
     }
 }
 
@@ -562,7 +566,7 @@ impl fmt::Debug for Rule {
 }
 
 impl fmt::Display for Rule {
-    /// The limits' text form; names are not part of it.
+    /// The limits' text form. Names, parts and settings are not part of it: serialized, a rule keeps them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, limit) in self.limits().enumerate() {
             let comma = if index == 0 { "" } else { ", " };

@@ -44,7 +44,7 @@ mod names {
     pub(super) const DURATION: &str = "tollgate_decision_duration_seconds";
     /// Calls without a decision, by class.
     pub(super) const ERRORS: &str = "tollgate_errors_total";
-    /// Keys that went to Redis together.
+    /// Keys in a batch that was sent to Redis.
     pub(super) const BATCH: &str = "tollgate_batch_keys";
     /// Open breakers: at most one for each Redis and tokio runtime.
     pub(super) const BREAKERS: &str = "tollgate_breakers_open";
@@ -66,7 +66,7 @@ pub fn describe_metrics() {
     describe_counter!(names::DECISIONS, "Decisions, by rule, algorithm, outcome and source");
     describe_histogram!(names::DURATION, Unit::Seconds, "How long a call for a decision took, by source");
     describe_counter!(names::ERRORS, "Calls without a decision, by class");
-    describe_histogram!(names::BATCH, "Keys that went to Redis together");
+    describe_histogram!(names::BATCH, "Keys in a batch that was sent to Redis");
     describe_gauge!(names::BREAKERS, "Open breakers, at most one for each Redis and tokio runtime");
     describe_counter!(names::UNSENT, "Releases, cancellations and the like never sent: too many were waiting");
     if cfg!(feature = "rules") {
@@ -210,7 +210,7 @@ pub(crate) fn answered_instead(rule: Option<&str>, policy: &'static str, class: 
 /// A permit in use has expired, or Redis has forgotten it: others may take as many again.
 pub(crate) fn permit_lost(rule: Option<&str>) {
     traced! {
-        tracing::warn!(target: "tollgate", rule, "a permit that is in use has expired: others may hold it too");
+        tracing::warn!(target: "tollgate", rule, "a permit in use has expired: more may be held than the limit allows");
     }
 }
 
@@ -224,7 +224,9 @@ pub(crate) fn permit_overdue(rule: Option<&str>) {
 /// A release, a cancellation or the like isn't sent: too many are waiting.
 pub(crate) fn background_full() {
     measured! { metrics::counter!(names::UNSENT).increment(1); }
-    traced! { tracing::debug!(target: "tollgate", "what was taken is not given back: too many calls are waiting"); }
+    traced! {
+        tracing::debug!(target: "tollgate", "what was taken is not given back: too many calls are waiting");
+    }
 }
 
 /// Rules use an attribute that the middleware never sets.
@@ -277,7 +279,7 @@ pub(crate) fn unanswered(why: Unanswered, error: &dyn Display, class: &'static s
 pub(crate) fn unsettled(class: &'static str) {
     measured! { metrics::counter!(names::ERRORS, "class" => class).increment(1); }
     traced! {
-        tracing::warn!(target: "tollgate", error = class, "a cost is not settled: what was charged at first stays");
+        tracing::warn!(target: "tollgate", error = class, "a cost could not be settled: the first charge stands");
     }
 }
 

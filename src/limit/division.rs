@@ -146,7 +146,7 @@ impl Limit {
             max: None,
             shards: None,
             calendar: self.window(),
-            zone: self.zone().map(str::to_owned),
+            zone: self.tz().map(str::to_owned),
         };
         match self.algorithm {
             Algorithm::TokenBucket => {

@@ -343,7 +343,7 @@ impl fmt::Display for Limit {
         if self.shards() > 1 {
             write!(f, " shards {}", self.shards())?;
         }
-        if let Some(zone) = self.zone().filter(|zone| *zone != UTC) {
+        if let Some(zone) = self.tz().filter(|zone| *zone != UTC) {
             write!(f, " tz {zone}")?;
         }
         Ok(())

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::counted::counted;
 use super::handle::Limiter;
-use crate::decision::Decision;
+use crate::decision::{Decision, Decisions};
 use crate::error::{Error, Kind};
 use crate::operation::Operation;
 use crate::request::{OwnedRequest, Request};
@@ -29,9 +29,9 @@ impl Limiter {
     /// several descriptors. Costs what one call does: one round trip, or two on a cluster if one
     /// node denies what others have admitted.
     ///
-    /// The decisions are the calls', in their order. `allowed` is whether the call's own limits admit it; units are
-    /// taken only if all calls are allowed. A call that would be allowed by itself, and isn't made because of another,
-    /// has granted nothing. Calls that count the same key take the sum of their costs from it.
+    /// The decisions are the calls', in their order. Units are taken only if all calls are
+    /// [allowed](Decisions::allowed). A call that would be allowed by itself, and isn't made because of another, has
+    /// granted nothing. Calls that count the same key take the sum of their costs from it.
     ///
     /// A deadline, a time and jitter are those of the first request. While Redis is unreachable, the strictest policy of
     /// the rules answers all calls. On a cluster, keys may be [on several
@@ -54,6 +54,7 @@ impl Limiter {
     /// let transfer = [(&sent, Request::new("ada").cost(20)), (&received, Request::new("bob").cost(20))];
     ///
     /// let decisions = limiter.acquire_all(transfer).await?;
+    /// assert!(!decisions.allowed());
     /// assert!(decisions[0].allowed && !decisions[1].allowed, "more than bob may receive");
     /// assert_eq!(limiter.peek(&sent, "ada").await?.remaining, 100, "so nothing was taken");
     /// # Ok(())
@@ -64,17 +65,17 @@ impl Limiter {
     pub async fn acquire_all<'a, R: Into<Request<'a>>>(
         &self,
         calls: impl IntoIterator<Item = (&'a Rule, R)>,
-    ) -> Result<Vec<Decision>, Error> {
+    ) -> Result<Decisions, Error> {
         let calls: Vec<(&Rule, Request<'a>)> = calls.into_iter().map(|(rule, call)| (rule, call.into())).collect();
         if let [(only, request)] = calls.as_slice() {
-            return self.acquire(only, *request).await.map(|decision| vec![decision]);
+            return self.acquire(only, *request).await.map(|decision| Decisions(vec![decision]));
         }
         let decided = self.decide_all(&calls, Operation::Acquire).await;
         match &decided {
             Ok(decisions) => calls.iter().zip(decisions).for_each(|((rule, _), own)| counted(rule, Ok(own))),
             Err(error) => calls.iter().for_each(|(rule, _)| counted(rule, Err(error))),
         }
-        decided
+        decided.map(Decisions)
     }
 
     /// The same, or what it would answer; for a caller that counts the outcome.

@@ -57,9 +57,9 @@ impl Limiter {
                 let raised = self.raised_if_never_admitted(call);
                 let raised = Call { request: &Request::from(&raised), ..call };
                 match self.decide_locally(raised, processes).await {
-                    Ok(decision) if decision.retry_after == RetryAfter::Never && self.may_fit(call) => {
-                        Err(error.and(format_args!("a share of it for {processes} processes never admits this cost")))
-                    }
+                    Ok(decision) if decision.retry_after == RetryAfter::Never && self.may_fit(call) => Err(error.and(
+                        format_args!("this process's share of the rule, one of {processes}, never admits this cost"),
+                    )),
                     Ok(decision) => Ok(decision.instead_of(error)),
                     Err(why) => Err(error.and(why)),
                 }

@@ -149,7 +149,7 @@ impl Limiter {
             return Err(bad("a limit without shards, since the units left in one shard say nothing about the others"));
         }
         if rule.counts_overage() {
-            return Err(bad("a rule that doesn't count denials (those of batches would count)"));
+            return Err(bad("a rule without count_overage, since the denials of batches would be counted"));
         }
         if rule.blocks_for().is_some() {
             return Err(bad("a rule without block_for, since a batch that is denied would block everybody"));
@@ -161,7 +161,10 @@ impl Limiter {
         let (capacity, processes) = (limit.capacity(), u64::from(processes.get()));
         let share = capacity / 2 / processes;
         if share == 0 {
-            return Err(bad(&format!("a burst of at least twice the {processes} processes")));
+            return Err(bad(&format!(
+                "a burst of at least {}, two for each of the {processes} processes",
+                2 * processes
+            )));
         }
         let stock = Lock::new(Stock::new(share, capacity - processes * share, Instant::now()));
         let (limiter, rule, closed) = (self.clone(), rule.clone(), rule.clone().closed());

@@ -50,7 +50,7 @@ impl Draws {
 fn rules() -> Vec<Rule> {
     let of = |text: &str, name: &str| Rule::new(name, text).expect("a rule");
     let shared = |text: &str, name: &str, limit: &str| {
-        let rule = of(text, name).tagged("org").and_by("org", limit.parse().expect("a limit"));
+        let rule = of(text, name).tagged("org").and_then(|rule| rule.and_by("org", limit.parse().expect("a limit")));
         rule.expect("a tag")
     };
     vec![

@@ -86,12 +86,14 @@ impl ClientAddress {
     /// # Errors
     ///
     /// The entry that counts is no address.
+    #[doc(hidden)]
     pub fn of_header(&self, peer: IpAddr, value: &[u8]) -> Result<IpAddr, Error> {
         self.among(peer.to_canonical(), entries_of(value))
     }
 
     /// The address in a text with or without a port, as proxies and logs have it: `192.0.2.1`, `192.0.2.1:80`,
     /// `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. IPv4-mapped IPv6 becomes IPv4. None if it is no address.
+    #[doc(hidden)]
     #[must_use]
     pub fn read(text: &[u8]) -> Option<IpAddr> {
         address(text)

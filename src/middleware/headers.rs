@@ -19,9 +19,23 @@ pub enum HeaderStyle {
     Draft,
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` (seconds from now), which older clients
     /// know. As in the draft, the limit is the rate; what remains is bounded by the burst, which may be less or more.
-    Legacy,
+    XRateLimit,
+    /// The same as `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`: the draft's first versions, and what
+    /// Envoy's own rate limit service writes.
+    RateLimit,
     /// None of these: only `Retry-After` on a denial.
     Off,
+}
+
+impl HeaderStyle {
+    /// The fields that report one limit alone: its rate, what remains, and the seconds until there is more.
+    fn one_limits_fields(self) -> Option<[&'static str; 3]> {
+        match self {
+            Self::XRateLimit => Some(["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]),
+            Self::RateLimit => Some(["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"]),
+            Self::Draft | Self::Off => None,
+        }
+    }
 }
 
 /// A header field: its name in lower case, and its value.
@@ -125,12 +139,12 @@ impl Decision {
                 }),
             ));
         }
-        if style == HeaderStyle::Legacy
+        if let Some([limit, remaining, reset]) = style.one_limits_fields()
             && let Some(told) = standings.iter().min_by_key(|standing| (!standing.denies, standing.remaining))
         {
-            fields.push(("x-ratelimit-limit", told.quota.rate().to_string()));
-            fields.push(("x-ratelimit-remaining", told.remaining.to_string()));
-            fields.extend(told.seconds.map(|seconds| ("x-ratelimit-reset", seconds.to_string())));
+            fields.push((limit, told.quota.rate().to_string()));
+            fields.push((remaining, told.remaining.to_string()));
+            fields.extend(told.seconds.map(|seconds| (reset, seconds.to_string())));
         }
         fields
     }

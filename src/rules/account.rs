@@ -56,7 +56,7 @@ pub struct Account {
 }
 
 /// Limits of a user's own, checked once. A clone shares them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserLimits(Arc<Rule>);
 
 /// Why a user is denied everything, and until when.
@@ -67,6 +67,14 @@ pub struct UserBlock {
     pub reason: Option<String>,
     /// None: until it is lifted.
     pub until: Option<SystemTime>,
+}
+
+impl UserBlock {
+    /// For this reason, until this time; without one, until it is lifted.
+    #[must_use]
+    pub fn new(reason: Option<&str>, until: Option<SystemTime>) -> Self {
+        Self { reason: reason.map(str::to_owned), until }
+    }
 }
 
 impl Account {
@@ -155,7 +163,7 @@ impl Account {
     }
 
     /// The limits that replace those of the tier, and the key that they count by: the API key's or the user's.
-    pub(super) fn own_limits(&self) -> Option<(&Rule, String)> {
+    pub(super) fn limits_and_key(&self) -> Option<(&Rule, String)> {
         match (&self.key_limits, &self.limits, &self.api_key) {
             (Some(limits), _, Some(id)) => Some((limits, format!("{API_KEY}:{id}"))),
             (_, limits, _) => limits.as_ref().map(|limits| (&*limits.0, format!("{USER}:{}", self.user))),
@@ -163,12 +171,14 @@ impl Account {
     }
 
     /// The user's own limits, if there are any.
+    #[doc(hidden)]
     #[must_use]
-    pub fn shared_limits(&self) -> Option<&UserLimits> {
+    pub fn own_limits(&self) -> Option<&UserLimits> {
         self.limits.as_ref()
     }
 
     /// The block, even if it has ended.
+    #[doc(hidden)]
     #[must_use]
     pub fn last_block(&self) -> Option<&UserBlock> {
         self.block.as_deref()
@@ -176,6 +186,7 @@ impl Account {
 
     /// The same, with what another source knows of its user: a tier where this account has none, and the source's
     /// limits and block in place of this account's.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_user(mut self, user: &Self) -> Self {
         self.tier = self.tier.or_else(|| user.tier.clone());

@@ -44,6 +44,7 @@ impl RuleChanges {
     }
 
     /// The changes between rules kept in another form, each with its name and in order.
+    #[doc(hidden)]
     #[must_use]
     pub fn between<T: PartialEq>(before: &[(String, T)], after: &[(String, T)], settings: bool) -> Self {
         let said: BTreeMap<_, _> = before.iter().map(|(name, said)| (name, said)).collect();

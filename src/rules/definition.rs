@@ -252,6 +252,7 @@ pub struct Reading {
 /// A request's cost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "OwnCost", into = "OwnCost")]
+#[non_exhaustive]
 pub enum Cost {
     /// A number of units.
     Units(u64),

@@ -38,11 +38,11 @@ impl Adaptable {
         for (at, limit) in limits.iter().enumerate().filter(|(_, limit)| is_optional(limit)) {
             let needs = needs(limit);
             if needs.is_empty() {
-                let why = "the field missing: expected a limit whose own key or cost is an attribute, got";
+                let why = "missing = \"skip\": expected a limit whose own key or cost is an attribute, got";
                 return fault(at, format!("{why} {}", limit.limit));
             }
             if optional.len() == MOST {
-                return fault(at, format!("the field missing: at most {MOST} limits of a rule may be left out"));
+                return fault(at, format!("missing = \"skip\": at most {MOST} limits of a rule can have it"));
             }
             optional.push(Optional { at, needs });
         }

@@ -90,7 +90,7 @@ impl Throttle {
         }
         let cost = cost_attribute(&definition.cost).map_err(|why| (Field::named("cost"), why))?;
         if definition.cost != Cost::default() && definition.limits.iter().all(|limit| limit.cost.is_some()) {
-            return Err((Field::named("cost"), "cost: no limit takes it, since each has its own".into()));
+            return Err((Field::named("cost"), "cost: has no effect, since each limit has a cost of its own".into()));
         }
         let mut own_costs = Names::new();
         for (index, limit) in definition.limits.iter().enumerate() {
@@ -187,7 +187,7 @@ impl Throttle {
         // Overrides are written as text.
         let overridden = found.and_then(|(key, _)| std::str::from_utf8(key).ok());
         let limited = match found.map(|(_, instead)| instead) {
-            None => match request.account.filter(|account| self.yields && account.own_limits().is_some()) {
+            None => match request.account.filter(|account| self.yields && account.limits_and_key().is_some()) {
                 Some(account) => return Ok((self.charged_by(account, request)?, None)),
                 None => &self.limited,
             },
@@ -212,7 +212,7 @@ impl Throttle {
 
     /// What the account's own limits make of this request, in place of the rule's.
     fn charged_by(&self, account: &Account, request: &Attributes<'_>) -> Result<Throttled<'_>, Error> {
-        let Some((own, key)) = account.own_limits() else { return Ok(Throttled::Allow) };
+        let Some((own, key)) = account.limits_and_key() else { return Ok(Throttled::Allow) };
         let rule = own.governed_as(self.rule());
         let cost = match &self.cost {
             Some(attribute) if request.first_missing([attribute]).is_some() => {

@@ -86,7 +86,8 @@ fn of_names(rule: &Definition) -> impl Iterator<Item = Refusal> {
     let named = named.chain(by_cost(&rule.cost).map(|name| (Field::named("cost"), "cost", name)));
     named.filter_map(|(at, field, name)| {
         let expected = if name == "status" {
-            "expected an attribute of the request, not of its response (count = \"401\" goes by that)".to_owned()
+            "expected an attribute of the request, not of its response (count = \"401\" is about the response)"
+                .to_owned()
         } else {
             format!("expected an attribute that the service gives (did you mean {}?)", probably_meant(&name)?)
         };
@@ -125,7 +126,7 @@ fn in_condition(attribute: &str, value: &str, reading: Reading) -> Option<&'stat
         PATH if reading.paths == Paths::Segments
             && value.bytes().any(|byte| !byte.is_ascii_graphic() || byte == b'"') =>
         {
-            Some("expected it percent-encoded, as requests have it, since paths are compared as they are sent")
+            Some("expected it percent-encoded, since paths = \"segments\" compares paths as they are sent")
         }
         PATH if has_an_expression(value) => {
             Some("expected * for a segment that varies, since everything else is compared literally")
@@ -205,7 +206,7 @@ mod tests {
             ("key = \"ip\"\nlimits = [{ limit = \"gcra 10/1s\", key = \"api-key\" }]".to_owned(), "limits: expected"),
             ("match = { methd = \"POST\" }\naction = \"block\"".to_owned(), "did you mean method?"),
             ("match = { pth = \"/a\" }\naction = \"block\"".to_owned(), "did you mean path?"),
-            ("match = { status = \"401\" }\naction = \"block\"".to_owned(), "count = \"401\" goes by that"),
+            ("match = { status = \"401\" }\naction = \"block\"".to_owned(), "count = \"401\" is about the response"),
         ] {
             let found = doubts(&fields);
             assert!(found.len() == 1 && found[0].contains(meant.trim_start_matches("2:1: ")), "{fields}: {found:?}");

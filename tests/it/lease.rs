@@ -349,9 +349,12 @@ async fn a_limit_that_cannot_be_leased_is_an_error() {
         ),
         (
             rule("gcra 10/1s").count_overage(true),
-            "lease: expected a rule that doesn't count denials (those of batches would count), got token-bucket 10/1s",
+            "lease: expected a rule without count_overage, since the denials of batches would be counted, got token-bucket 10/1s",
         ),
-        (rule("gcra 5/1s"), "lease: expected a burst of at least twice the 3 processes, got token-bucket 5/1s"),
+        (
+            rule("gcra 5/1s"),
+            "lease: expected a burst of at least 6, two for each of the 3 processes, got token-bucket 5/1s",
+        ),
     ] {
         let error = limiter.lease(&rule, "key", processes(3)).expect_err(expected);
         assert!(error.is_input());

@@ -214,7 +214,7 @@ fn serde_reads_what_it_writes_and_tells_each_forms_own_mistakes() {
         (json!({"name": "a", "limits": []}), "rule a: limits: they are missing: write at least one"),
         (json!({"name": "a", "limit": "gcra 5/1s"}), "unknown field `limit`"),
         (json!({"name": "a", "limits": ["gcra 5/1s", "gcra 9/1s"]}), "are named token-bucket-1s"),
-        (json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "key": ""}]}), "1 to 64 letters"),
+        (json!({"name": "a", "limits": ["gcra 5/1s", {"limit": "gcra 9/1m", "key": ""}]}), "name of a part"),
         (
             json!({"name": "a", "limits": [{"limit": "gcra 5/1s", "key": "or g"}, {"limit": "gcra 9/1m", "key": "or-g"}]}),
             "are named or-g",
@@ -278,6 +278,33 @@ fn a_rule_is_read_as_it_is_printed_and_decides_once_it_has_a_name() {
     ] {
         let error = text.parse::<Rule>().expect_err(text).to_string();
         assert!(error.starts_with(expected), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_rule_is_made_of_any_text_of_a_limit_and_of_a_rule() {
+    let text = "token-bucket 10/1s";
+    let (owned, limit): (String, Limit) = (text.to_owned(), text.parse().expect("a limit"));
+    let rule = Rule::new("api", text).expect("a rule");
+    let rules = [
+        Rule::new("api", text),
+        Rule::new("api", &owned),
+        Rule::new("api", std::borrow::Cow::Borrowed(text)),
+        Rule::new("api", owned.clone()),
+        Rule::new("api", limit),
+    ];
+    assert_eq!(rules.map(|rule| rule.expect("a rule")), [(); 5].map(|()| rule.clone()));
+    let dear = rule.cost(3).and_then(|rule| Rule::new("other", rule)).expect("a rule");
+    assert_eq!((dear.name(), dear.default_cost()), (Some("other"), 3), "renamed, with its settings");
+    assert!(Rule::new("a b", text).expect_err("a name").to_string().starts_with("name: "));
+    let endless = Rule::new("api", format!("gcra {}", "ü".repeat(1_000_000))).expect_err("no rate").to_string();
+    assert!(endless.len() < 5_000 && endless.ends_with("... (cut off)"), "{}", endless.len());
+    for nothing in [
+        dear.clone().tagged(""),
+        dear.and_by("", "gcra 1/1m".parse::<Limit>().and_then(|limit| limit.named("org")).expect("a limit")),
+    ] {
+        let error = nothing.expect_err("no part").to_string();
+        assert_eq!(error, "rule other: expected the name of a part of the request, got \"\"");
     }
 }
 

@@ -103,7 +103,7 @@ impl RulesFile {
         let told = |why: String| anyhow!("rule {name}: {why}");
         let attribute = |cost: &Cost| match cost {
             Cost::Attribute(name) => Some(name.clone()),
-            Cost::Units(_) => None,
+            _ => None,
         };
         let of_rule = attribute(&definition.cost);
         let of_limits: Vec<_> =

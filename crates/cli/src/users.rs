@@ -168,7 +168,7 @@ fn show(user: &str) -> String {
 /// Rules write `user:42` for the user 42.
 fn warn_of_a_key(user: &str) {
     if user.starts_with("user:") {
-        note(format_args!("users are named without user: before them; in rules this one is user:{user}"));
+        note(format_args!("give a user without user: before it; in rules this one is user:{user}"));
     }
 }
 
@@ -185,8 +185,8 @@ fn record(user: &StoredUser) -> Fields {
         ("tier", json!(user.tier)),
         ("limits", limits(user.limits)),
         ("blocked", json!(user.is_blocked())),
-        ("blocked_reason", json!(user.blocked_reason)),
-        ("blocked_until", time(user.blocked_until)),
+        ("blocked_reason", json!(user.block.as_ref().and_then(|block| block.reason.as_deref()))),
+        ("blocked_until", time(user.block.as_ref().and_then(|block| block.until))),
         ("total_today", json!(user.total_today)),
         ("total_this_month", json!(user.total_this_month)),
         ("times_exceeded", json!(user.times_exceeded)),

@@ -63,10 +63,10 @@ pub fn describe_metrics() {
     describe_counter!(names::DATABASE_FAILURES, "Failed attempts to reach and read the database, by reason");
     describe_gauge!(names::DATABASE, "Whether the database answers: 1, or 0");
     describe_gauge!(names::TOTALS_LAG, Unit::Seconds, "Age of the oldest request that is not in the totals yet");
-    describe_counter!(names::TOTALS_LOST, "Requests that the totals will never have");
+    describe_counter!(names::TOTALS_LOST, "Requests that are lost to the totals for good");
     describe_counter!(names::RENAMED, "Batches found under this process's name that are not its own");
     describe_gauge!(names::HISTORY_LAG, Unit::Seconds, "Age of the oldest decision that is not in the history yet");
-    describe_counter!(names::HISTORY_LOST, "Decisions that the history will never have");
+    describe_counter!(names::HISTORY_LOST, "Decisions that are lost to the history for good");
 }
 
 /// The rules in the database have changed: the number now in force, or why they were refused.
@@ -111,7 +111,7 @@ pub(crate) fn changes_unread(error: &dyn Display) {
         tracing::warn!(
             target: "tollgate",
             %error,
-            "changes cannot be read: another session holds a lock, and they are read once it ends"
+            "changes cannot be read until another session releases its lock"
         );
     }
 }
@@ -159,7 +159,7 @@ pub(crate) fn cache_refused(is_first: bool) {
         if is_first {
             tracing::warn!(
                 target: "tollgate",
-                "an entry of the configuration in Redis was refused: another program wrote it, or one with another secret"
+                "a cached entry in Redis was refused: another program wrote it, or one with another secret"
             );
         }
     }
@@ -167,7 +167,9 @@ pub(crate) fn cache_refused(is_first: bool) {
 
 /// Totals couldn't be written, and are kept for now.
 pub(crate) fn totals_unwritten(error: &dyn Display) {
-    traced! { tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept until they can be"); }
+    traced! {
+        tracing::warn!(target: "tollgate", %error, "totals cannot be written: they are kept, and written later");
+    }
 }
 
 /// Some of the totals can't be stored, and are dropped.
@@ -220,7 +222,11 @@ pub(crate) fn writer_renamed(writes: &'static str, former: &str, writer: &str) {
 /// Decisions couldn't be written, and are kept for now, as far as there is room.
 pub(crate) fn history_unwritten(error: &dyn Display) {
     traced! {
-        tracing::warn!(target: "tollgate", %error, "history cannot be written: it is kept as far as there is room");
+        tracing::warn!(
+            target: "tollgate",
+            %error,
+            "history cannot be written: decisions are kept until the queue is full"
+        );
     }
 }
 
@@ -246,7 +252,13 @@ pub(crate) fn history_refused(error: &dyn Display) {
 
 /// The partitions for the next months could not be created.
 pub(crate) fn partitions_unmade(error: &dyn Display) {
-    traced! { tracing::warn!(target: "tollgate", %error, "partitions cannot be made: the existing ones are used"); }
+    traced! {
+        tracing::warn!(
+            target: "tollgate",
+            %error,
+            "partitions for the next months cannot be created: the existing ones are used"
+        );
+    }
 }
 
 /// The lag of the history in the database, and how many decisions it has lost for good.

@@ -104,7 +104,7 @@ impl Service {
         let decided = self.decide(&request).await;
         let response = decided.map(|(asked, verdicts)| {
             asked.iter().zip(&verdicts).for_each(|(asked, verdict)| metrics::judged(asked.operation, verdict));
-            status::response(&asked, &verdicts, self.unmatched(), self.headers())
+            status::response(&asked, &verdicts, self.unmatched(), self.header_style())
         });
         let allowed = response.as_ref().map(|response| response.overall_code() == rate_limit_response::Code::Ok);
         metrics::answered("envoy", allowed, began.elapsed());

@@ -64,7 +64,7 @@ impl Failure {
         match self {
             Self::Request(why) | Self::Unfit(why) | Self::Nothing(why) => why.clone(),
             Self::AmbiguousPath => {
-                "path: it can be read in two ways: let the file of rules say how the service reads it (paths)"
+                "path: servers may read it in different ways: say in the file of rules how yours does (paths)"
                     .to_owned()
             }
             Self::Limiter(error) => error.to_string(),

@@ -190,7 +190,7 @@ impl Service {
             None => StatusCode::TOO_MANY_REQUESTS,
         };
         let status = if verdict.allowed && !refused { StatusCode::OK } else { denied() };
-        (status, self.headers().of(verdict))
+        (status, verdict.headers(self.header_style()))
     }
 }
 

@@ -39,7 +39,6 @@ mod token;
 mod unread;
 mod warning;
 
-pub use headers::HeaderFields;
 pub use metrics::describe_metrics;
 pub use service::{Service, ServiceBuilder, Unmatched};
 pub use token::Tokens;

@@ -38,6 +38,7 @@ use crate::unread::Unread;
 
 /// Where a port is: `127.0.0.1:8080`, or a socket in the file system, `unix:/run/tollgate.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Address {
     /// A host and a port.
     Tcp(String),
@@ -390,12 +391,24 @@ impl fmt::Display for Address {
     }
 }
 
-impl FromStr for Address {
-    type Err = String;
+/// Text that isn't an [`Address`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         match text.strip_prefix("unix:") {
-            Some("") => Err("expected a path after unix:".into()),
+            Some("") => Err(AddressError("expected a path after unix:".into())),
             Some(path) => Ok(Self::Unix(path.into())),
             None if text
                 .rsplit_once(':')
@@ -403,7 +416,10 @@ impl FromStr for Address {
             {
                 Ok(Self::Tcp(text.to_owned()))
             }
-            None => Err(format!("expected an address such as 127.0.0.1:8080, or unix:PATH, got {text:?}")),
+            None => {
+                let expected = "expected an address such as 127.0.0.1:8080, or unix:PATH";
+                Err(AddressError(format!("{expected}, got {text:?}")))
+            }
         }
     }
 }

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use tollgate::middleware::HeaderStyle;
 use tollgate::rules::Descriptors;
-use tollgate_serve::listen::Address;
-use tollgate_serve::{HeaderFields, Unmatched};
+use tollgate_serve::Unmatched;
+use tollgate_serve::listen::{Address, AddressError};
 
 /// A rate limit service: the same rules for gateways, by Envoy's protocol, and for every language, by HTTP with JSON.
 #[derive(Debug, Parser)]
@@ -100,8 +101,8 @@ pub(crate) struct Options {
     #[arg(long, value_enum, value_name = "HOW", default_value = "allow", help_heading = "Answers")]
     pub(crate) unmatched: UnmatchedArgument,
     /// The header fields for clients.
-    #[arg(long, value_name = "STYLE", default_value = "draft", value_parser = header_fields(), help_heading = "Answers")]
-    pub(crate) headers: HeaderFields,
+    #[arg(long, value_name = "STYLE", default_value = "draft", value_parser = header_style(), help_heading = "Answers")]
+    pub(crate) headers: HeaderStyle,
 }
 
 /// What `--on-error` accepts.
@@ -159,15 +160,16 @@ fn port(text: &str) -> Result<Port, String> {
     if text == "off" {
         return Ok(Port(None));
     }
-    text.parse().map(|address| Port(Some(address))).map_err(|why| format!("{why} (or off)"))
+    text.parse().map(|address| Port(Some(address))).map_err(|why: AddressError| format!("{why} (or off)"))
 }
 
-fn header_fields() -> impl clap::builder::TypedValueParser<Value = HeaderFields> {
+fn header_style() -> impl clap::builder::TypedValueParser<Value = HeaderStyle> {
     use clap::builder::{PossibleValuesParser, TypedValueParser};
-    let names = HeaderFields::ALL.map(|(name, _)| name);
-    PossibleValuesParser::new(names).map(|chosen| {
-        let found = HeaderFields::ALL.iter().find(|(name, _)| *name == chosen);
-        found.map_or_else(HeaderFields::default, |(_, fields)| *fields)
+    PossibleValuesParser::new(["draft", "x-ratelimit", "ratelimit", "off"]).map(|chosen| match &*chosen {
+        "x-ratelimit" => HeaderStyle::XRateLimit,
+        "ratelimit" => HeaderStyle::RateLimit,
+        "off" => HeaderStyle::Off,
+        _ => HeaderStyle::Draft,
     })
 }
 

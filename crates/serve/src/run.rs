@@ -62,7 +62,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     };
     let service = Service::builder(limiter.clone(), rules)
         .unmatched(options.unmatched.into())
-        .headers(options.headers)
+        .header_style(options.headers)
         .descriptors(options.descriptors.map(Into::into))
         .tokens(tokens)
         .build();
@@ -227,7 +227,9 @@ fn bounds(options: &Options, port: &str, files: Option<usize>) -> Bounds {
         if most < bounds.connections {
             bounds.connections = most;
             if port != "metrics" {
-                tracing::warn!(port, connections = most, "it has fewer connections than --connections, for ulimit -n");
+                let fewer =
+                    "this port takes fewer connections than --connections: raise the limit on open files (ulimit -n)";
+                tracing::warn!(port, connections = most, "{fewer}");
             }
         }
     }

@@ -9,8 +9,8 @@ use tollgate::rules::{Account, Attributes, Descriptors, RuleSet, RuleSource, Ver
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::headers::HeaderFields;
 use crate::token::Tokens;
+use tollgate::middleware::HeaderStyle;
 
 /// A rate limit service: decides by a set of rules, for whoever asks by [gRPC](Self::grpc) or [HTTP](Self::http).
 /// Cheap to clone.
@@ -34,7 +34,7 @@ struct Settings {
     /// In place of what the rules say.
     descriptors: Option<Descriptors>,
     unmatched: Unmatched,
-    headers: HeaderFields,
+    header_style: HeaderStyle,
     tokens: Tokens,
 }
 
@@ -108,8 +108,8 @@ impl Service {
         self.shared.settings.unmatched
     }
 
-    pub(crate) fn headers(&self) -> HeaderFields {
-        self.shared.settings.headers
+    pub(crate) fn header_style(&self) -> HeaderStyle {
+        self.shared.settings.header_style
     }
 
     pub(crate) fn tokens(&self) -> &Tokens {
@@ -152,8 +152,8 @@ impl ServiceBuilder {
 
     /// Which header fields clients get: those of the draft, unless this says otherwise.
     #[must_use]
-    pub fn headers(mut self, fields: HeaderFields) -> Self {
-        self.settings.headers = fields;
+    pub fn header_style(mut self, style: HeaderStyle) -> Self {
+        self.settings.header_style = style;
         self
     }
 

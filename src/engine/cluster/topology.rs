@@ -147,7 +147,8 @@ impl Topology {
 
     /// Notes a redirect, permanently if a slot is given, and returns the node it leads to.
     pub(super) fn learn(self: &Arc<Self>, named: &str, by: &Node, slot: Option<u16>) -> Result<Arc<Node>, Error> {
-        let bad = || Error::new(Kind::Garbled, format!("expected another node's host:port from redis, got {named:?}"));
+        let bad =
+            || Error::new(Kind::Garbled, format!("redis redirected the call to {named:?}, which isn't host:port"));
         let (host, port) = host_and_port(named).ok_or_else(bad)?;
         let host = if host.is_empty() { by.host.as_str() } else { host };
         let known = self.known().map.at(host, port).cloned();

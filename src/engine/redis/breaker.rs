@@ -258,7 +258,7 @@ mod tests {
         assert!(breaker.enter().is_ok() && breaker.current() == BreakerState::Closed);
         fail(&breaker, 1);
         let error = breaker.enter().unwrap_err();
-        assert!(error.is_unreachable() && error.to_string().ends_with("after: no connection"), "{error}");
+        assert!(error.is_unreachable() && error.to_string().ends_with("last error: no connection"), "{error}");
         assert!(
             matches!(breaker.current(), BreakerState::Open(pause) if (FIRST_PAUSE..FIRST_PAUSE * 5 / 4).contains(&pause))
         );

@@ -30,7 +30,8 @@ pub type StreamFuture<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Strea
 /// shown in messages, and a panic is an error too.
 ///
 /// ```no_run
-/// use tollgate::{Connect, Redis, StreamFuture};
+/// use tollgate::Redis;
+/// use tollgate::connect::{Connect, StreamFuture};
 ///
 /// /// Every server, by way of a proxy that knows where it is.
 /// struct Proxied;

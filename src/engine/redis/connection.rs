@@ -356,6 +356,6 @@ impl Drop for Request<'_> {
 }
 
 pub(super) fn lost() -> RedisError {
-    let why = "tollgate closed it, since nothing was answered on it or its answers no longer matched the calls";
+    let why = "tollgate closed it, since no answers came or they no longer matched the calls";
     std::io::Error::new(std::io::ErrorKind::ConnectionAborted, why).into()
 }

@@ -89,7 +89,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
     }
     let command = || named_by(error, called.map(|called| called.script));
     let what: Cow<'static, str> = match kind {
-        Kind::Disconnected => "the connection to redis broke before it answered".into(),
+        Kind::Disconnected => "the connection to redis broke before the answer came".into(),
         Kind::Unreadable => "the limit's state can't be read (a reset repairs it)".into(),
         Kind::Authentication => "redis refused the user or the password".into(),
         Kind::Permission if is_of_a_key(error) => {
@@ -105,7 +105,7 @@ pub(super) fn from_call(error: &RedisError, called: Option<Called>) -> Error {
             format!("on this server, scripts may not run {what} {where_else}").into()
         }
         Kind::Unsupported if error.redirect_node().is_some() => {
-            "redis is a node of a cluster (expected redis-cluster://... as the url)".into()
+            "redis is a node of a cluster: give its url as redis-cluster://...".into()
         }
         Kind::Unsupported => match command() {
             Some(command) => {

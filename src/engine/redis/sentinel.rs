@@ -49,7 +49,7 @@ impl Sentinels {
         let named = tokio::time::timeout(PATIENCE, self.ask(sentinel)).await;
         let named = named.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()));
         let named = named.map_err(|error| from_connecting(&error, &format!("sentinel {sentinel}")))?;
-        let Some((host, port)) = named else { return Err(self.absent("they know of none by this name")) };
+        let Some((host, port)) = named else { return Err(self.absent("a Sentinel knows none by this name")) };
         let primary = self.primary.elsewhere(&host, port);
         let opened = async {
             let mut opened = transport::open(&primary).await?;
@@ -66,7 +66,7 @@ impl Sentinels {
         })?;
         match role {
             Value::Array(role) if role.first() == Some(&Value::BulkString(b"master".to_vec())) => Ok((primary, opened)),
-            _ => Err(self.absent("the server they name is a replica")),
+            _ => Err(self.absent("the server that a Sentinel names is a replica")),
         }
     }
 

@@ -178,7 +178,7 @@ impl Server {
 pub(super) fn interrupted(ended: JoinError) -> Error {
     let why = match ended.try_into_panic() {
         Ok(panic) if is_without_io(&*panic) => return runtime::misused("this one has no I/O"),
-        Ok(_) => "its stream panicked",
+        Ok(_) => "the task that was connecting panicked",
         Err(_) => "the runtime is shutting down",
     };
     Error::new(Kind::Unreachable, format!("no connection to redis: {why}"))

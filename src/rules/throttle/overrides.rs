@@ -44,8 +44,8 @@ impl Overrides {
                     if definition.limits.iter().any(|limit| limit.cost.is_some()) {
                         let (count, got) = (definition.limits.len(), lines.len());
                         if got != count {
-                            let why = "one for each limit of the rule and in the same order, since they take over its \
-                                       name, key and cost";
+                            let why = "one for each limit of the rule and in the same order, since each has the \
+                                       name, key and cost of the limit that it replaces";
                             return Err((at, format!("{key}: expected {count} limits, {why}, got {got}")));
                         }
                         for (line, own) in lines.iter_mut().zip(&definition.limits) {
@@ -116,7 +116,7 @@ impl Overrides {
 /// The key of an override in the form in which requests are counted: another form would never match.
 fn listed_key(key: &str, (attributes, ipv6_prefix): Key<'_>, reading: Reading) -> Result<Vec<u8>, String> {
     if attributes.is_empty() {
-        return Err(format!("expected no overrides of a rule that counts all requests together, got {key:?}"));
+        return Err(format!("a rule with key = \"global\" can't have overrides, block or allow, got {key:?}"));
     }
     let expected = || {
         let example: Vec<_> = attributes.iter().map(|attribute| format!("{attribute}:...")).collect();

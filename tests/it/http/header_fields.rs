@@ -114,9 +114,11 @@ async fn several_limits_are_named_in_the_new_fields_and_the_scarcest_in_the_old_
     for name in ["ratelimit-policy", "ratelimit"] {
         assert_eq!(names(&field(&decision, name).expect("it")), ["api/token-bucket-1s", "api/fixed-window-1h"]);
     }
-    let legacy = decision.headers(HeaderStyle::Legacy);
+    let old = decision.headers(HeaderStyle::XRateLimit);
     let expected = [("x-ratelimit-limit", "3"), ("x-ratelimit-remaining", "2"), ("x-ratelimit-reset", "3600")];
-    assert_eq!(legacy, expected.map(|(name, value)| (name, value.to_owned())));
+    assert_eq!(old, expected.map(|(name, value)| (name, value.to_owned())));
+    let without_x = expected.map(|(name, value)| (name.trim_start_matches("x-"), value.to_owned()));
+    assert_eq!(decision.headers(HeaderStyle::RateLimit), without_x);
     assert_eq!(decision.headers(HeaderStyle::Off), []);
     let denied = taken(&both, 4).await;
     assert_eq!(denied.headers(HeaderStyle::Off), [("retry-after", "3600".to_owned())]);
@@ -136,7 +138,7 @@ async fn the_old_fields_tell_of_a_denial_by_the_limit_that_denies() {
         limiter.acquire(&both, Request::new("ada").costs(&costs)).await.expect("a decision")
     };
     let old = |decision: &Decision, name: &str| {
-        decision.headers(HeaderStyle::Legacy).into_iter().find(|(own, _)| *own == name).map(|(_, value)| value)
+        decision.headers(HeaderStyle::XRateLimit).into_iter().find(|(own, _)| *own == name).map(|(_, value)| value)
     };
     let remaining = |decision: &Decision| old(decision, "x-ratelimit-remaining");
     assert_eq!(remaining(&spend(99_000).await).as_deref(), Some("59"));

@@ -161,7 +161,7 @@ async fn outgoing_calls_are_counted_by_their_destination() {
 /// Fields that a layer of our own within has added, and its denials, are no word of the other side.
 #[tokio::test]
 async fn only_what_the_other_side_says_causes_a_backoff() {
-    for style in [HeaderStyle::Draft, HeaderStyle::Legacy] {
+    for style in [HeaderStyle::Draft, HeaderStyle::XRateLimit] {
         let limiter = Limiter::new(Embedded::new());
         let all = rule_set("[[rule]]\nname = \"all\"\nkey = \"global\"\nlimits = [\"gcra 1000/1s burst 1000\"]");
         let users = rule_set("[[rule]]\nname = \"users\"\nkey = \"user\"\nlimits = [\"fixed-window 1/1h\"]");

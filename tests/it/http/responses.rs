@@ -271,7 +271,7 @@ async fn a_closed_policy_is_a_503_and_an_open_one_invents_nothing() {
     let older = call_over(Version::HTTP_11, "POST", "application/grpc");
     assert_eq!(ask(&layer, older).await.status.as_u16(), 503, "gRPC is over HTTP/2");
 
-    for style in [HeaderStyle::Draft, HeaderStyle::Legacy] {
+    for style in [HeaderStyle::Draft, HeaderStyle::XRateLimit] {
         let open = RateLimitLayer::new(away().to_builder().on_error(OnError::Open).build(), rules.clone());
         let allowed = ask(&open.header_style(style), get("/", &[])).await;
         assert_eq!((allowed.status.as_u16(), allowed.headers.len()), (200, 0), "{allowed:?}");

@@ -148,7 +148,7 @@ async fn a_slot_that_moves_costs_only_its_own_keys_another_round_trip() {
     let keys = servers.keys_of(0, 60);
     // Two of one slot: one that has a state, and one that hasn't yet.
     let slot = servers.slot_of(&keys[7]);
-    let tagged = rule.clone().tagged("org");
+    let tagged = rule.clone().tagged("org").expect("a part");
     let parts = [("org", keys[7].as_bytes())];
     let in_slot = async |user: &str| {
         let decision = limiter.acquire(&tagged, Request::new(user).parts(&parts)).await;
@@ -338,7 +338,8 @@ async fn keys_of_one_slot_are_declared() {
     run_command(&server, &["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     block_until("the node is well", || command_text(&server, &["CLUSTER", "INFO"]).contains("cluster_state:ok"));
     let cluster = Cluster::open(&format!("redis-cluster://127.0.0.1:{}", server.port())).expect("a good address");
-    let (limiter, rule) = (Limiter::builder(cluster).deadline(PATIENCE).build(), rule("gcra 9/1d").tagged("org"));
+    let (limiter, rule) =
+        (Limiter::builder(cluster).deadline(PATIENCE).build(), rule("gcra 9/1d").tagged("org").expect("a part"));
     let users = names(20);
     let declared = async |orgs: [&'static str; 2]| {
         run_command(&server, &["SLOWLOG", "RESET"]);

@@ -199,7 +199,7 @@ fn of_several_limits_the_keys_of_those_that_deny_are_blocked() {
 fn rule_of_two() -> Rule {
     let org = limit("gcra 5/10s").named("org").expect("a good name");
     let rule = Rule::new("two", limit("gcra 5/10s")).expect("a good name");
-    rule.tagged("org").and_by("org", org).expect("a tag")
+    rule.tagged("org").and_then(|rule| rule.and_by("org", org)).expect("a tag")
 }
 
 #[test]
@@ -459,7 +459,11 @@ fn a_rule_that_cannot_block_on_denial_is_refused_when_it_is_built() {
 async fn a_block_by_a_denial_can_be_lifted_whatever_the_key_counts() {
     let limiter = Limiter::new(Embedded::new());
     let all: tollgate::Limit = "gcra 1/1h".parse().expect("a limit");
-    let rule = rule("gcra 100/1h").tagged("org").and_by("org", all.named("all").expect("a name")).expect("two limits");
+    let rule = rule("gcra 100/1h")
+        .tagged("org")
+        .expect("a part")
+        .and_by("org", all.named("all").expect("a name"))
+        .expect("two limits");
     let rule = rule.block_for(Duration::from_secs(7200)).expect("a time");
     let parts: [(&str, &[u8]); 1] = [("org", b"acme")];
     let request = || Request::new("user:1").parts(&parts);

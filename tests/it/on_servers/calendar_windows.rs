@@ -356,14 +356,14 @@ async fn a_limit_keeps_its_state_where_its_number_or_its_zone_changes() {
 fn a_calendar_limit_reports_its_unit_zone_and_numbers() {
     let limit = Limit::calendar(250, CalendarUnit::Month).tz("europe/zurich").build().expect("a limit");
     assert_eq!(limit.to_string(), "fixed-window 250/month tz Europe/Zurich");
-    assert_eq!((limit.window(), limit.zone()), (Some(CalendarUnit::Month), Some("Europe/Zurich")));
+    assert_eq!((limit.window(), limit.tz()), (Some(CalendarUnit::Month), Some("Europe/Zurich")));
     let days = |days: u64| Duration::from_secs(days * 86_400);
     assert_eq!((limit.period(), limit.longest_reset()), (days(31), days(32)));
     assert_eq!((limit.rate(), limit.capacity(), limit.max_debt()), (250, 250, 0));
     let same: Limit = limit.to_string().parse().expect("a limit");
     assert!(same == limit && same != "fixed-window 250/month".parse().expect("a limit"));
     let other: Limit = "fixed-window 250/30d".parse().expect("a limit");
-    assert_eq!((other.window(), other.zone()), (None, None));
+    assert_eq!((other.window(), other.tz()), (None, None));
     let shares: Limit = "fixed-window 10/week shards 3".parse().expect("a limit");
     assert_eq!((shares.shards(), shares.rate()), (3, 10));
 }

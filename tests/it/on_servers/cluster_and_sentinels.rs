@@ -82,7 +82,8 @@ async fn shards_lie_on_several_nodes_and_admit_no_more_than_the_limit() {
 async fn several_limits_of_a_cluster_are_charged_all_or_none() {
     let servers = ClusterServers::of_primaries();
     let limiter = on_cluster(&servers);
-    let both = rule("gcra 10/1d").tagged("org").and_by("org", "fixed-window 3/1d".parse().expect("a limit"));
+    let both =
+        rule("gcra 10/1d").tagged("org").expect("a part").and_by("org", "fixed-window 3/1d".parse().expect("a limit"));
     let both = both.expect("a rule");
     for number in 0..30 {
         let (org, user) = (format!("org {}", number % 6), format!("user {number}"));
@@ -224,7 +225,7 @@ async fn a_rule_is_forgotten_in_slots_that_are_moving_too() {
     let servers = ClusterServers::of_primaries();
     let (limiter, rule) = (on_cluster(&servers), rule("gcra 9/1d").named("moving").expect("a name"));
     let tag = &servers.keys_of(0, 1)[0];
-    let tagged = rule.tagged("org");
+    let tagged = rule.tagged("org").expect("a part");
     let users: Vec<_> = (0..40).map(|user| format!("user:{user}")).collect();
     let parts = [("org", tag.as_bytes())];
     let requests = users.iter().map(|user| Request::new(user).parts(&parts));

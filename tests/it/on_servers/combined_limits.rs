@@ -138,7 +138,7 @@ fn limits_may_count_different_keys_of_one_tag() {
     let user: Limit = "fixed-window 3/1d".parse().expect("a limit");
     let org: Limit = "fixed-window 5/1d".parse::<Limit>().and_then(|limit| limit.named("org")).expect("a limit");
     let rule = Rule::new("api", user.clone()).expect("a name");
-    let rule = rule.tagged("org").and_by("org", org).expect("a rule");
+    let rule = rule.tagged("org").and_then(|rule| rule.and_by("org", org)).expect("a rule");
     let acquire = |user: &str| {
         let request = Request::new(user).parts(&[("org", b"acme")]).at(time(1 << 50));
         let decision = engine.runtime.block_on(engine.limiter.acquire(&rule, request)).expect("a decision");
@@ -201,8 +201,9 @@ fn a_denial_by_one_limit_does_not_charge_the_other() {
     for engine in [Engine::embedded(), Engine::redis()] {
         let [org, integrator] = [("org", "fixed-window 10/1m"), ("integrator", "fixed-window 5/1m")]
             .map(|(name, limit)| named(limit, name));
-        let rule =
-            Rule::new("api", org).map(|rule| rule.tagged("org")).and_then(|rule| rule.and_by("integrator", integrator));
+        let rule = Rule::new("api", org)
+            .and_then(|rule| rule.tagged("org"))
+            .and_then(|rule| rule.and_by("integrator", integrator));
         let rule = rule.expect("a rule");
         for (who, times, denied_by) in
             [("i1", 5, None), ("i1", 3, Some("integrator")), ("i2", 5, None), ("i3", 1, Some("org"))]
@@ -278,7 +279,12 @@ fn a_key_that_many_calls_of_a_batch_share_is_written_once_and_sees_each_of_them(
     let engine = Engine::redis();
     let rule: Rule = "fixed-window 100/1d".parse().expect("a rule");
     let organisation = "sliding-window 25/1h".parse().expect("a limit");
-    let rule = rule.named("shared").expect("a name").tagged("org").and_by("org", organisation).expect("two limits");
+    let rule = rule
+        .named("shared")
+        .expect("a name")
+        .tagged("org")
+        .and_then(|rule| rule.and_by("org", organisation))
+        .expect("two limits");
     let (server, org) = (engine.server.as_ref().expect("a redis"), engine.fresh_key());
     let users: Vec<String> = (0..10).map(|user| format!("{org}:{user}")).collect();
     for (round, allowed, written) in [(0, 10, 11), (1, 10, 11), (2, 5, 6), (3, 0, 0)] {

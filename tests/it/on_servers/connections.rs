@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tollgate::{
-    Connect, CredentialFuture, CredentialSource, Credentials, ErrorKind, Limiter, OnError, Redis, StreamFuture,
-};
+use tollgate::connect::{Connect, CredentialFuture, CredentialSource, Credentials, StreamFuture};
+use tollgate::{ErrorKind, Limiter, OnError, Redis};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::{PATIENCE, once_sent, wait_until};
 use tollgate_testing::redis_server::{Server, command_text, run_command};
@@ -54,6 +53,16 @@ impl CredentialSource for Tokens {
                 None => credentials,
             })
         })
+    }
+}
+
+/// Its second answer never comes.
+struct HangingOnce(Tokens);
+
+impl CredentialSource for HangingOnce {
+    fn credentials(&self) -> CredentialFuture<'_> {
+        let answer = self.0.credentials();
+        if self.0.asked() == 2 { Box::pin(std::future::pending()) } else { answer }
     }
 }
 
@@ -173,6 +182,25 @@ async fn while_a_connection_cannot_be_replaced_calls_go_on_over_it() {
     })
     .await;
     assert_eq!((redis.connections(), logged_in(&server)), (made, 1));
+}
+
+/// One attempt to replace a connection may never be answered.
+#[tokio::test]
+async fn a_connection_is_replaced_although_its_source_hung_once() {
+    let server = Server::start();
+    Tokens::accepted_by(&server, 0..1000);
+    let (tokens, began) = (Tokens { lifetime: Some(Duration::from_secs(1)), ..Tokens::default() }, Instant::now());
+    let source = HangingOnce(tokens.clone());
+    let redis = Redis::builder().credentials(source).open(&server.url()).expect("an address");
+    let limiter = Limiter::builder(redis.clone()).deadline(PATIENCE).build();
+    let rule = rule("token-bucket 1000000/1d");
+    wait_until("it is replaced", async || {
+        once_sent(|| limiter.acquire(&rule, "key")).await;
+        redis.connections() >= 2
+    })
+    .await;
+    // The first is asked after 0.8 s.
+    assert!(tokens.asked() >= 3 && began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -296,6 +324,44 @@ async fn streams_that_always_fail_are_an_unreachable_redis_and_connected_to_a_fe
             assert!((1..=15).contains(&opened), "{bytes}, {panics}: {opened} streams for 40 calls");
         }
     }
+}
+
+/// Nothing can be written to it, and nothing ever comes.
+struct Deaf;
+
+impl AsyncRead for Deaf {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<std::io::Result<usize>> {
+        Poll::Ready(Err(std::io::Error::other("the tunnel is not for this user")))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Connect for Deaf {
+    fn connect<'a>(&'a self, _: &'a str, _: u16) -> StreamFuture<'a> {
+        Box::pin(async { Ok(Box::new(Self) as _) })
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_cannot_be_written_to_says_why() {
+    let redis = Redis::builder().connector(Deaf).open("redis://redis.internal/").expect("an address");
+    let limiter = Limiter::builder(redis).deadline(PATIENCE).build();
+    let error = limiter.acquire(&rule("gcra 1/1s"), "key").await.expect_err("nothing is written");
+    let said = error.to_string();
+    assert!(error.kind() == ErrorKind::Unreachable && said.ends_with("the tunnel is not for this user"), "{said}");
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn attacks(on: &[u8]) -> Vec<Vec<u8>> {
 fn no_two_keys_are_spelled_alike_and_no_key_steers_to_anothers_slot() {
     let engine = Engine::redis();
     let rule = tollgate_testing::rules::rule("gcra 100/1d");
-    let beside = rule.clone().tagged("org");
+    let beside = rule.clone().tagged("org").expect("a part");
     let (names, tags) = (RefCell::new(HashMap::new()), RefCell::new(HashMap::new()));
     let spelled = |rule: &Rule, tag: Option<&[u8]>, key: &[u8]| {
         let parts = [("org", tag.unwrap_or(key))];
@@ -118,6 +118,7 @@ async fn hashed_keys_appear_hashed_everywhere_in_redis() {
     rules.push(
         tollgate_testing::rules::rule("gcra 9/1d")
             .tagged("org")
+            .expect("a part")
             .and_by("org", "gcra 7/2d".parse().expect("a limit"))
             .expect("a rule"),
     );

@@ -99,7 +99,7 @@ impl<'a> Caller<'a> {
             rule = Rule::new(rule.name().expect("a name"), limit).expect("a rule").count_overage(counts_overage);
         }
         if case["tag"].is_string() {
-            rule = rule.tagged(case["tag"].as_str().expect("a part"));
+            rule = rule.tagged(case["tag"].as_str().expect("a part")).expect("a part");
         }
         Self { engine, redis, rule, counts_overage }
     }

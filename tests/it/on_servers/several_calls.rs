@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, UNIX_EPOCH};
 
 use futures_util::future::join_all;
-use tollgate::{Clock, DecidedBy, Embedded, ErrorKind, Limiter, OnError, Request, Rule};
+use tollgate::{Clock, DecidedBy, Embedded, ErrorKind, Limiter, OnError, Request, RetryAfter, Rule};
 use tollgate_testing::cluster::ClusterServers;
 use tollgate_testing::polling::in_time;
 use tollgate_testing::redis_server::{Server, patient};
@@ -83,9 +83,7 @@ async fn transfers_at_once_count_on_both_sides_or_on_none() {
             limiter.acquire_all([(&sent, from.as_str()), (&received, to.as_str())])
         });
         let decided = in_time(join_all(calls)).await;
-        let made = decided
-            .into_iter()
-            .filter(|transfer| transfer.as_ref().expect("decisions").iter().all(|decision| decision.allowed));
+        let made = decided.into_iter().filter(|transfer| transfer.as_ref().expect("decisions").allowed());
         let made = made.count() as u64;
         limiter.finish().await;
         let (mut taken_from, mut taken_to) = (0, 0);
@@ -114,6 +112,12 @@ async fn each_call_counts_by_its_own_rule() {
             .expect("decisions");
         let each: Vec<_> = decisions.iter().map(|decision| decision.allowed).collect();
         assert_eq!(each, [true, allowed, allowed]);
+        assert_eq!((decisions.allowed(), decisions.retry_after() == RetryAfter::Now), (allowed, allowed));
+        let denied = decisions.clone().into_result().map(|decisions| decisions.len());
+        assert_eq!(
+            denied.map_err(|denied| denied.to_string()),
+            if allowed { Ok(3) } else { Err("rule blocking: denied by fixed-window 1/30d: blocked".to_owned()) }
+        );
         assert_eq!(decisions.iter().map(|decision| decision.limits.len()).collect::<Vec<_>>(), [2, 2, 1]);
         // What both calls count: the user's limit.
         assert_eq!(decisions[0].limits[0].remaining, 97);

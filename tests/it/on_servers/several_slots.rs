@@ -478,7 +478,7 @@ async fn an_id_of_the_callers_own_needs_a_tag() {
         assert_eq!(in_time(limiter.acquire(&one, request)).await.expect("a decision").remaining, 4);
     }
     assert_eq!(in_time(limiter.cancel(&one, request)).await.expect("an answer").remaining, 5);
-    let tagged = rule("gcra 5/30d").named("tagged").expect("a name").tagged("org");
+    let tagged = rule("gcra 5/30d").named("tagged").expect("a name").tagged("org").expect("a part");
     let tagged = tagged.and_by("org", "gcra 9/30d".parse().expect("a limit")).expect("a rule");
     for _ in 0..2 {
         assert_eq!(in_time(limiter.acquire(&tagged, request)).await.expect("a decision").remaining, 4);

@@ -238,6 +238,37 @@ async fn options_are_those_of_each_rule() {
 }
 
 /// Two rules take different costs of one request, by whatever names.
+/// What holds for a whole call can be changed in all of them; what each rule calls its own can't.
+#[tokio::test]
+async fn rules_that_apply_together_are_changed_as_a_whole_or_not_at_all() {
+    let server = Server::start();
+    let (limiter, rules) = (limiter(&server.tcp_url()), rule_set(API));
+    let request = request("a");
+    let Effect::Limit(charge) = rules.applies(&request).expect("a rule").effect else { panic!("limits") };
+    let rule = charge.rule().clone();
+    let an_hour = std::time::Duration::from_secs(3600);
+    for refused in [
+        rule.clone().named("other"),
+        rule.clone().cost(7),
+        rule.clone().cost_of("org", 7),
+        rule.clone().block_for(an_hour),
+        rule.clone().max_hold(an_hour),
+        rule.clone().tagged("org"),
+        rule.clone().and("gcra 1/1m".parse().expect("a limit")),
+    ] {
+        let error = refused.expect_err("several rules").to_string();
+        assert_eq!(error, "rule everybody: several rules that apply together can't be changed as one");
+    }
+    let counting = rule.clone().count_overage(true);
+    let overage = async || {
+        let decision = limiter.acquire(&counting, charge.request().cost(9)).await.expect("a decision");
+        decision.limits.iter().map(|limit| limit.overage).collect::<Vec<_>>()
+    };
+    assert_eq!(overage().await, [Some(0), Some(1), Some(1), Some(1)], "everybody's would admit it");
+    let hashing = limiter.keys(&rule.hash_keys(true), charge.request()).expect_err("no secret").to_string();
+    assert!(hashing.contains("hash_keys"), "{hashing}");
+}
+
 #[tokio::test]
 async fn costs_are_those_of_each_rule() {
     let rules = rule_set(

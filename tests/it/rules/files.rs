@@ -131,7 +131,7 @@ fn each_bad_file_is_reported_with_the_line_and_what_was_expected() {
         (
             with("cost = \"toknes\"")
                 .replace("limits = [\"gcra 1/1s\"]", "limits = [{ limit = \"gcra 5/1s\", cost = 1 }]"),
-            "rules.toml:5:8: rule a: cost: no limit takes it, since each has its own",
+            "rules.toml:5:8: rule a: cost: has no effect, since each limit has a cost of its own",
         ),
         (
             with("count = \"401\"").replace("gcra 1/1s", "concurrency 1 ttl 1s"),

@@ -99,7 +99,7 @@ fn what_can_be_left_out_is_checked_where_it_is_written() {
         (
             "\"fixed-window 5/1h start first-hit\"",
             "{ limit = \"gcra 5/1s\", missing = \"skip\" }",
-            "the field missing: expected a limit whose own key or cost is an attribute, got gcra 5/1s",
+            "missing = \"skip\": expected a limit whose own key or cost is an attribute, got gcra 5/1s",
         ),
         ("key = \"user\", missing", "key = \"global\", missing", "a limit whose own key or cost is an attribute"),
         (
@@ -110,7 +110,7 @@ fn what_can_be_left_out_is_checked_where_it_is_written() {
         (
             "\"fixed-window 5/1h start first-hit\",",
             "{ limit = \"gcra 1/1s\", key = \"a\", missing = \"skip\" }, { limit = \"gcra 1/1s\", key = \"b\", missing = \"skip\" }, { limit = \"gcra 1/1s\", key = \"c\", missing = \"skip\" },",
-            "the field missing: at most 4 limits of a rule may be left out",
+            "missing = \"skip\": at most 4 limits of a rule can have it",
         ),
     ];
     for (right, wrong, expected) in errors {

@@ -67,8 +67,8 @@ fn a_limits_own_cost_is_checked_where_it_is_written() {
         (
             ", token-bucket 100000/1h",
             "",
-            "user:vip: expected 2 limits, one for each limit of the rule and in the same order, since they take over \
-             its name, key and cost, got 1",
+            "user:vip: expected 2 limits, one for each limit of the rule and in the same order, since each has \
+             the name, key and cost of the limit that it replaces, got 1",
         ),
         ("key = \"user\"", "key = \"user\"\nmin_cost = 2000", "min_cost: expected at most 1000"),
         (

@@ -22,7 +22,7 @@ pub fn spec(limit: &Limit) -> Spec {
         Algorithm::TokenBucket => Spec::TokenBucket { rate, period_us, capacity, max_debt, tick_us },
         Algorithm::FixedWindow => Spec::FixedWindow { rate, period_us, capacity, max_debt, start },
         Algorithm::CalendarWindow => {
-            let zone = limit.zone().and_then(|zone| zone.parse().ok()).expect("a zone that both know");
+            let zone = limit.tz().and_then(|zone| zone.parse().ok()).expect("a zone that both know");
             Spec::CalendarWindow { limit: rate, window: window(limit), zone }
         }
         Algorithm::SlidingWindow => Spec::SlidingWindow { limit: rate, period_us, tick_us },

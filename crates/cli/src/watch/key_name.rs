@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_key_beside_a_tag_is_the_key() {
         let limiter = Limiter::builder(Embedded::new()).prefix("shop").expect("a prefix").build();
-        let tagged = rule("token-bucket 10/1s").tagged("org");
+        let tagged = rule("token-bucket 10/1s").tagged("org").expect("a part");
         let parts: [(&str, &[u8]); 1] = [("org", b"acme:1")];
         let names = read(&limiter, &tagged, Request::new("user:7").parts(&parts));
         assert_eq!((names[0].key.as_str(), names[0].of.text().as_str()), ("user:7", "api/token-bucket-1s"));

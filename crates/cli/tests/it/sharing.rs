@@ -54,7 +54,7 @@ fn the_pages_functions_spell_a_key_as_a_limiter_does() {
         }
         let mut ask = |counted: &str, tag: Option<&str>| {
             let (rule, tags) = (rule("token-bucket 100/1m burst 20"), tag.map(|tag| ("org", tag.as_bytes())));
-            let rule = if tag.is_some() { rule.tagged("org") } else { rule };
+            let rule = if tag.is_some() { rule.tagged("org").expect("a part") } else { rule };
             let request = Request::new(counted).parts(tags.as_slice());
             expected.extend(limiter.keys(&rule, request).expect("keys"));
             asked.push(json!(["api/token-bucket-1m", counted, tag, "shop eu", secret]));

@@ -8,6 +8,7 @@ use tokio_postgres::types::{FromSql, Type};
 use super::ArchiveError;
 use super::row::{ColumnType, Field, Row};
 use crate::history::columns::{COLUMNS, Column, SqlType, WIDTH};
+use crate::postgres::PostgresError;
 use crate::postgres::client::{Client, CopyOut};
 
 /// From 1970 to PostgreSQL's epoch, the year 2000, in microseconds.
@@ -81,13 +82,14 @@ fn selected(column: &Column) -> String {
 impl Copied {
     /// Whether one of its texts was too long, and is cut off.
     pub(super) fn is_cut(&self) -> Result<bool, ArchiveError> {
-        Ok(self.0.try_get(WIDTH)?)
+        Ok(self.0.try_get(WIDTH).map_err(|error| PostgresError::new(&error))?)
     }
 
     pub(super) fn row(&self) -> Result<Row<'_>, ArchiveError> {
         let mut row = [Field::Null; WIDTH];
         for (at, (field, column)) in row.iter_mut().zip(&COLUMNS).enumerate() {
-            let Some(Raw(raw)) = self.0.try_get::<Option<Raw<'_>>>(at)? else { continue };
+            let raw = self.0.try_get::<Option<Raw<'_>>>(at).map_err(|error| PostgresError::new(&error))?;
+            let Some(Raw(raw)) = raw else { continue };
             *field = value(ColumnType::of(column), raw).ok_or_else(|| unfit(column))?;
         }
         Ok(row)

@@ -82,6 +82,11 @@ impl ArchiveError {
         Self::new(Kind::Refused, message)
     }
 
+    /// A blocking task ends early only if the program ends, or if it panics.
+    pub(super) fn interrupted(ended: tokio::task::JoinError) -> Self {
+        Self::refused("archive: a background task ended early").caused_by(ended)
+    }
+
     /// A file that couldn't be read back: its name, and what is wrong with it.
     pub(super) fn unreadable(object: &str, error: &parquet::errors::ParquetError) -> Self {
         Self::damaged(format!("archive: {object}: not readable as Parquet: {}", said(&error.to_string())))
@@ -245,19 +250,6 @@ impl From<PostgresError> for ArchiveError {
     }
 }
 
-impl From<tokio_postgres::Error> for ArchiveError {
-    fn from(error: tokio_postgres::Error) -> Self {
-        PostgresError::from(error).into()
-    }
-}
-
-/// A blocking task ends early only if the program ends, or if it panics.
-impl From<tokio::task::JoinError> for ArchiveError {
-    fn from(ended: tokio::task::JoinError) -> Self {
-        Self::refused("archive: a background task ended early").caused_by(ended)
-    }
-}
-
 impl fmt::Display for ArchiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -277,7 +269,7 @@ mod tests {
     #[tokio::test]
     async fn what_ended_a_computation_is_the_source_and_stays_it_under_a_month() {
         let ended = tokio::spawn(async { panic!("out of numbers") }).await.expect_err("a panic");
-        let error = ArchiveError::from(ended).of("2026-05");
+        let error = ArchiveError::interrupted(ended).of("2026-05");
         let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         assert_eq!(error.to_string(), "archive of 2026-05: a background task ended early");
         assert!(source.contains("out of numbers"), "{source}");

@@ -71,7 +71,7 @@ pub(super) async fn export(
 
 /// On a thread for blocking work.
 async fn write_group(mut part: PartWriter) -> Result<PartWriter, ArchiveError> {
-    let written = spawn_blocking(move || part.write_group().map(|()| part)).await?;
+    let written = spawn_blocking(move || part.write_group().map(|()| part)).await.map_err(ArchiveError::interrupted)?;
     written.map_err(|error| unwritable(&error))
 }
 
@@ -80,7 +80,7 @@ async fn put(archive: &Archive, month: Month, name: String, part: PartWriter) ->
         let content = part.content;
         part.finish().map(|(bytes, ends)| (Part::new(name, content, &bytes, ends), bytes))
     });
-    let (part, bytes) = written.await?.map_err(|error| unwritable(&error))?;
+    let (part, bytes) = written.await.map_err(ArchiveError::interrupted)?.map_err(|error| unwritable(&error))?;
     archive.put(month, &part.name, bytes).await?;
     Ok(part)
 }

@@ -7,7 +7,7 @@ use super::checksum::sha256;
 use super::month::Month;
 use crate::history::columns::COLUMNS;
 use crate::postgres::Postgres;
-use crate::postgres::client::Client;
+use crate::postgres::client::{Client, column};
 use crate::postgres::connecting::SAFE_PATH;
 
 const PARENT: &str = "rate_limit_audit_logs";
@@ -68,7 +68,7 @@ pub(super) async fn prepare(client: &Client) -> Result<i32, ArchiveError> {
     client.batch_execute(SAFE_PATH).await?;
     client.batch_execute(SETTINGS).await?;
     let _ = client.batch_execute(NOTICED).await;
-    Ok(client.query_one("SELECT pg_backend_pid()", &[]).await?.try_get(0)?)
+    Ok(column(&client.query_one("SELECT pg_backend_pid()", &[]).await?, 0)?)
 }
 
 /// Keeps other archivers out until this connection ends. It does nothing else: a month is detached outside
@@ -82,7 +82,7 @@ pub(super) async fn lock(postgres: &Postgres, client: &Client) -> Result<(), Arc
 /// The tables of months that ended at least this long ago, oldest first. Both the server's clock and this host's must
 /// say so: by a clock that is ahead, a month may look old that services still write to.
 pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<Vec<Partition>, ArchiveError> {
-    let now: SystemTime = client.query_one("SELECT now()", &[]).await?.try_get(0)?;
+    let now: SystemTime = column(&client.query_one("SELECT now()", &[]).await?, 0)?;
     let before = now.min(SystemTime::now()).checked_sub(older_than).unwrap_or(SystemTime::UNIX_EPOCH);
     let select = format!(
         "SELECT relname, inhrelid IS NOT NULL, coalesce(inhdetachpending, false), pg_total_relation_size(oid)
@@ -92,7 +92,8 @@ pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<
     );
     let mut found = Vec::new();
     for row in client.query(&select, &[]).await? {
-        let (table, has_parent, is_pending): (String, bool, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let (table, has_parent, is_pending): (String, bool, bool) =
+            (column(&row, 0)?, column(&row, 1)?, column(&row, 2)?);
         let end = table.strip_prefix(PARENT).and_then(|end| end.strip_prefix('_'));
         let Some(month) = end.and_then(Month::of_table).filter(|month| month.ends() <= before) else { continue };
         let attachment = match (has_parent, is_pending) {
@@ -100,7 +101,7 @@ pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<
             (true, true) => Attachment::Pending,
             (true, false) => Attachment::Attached,
         };
-        found.push(Partition { month, table, attachment, bytes: row.try_get::<_, i64>(3)?.unsigned_abs() });
+        found.push(Partition { month, table, attachment, bytes: column::<i64>(&row, 3)?.unsigned_abs() });
     }
     Ok(found)
 }
@@ -110,7 +111,7 @@ pub(super) async fn partitions(client: &Client, older_than: Duration) -> Result<
 pub(super) async fn source(client: &Client, table: &str) -> Result<String, ArchiveError> {
     let select = "SELECT concat_ws('/', system_identifier, current_database(), to_regclass('tollgate.' || $1)::oid)
         FROM pg_control_system()";
-    let identity: String = client.query_one(select, &[&table]).await?.try_get(0)?;
+    let identity: String = column(&client.query_one(select, &[&table]).await?, 0)?;
     let mut digits = sha256(identity.as_bytes());
     digits.truncate(8);
     Ok(digits)
@@ -119,7 +120,7 @@ pub(super) async fn source(client: &Client, table: &str) -> Result<String, Archi
 /// The number of rows in a table.
 pub(super) async fn count(client: &Client, table: &str) -> Result<u64, ArchiveError> {
     let row = client.query_whole_table(&format!("SELECT count(*) FROM ONLY tollgate.{table}")).await?;
-    Ok(row.try_get::<_, i64>(0)?.unsigned_abs())
+    Ok(column::<i64>(&row, 0)?.unsigned_abs())
 }
 
 /// Refuses a table whose columns aren't those that an archive holds.
@@ -128,7 +129,7 @@ pub(super) async fn check_columns(client: &Client, table: &str) -> Result<(), Ar
         WHERE attrelid = to_regclass('tollgate.' || $1) AND attnum > 0 AND NOT attisdropped";
     let mut found = Vec::new();
     for row in client.query(select, &[&table]).await? {
-        found.push((row.try_get::<_, String>(0)?, row.try_get::<_, String>(1)?));
+        found.push((column::<String>(&row, 0)?, column::<String>(&row, 1)?));
     }
     for (name, sql_type) in &found {
         if !COLUMNS.iter().any(|column| column.name == name && column.sql.name() == sql_type) {
@@ -154,7 +155,7 @@ pub(super) async fn check_dependents(client: &Client, table: &str) -> Result<(),
         ORDER BY 1 LIMIT 1";
     let rows = client.query(select, &[&table]).await?;
     let Some(row) = rows.first() else { return Ok(()) };
-    let dependent: String = row.try_get(0)?;
+    let dependent: String = column(row, 0)?;
     Err(ArchiveError::refused(format!("{table}: can't be dropped, because {dependent} depends on it")))
 }
 
@@ -177,7 +178,7 @@ pub(super) async fn attachment(client: &Client, table: &str) -> Result<Attachmen
     let select = "SELECT inhdetachpending FROM pg_inherits WHERE inhrelid = to_regclass('tollgate.' || $1)";
     Ok(match client.query(select, &[&table]).await?.first() {
         None => Attachment::Detached,
-        Some(row) if row.try_get(0)? => Attachment::Pending,
+        Some(row) if column(row, 0)? => Attachment::Pending,
         Some(_) => Attachment::Attached,
     })
 }

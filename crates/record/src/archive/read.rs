@@ -51,7 +51,9 @@ impl Archive {
         for at in 0..part.groups() {
             let piece = Arc::new(self.piece(month, part, at).await?);
             let described = Arc::clone(&described);
-            let group = spawn_blocking(move || content(&piece, described.row_group(at))).await?;
+            let group = spawn_blocking(move || content(&piece, described.row_group(at)))
+                .await
+                .map_err(ArchiveError::interrupted)?;
             sum = sum.and(group.map_err(|error| ArchiveError::unreadable(&part.name, &error))?);
             report(sum.rows);
         }
@@ -75,7 +77,7 @@ impl Archive {
         let end = begin + piece.bytes;
         let bytes = self.get_range(month, &part.name, begin..end).await?;
         let hashed = bytes.clone();
-        let got = spawn_blocking(move || sha256(&hashed)).await?;
+        let got = spawn_blocking(move || sha256(&hashed)).await.map_err(ArchiveError::interrupted)?;
         if got == piece.sha256 {
             return Ok(Piece { begin, bytes, length: part.bytes });
         }

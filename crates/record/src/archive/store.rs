@@ -385,7 +385,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
 ) -> Result<T, ArchiveError> {
     let directory = directory.clone();
     let done = spawn_blocking(move || work(&directory, &place).map_err(|error| ArchiveError::file(&place, &error)));
-    done.await?
+    done.await.map_err(ArchiveError::interrupted)?
 }
 
 #[cfg(test)]

@@ -207,7 +207,7 @@ async fn listen(
             match poll_fn(|context| connection.poll_message(context)).await {
                 Some(Ok(AsyncMessage::Notification(_))) => changed.notify_one(),
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(PostgresError::from(error)),
+                Some(Err(error)) => return Err(PostgresError::new(&error)),
                 None => return Err(PostgresError::lost()),
             }
         }

@@ -40,6 +40,11 @@ enum Kind {
 }
 
 impl PostgresError {
+    pub(crate) fn new(error: &tokio_postgres::Error) -> Self {
+        let (kind, message) = described(error);
+        Self { kind, message }
+    }
+
     pub(crate) fn input(message: impl Into<String>) -> Self {
         Self { kind: Kind::Input, message: message.into() }
     }
@@ -103,7 +108,7 @@ impl PostgresError {
     }
 
     fn from_server(address: &str, error: &tokio_postgres::Error) -> Self {
-        let said = Self::from(tokio_error(error));
+        let said = Self::new(error);
         Self { message: said.message.replacen("postgres:", &format!("postgres at {address}:"), 1), ..said }
     }
 
@@ -187,8 +192,8 @@ impl PostgresError {
     }
 }
 
-/// The server's message and its SQLSTATE, or why there is none.
-fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
+/// Its kind, and the server's message with its SQLSTATE, or why there is none.
+fn described(error: &tokio_postgres::Error) -> (Kind, String) {
     let Some(said) = error.as_db_error() else {
         let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         let kind = if error.is_closed() || error.source().is_some_and(|why| why.is::<std::io::Error>()) {
@@ -216,18 +221,6 @@ fn tokio_error(error: &tokio_postgres::Error) -> (Kind, String) {
     };
     let remedy = if kind == Kind::Schema { ": run tollgate db migrate" } else { "" };
     (kind, format!("postgres: {} (SQLSTATE {}){remedy}", said.message(), said.code().code()))
-}
-
-impl From<(Kind, String)> for PostgresError {
-    fn from((kind, message): (Kind, String)) -> Self {
-        Self { kind, message }
-    }
-}
-
-impl From<tokio_postgres::Error> for PostgresError {
-    fn from(error: tokio_postgres::Error) -> Self {
-        tokio_error(&error).into()
-    }
 }
 
 impl fmt::Display for PostgresError {

@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
+use tollgate::rules::UserBlock;
 
 use super::input::{self, OwnLimits};
 use super::users_in_force::{Block, Settings, UserUpdates};
@@ -20,12 +21,8 @@ pub struct StoredUser {
     pub tier: Option<String>,
     /// Limits in place of the tier's.
     pub limits: OwnLimits,
-    /// Whether the user was blocked and the block wasn't lifted. It may have expired.
-    pub blocked: bool,
-    /// Why the user was blocked.
-    pub blocked_reason: Option<String>,
-    /// When the block expires; `None`: when it is lifted.
-    pub blocked_until: Option<SystemTime>,
+    /// The last block, unless it was lifted. It may have expired: [`is_blocked`](Self::is_blocked).
+    pub block: Option<UserBlock>,
     /// Requests allowed on the current day of UTC, as far as services have written them.
     pub total_today: u64,
     /// Requests allowed in the current month of UTC, as far as services have written them.
@@ -208,13 +205,12 @@ fn limits(row: &Row) -> OwnLimits {
 impl StoredUser {
     fn of(row: &Row) -> Self {
         let count = |column: &str| row.get::<_, i64>(column).unsigned_abs();
+        let block = || UserBlock::new(row.get("blocked_reason"), row.get("blocked_until"));
         Self {
             user: row.get("user_id"),
             tier: row.get("tier"),
             limits: limits(row),
-            blocked: row.get("blocked"),
-            blocked_reason: row.get("blocked_reason"),
-            blocked_until: row.get("blocked_until"),
+            block: row.get::<_, bool>("blocked").then(block),
             total_today: count("total_today"),
             total_this_month: count("total_this_month"),
             times_exceeded: count("times_exceeded"),
@@ -229,6 +225,7 @@ impl StoredUser {
     /// Whether the user was denied everything when this was read.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
-        self.blocked && self.blocked_until.is_none_or(|until| until > self.read_at)
+        let lasts = |block: &UserBlock| block.until.is_none_or(|until| until > self.read_at);
+        self.block.as_ref().is_some_and(lasts)
     }
 }

@@ -361,7 +361,7 @@ async fn hostile_text_is_stored_or_refused() {
             (stored.user.as_str(), stored.tier.as_deref(), stored.updated_by.as_str()),
             (text, Some(text), text)
         );
-        assert_eq!(stored.blocked_reason.as_deref(), Some(text));
+        assert_eq!(stored.block.and_then(|block| block.reason).as_deref(), Some(text));
         wait_until("it is known", async || {
             configuration.account_of_user(text).is_some_and(|user| user.block().is_some())
         })

@@ -12,8 +12,8 @@ use tollgate::rules::{Reason, Verdict};
 use tollgate::{Algorithm, CalendarUnit, LimitDecision};
 
 use super::descriptor::Asked;
-use crate::headers::HeaderFields;
 use crate::service::Unmatched;
+use tollgate::middleware::HeaderStyle;
 
 /// The longest duration that the protocol's type holds: some 10,000 years.
 const LONGEST: u64 = 315_576_000_000;
@@ -23,7 +23,7 @@ pub(super) fn response(
     asked: &[Asked],
     verdicts: &[Verdict],
     unmatched: Unmatched,
-    fields: HeaderFields,
+    style: HeaderStyle,
 ) -> RateLimitResponse {
     let statuses: Vec<_> =
         asked.iter().zip(verdicts).map(|(asked, verdict)| status(asked, verdict, unmatched)).collect();
@@ -33,8 +33,8 @@ pub(super) fn response(
         None => (None, None),
     };
     // A limit of nothing stands for itself by another.
-    let fields = if asked.is_some_and(Asked::is_refused) { HeaderFields::Off } else { fields };
-    let headers = decisive.map(|verdict| fields.of(verdict)).unwrap_or_default();
+    let style = if asked.is_some_and(Asked::is_refused) { HeaderStyle::Off } else { style };
+    let headers = decisive.map(|verdict| verdict.headers(style)).unwrap_or_default();
     let message = decisive.and_then(|verdict| verdict.response.as_ref()?.message.as_deref());
     RateLimitResponse {
         overall_code: if over { Code::OverLimit } else { Code::Ok }.into(),

@@ -12,9 +12,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::envoy::r#type::v3::RateLimitUnit;
 use envoy_types::pb::google::protobuf::{UInt64Value, value::Kind};
 use futures_util::future::join_all;
+use tollgate::middleware::HeaderStyle;
 use tollgate::rules::Descriptors;
 use tollgate::{Limiter, OnError, Redis};
-use tollgate_serve::{HeaderFields, Service, Tokens, Unmatched};
+use tollgate_serve::{Service, Tokens, Unmatched};
 use tollgate_testing::polling::in_time;
 use tollgate_testing::redis_server::Server;
 use tonic::transport::Channel;
@@ -295,12 +296,12 @@ async fn shadow_rules_are_counted_and_told_and_deny_nothing() {
 async fn clients_get_the_header_fields_of_the_chosen_style() {
     let server = Server::start();
     for (style, expected) in [
-        (HeaderFields::Draft, ["retry-after", "ratelimit-policy", "ratelimit"].as_slice()),
-        (HeaderFields::XRateLimit, &["retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]),
-        (HeaderFields::RateLimit, &["retry-after", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"]),
-        (HeaderFields::Off, &["retry-after"]),
+        (HeaderStyle::Draft, ["retry-after", "ratelimit-policy", "ratelimit"].as_slice()),
+        (HeaderStyle::XRateLimit, &["retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]),
+        (HeaderStyle::RateLimit, &["retry-after", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"]),
+        (HeaderStyle::Off, &["retry-after"]),
     ] {
-        let running = Running::start(builder(&server, RULES).headers(style).build()).await;
+        let running = Running::start(builder(&server, RULES).header_style(style).build()).await;
         let response = ask(&mut running.client().await, &[descriptor(&[("remote_address", "192.0.2.9")])], 1000).await;
         // A cost that never fits has no time at which to come back.
         let never: Vec<_> = response.response_headers_to_add.iter().map(|field| field.key.as_str()).collect();

@@ -205,8 +205,10 @@ async fn keys_that_share_a_slot_are_decided_one_by_one_while_it_moves() {
     let servers = ClusterServers::of_primaries();
     let tag = &servers.keys_of(0, 1)[0];
     let (cluster, limiter) = cluster_limiter(&servers);
-    let (limiter, rule) =
-        (limiter.to_builder().deadline(PATIENCE).build(), rule("gcra 12/1d", OnError::Closed).tagged("org"));
+    let (limiter, rule) = (
+        limiter.to_builder().deadline(PATIENCE).build(),
+        rule("gcra 12/1d", OnError::Closed).tagged("org").expect("a part"),
+    );
     let users: Vec<_> = (0..20).map(|user| format!("of one organisation {user}")).collect();
     let parts = [("org", tag.as_bytes())];
     let all = async || {
@@ -307,7 +309,7 @@ async fn keys_that_share_a_tag_are_one_decision() {
     let (_, limiter) = cluster_limiter(&servers);
     let limiter = limiter.to_builder().deadline(PATIENCE).build();
     forget(&servers);
-    let two = rule("gcra 5/1d", OnError::Open).tagged("org");
+    let two = rule("gcra 5/1d", OnError::Open).tagged("org").expect("a part");
     let two = two.and_by("org", "gcra 50/1h".parse().expect("a limit")).expect("a tag");
     let error = acquire(&limiter, &two, "user").await.expect_err("of no organisation");
     assert!(error.is_input() && error.to_string().contains("org"), "{error}");

@@ -148,7 +148,7 @@ async fn a_cost_above_the_local_share_but_within_the_rule_is_the_error() {
     for (cost, answered) in [(50, true), (51, false), (100, false), (101, true)] {
         let answer = in_time(limiter.acquire(&rule, Request::new("key").cost(cost))).await;
         assert_eq!(answer.is_ok(), answered, "{cost}: {answer:?}");
-        let why = "; a share of it for 2 processes never admits this cost";
+        let why = "; this process's share of the rule, one of 2, never admits this cost";
         assert!(answer.as_ref().err().is_none_or(|error| error.to_string().ends_with(why)), "{answer:?}");
     }
     // A share of nothing.
@@ -336,7 +336,7 @@ async fn errors_and_policy_answers_have_the_same_text_each_time() {
     let waits: std::collections::BTreeSet<_> = unsent.iter().map(|error| error.retry_in().expect("a wait")).collect();
     let words: std::collections::BTreeSet<_> = unsent.iter().map(ToString::to_string).collect();
     assert_eq!((waits.len(), words.len()), (3, 1), "{words:?}");
-    let expected = "the breaker is open: redis isn't called for a while, after: no connection";
+    let expected = "the breaker is open: redis isn't called for a while; last error: no connection";
     assert!(unsent[0].to_string().starts_with(expected), "{}", unsent[0]);
 }
 

@@ -93,7 +93,7 @@ fn a_server_out_of_memory_charges_no_shard_and_a_read_only_one_can_be_peeked() {
 #[test]
 fn windows_of_a_spread_start_together_and_parts_and_tags_are_counted() {
     let engine = Engine::cluster();
-    let spread = rule("fixed-window 40/1h start spread shards 4").tagged("org");
+    let spread = rule("fixed-window 40/1h start spread shards 4").tagged("org").expect("a part");
     let parts: [(&str, &[u8]); 1] = [("org", b"acme")];
     let call = request("anna", NOW).parts(&parts);
     for _ in 0..12 {
@@ -152,7 +152,7 @@ fn header_fields_tell_what_remains_of_all_shards_as_far_as_one_tells() {
         let draft = decision.headers(HeaderStyle::Draft);
         assert_eq!(draft[0], ("ratelimit-policy", "\"test\";q=1000;w=3600".to_owned()));
         assert!(draft[1].1.starts_with(&format!("\"test\";r={left};t=")), "{draft:?}");
-        let legacy = decision.headers(HeaderStyle::Legacy);
+        let legacy = decision.headers(HeaderStyle::XRateLimit);
         assert_eq!(legacy[1], ("x-ratelimit-remaining", left.to_string()));
     }
 }

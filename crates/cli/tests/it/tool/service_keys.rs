@@ -19,7 +19,7 @@ fn keys(server: &Server) -> Vec<String> {
 async fn service(server: &Server) -> (Limiter, Rule) {
     let redis = Redis::open(&server.url()).expect("a good address");
     let limiter = Limiter::builder(redis).prefix("shop").expect("a good prefix").deadline(PATIENCE).build();
-    let rule = Rule::new("api", "token-bucket 10/1d").expect("a name").tagged("org");
+    let rule = Rule::new("api", "token-bucket 10/1d").and_then(|rule| rule.tagged("org")).expect("a rule");
     let orgs = "fixed-window 1000/1d".parse::<Limit>().and_then(|limit| limit.named("orgs")).expect("a limit");
     let rule = rule.and_by("org", orgs).expect("a rule");
     let request = Request::new("user:42").parts(&[("org", b"acme")]).cost(3);

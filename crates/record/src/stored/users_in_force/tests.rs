@@ -48,7 +48,7 @@ fn user() -> impl Strategy<Value = String> {
 /// What a process returns for a user, as text.
 fn shown(account: Option<Account>) -> String {
     account.map_or_else(String::new, |account| {
-        let limits = account.shared_limits().map(|limits| limits.to_string());
+        let limits = account.own_limits().map(|limits| limits.to_string());
         format!("{:?} {:?} {limits:?} {:?}", account.user(), account.paid_tier(), account.last_block())
     })
 }
@@ -126,7 +126,7 @@ fn equal_limits_are_one_rule() {
     let account = |user: u64| users.get(&user.to_string()).expect("known");
     let are_shared = |one: u64, other: u64| {
         let [one, other] = [account(one), account(other)];
-        let [one, other] = [&one, &other].map(|account| account.shared_limits().expect("limits").rule());
+        let [one, other] = [&one, &other].map(|account| account.own_limits().expect("limits").rule());
         std::ptr::eq(one, other)
     };
     assert!(are_shared(0, 998) && are_shared(1, 999));

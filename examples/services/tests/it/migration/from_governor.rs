@@ -123,7 +123,7 @@ fn tower_governor_rounds_retry_after_down_and_calls_the_burst_its_limit() {
     let mut fields = |now| {
         let theirs = governor.ask(1, START + now);
         let decision = tollgate.decide(1, START + now);
-        let fields = decision.headers(HeaderStyle::Legacy);
+        let fields = decision.headers(HeaderStyle::XRateLimit);
         let field = |name| fields.iter().find(|(found, _)| *found == name).map(|(_, value)| value.clone());
         assert_eq!(field("x-ratelimit-limit").as_deref(), Some("1"));
         assert_eq!(governor.limiter.clock().now().as_u64() / 1000, now);
