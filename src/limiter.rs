@@ -149,7 +149,7 @@ impl Limiter {
 
     /// Takes the cost now, for later: the call is allowed with a wait, after which the work may run. Up to the rule's
     /// `max-debt` may be owed beyond its capacity; later callers see that debt. [`acquire_wait`](Self::acquire_wait)
-    /// does the waiting too.
+    /// does the waiting too. A call that repeats an [id](Request::id) gets the first call's answer, whose wait began then.
     ///
     /// Where a reservation is [cancelled](Self::cancel) before its turn, those behind it keep their waits, and whoever
     /// reserves next may go at the same time as the last of them: [the guide](crate::guide::blocks#what-comes-back)
@@ -197,9 +197,9 @@ impl Limiter {
     }
 
     /// Denies every call on the key for this long from now, in place of a block that is in force, also a longer one;
-    /// refunds, penalties and releases still count.
-    /// In a rule of several limits, those that count the request's key are blocked. A call that is remembered by its id
-    /// still gets its answer. [`unblock`](Self::unblock) and [`reset`](Self::reset) lift the block.
+    /// refunds, penalties and releases still count. In a rule of several limits, those that count the request's key are
+    /// blocked. A call that is remembered by its id still gets its answer. [`unblock`](Self::unblock) and
+    /// [`reset`](Self::reset) lift the block.
     ///
     /// # Errors
     ///

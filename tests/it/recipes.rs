@@ -57,6 +57,7 @@ async fn ask_maps(
     match maps.await {
         Ok(answer) => Ok(answer),
         Err(pause) => {
+            // Of several calls that are refused at once, the last one's pause counts.
             limiter.block(&rule, "maps", pause).await?;
             Err(format!("maps wants no calls for {pause:?}").into())
         }

@@ -66,7 +66,8 @@ pub type CredentialFuture<'a> = Pin<Box<dyn Future<Output = Result<Credentials, 
 /// # async fn token() -> std::io::Result<String> { Ok(String::new()) }
 /// # fn main() -> Result<(), tollgate::Error> {
 /// use std::time::Duration;
-/// use tollgate::{Credentials, Redis};
+/// use tollgate::Redis;
+/// use tollgate::connect::Credentials;
 ///
 /// let login = || async { Ok(Credentials::new("limiter", token().await?).expiring_in(Duration::from_secs(15 * 60))) };
 /// let redis = Redis::builder().credentials(login).open("redis://redis.internal")?;
