@@ -36,12 +36,12 @@ pub(crate) use scoped::{OwnCost, ScopedLimit, Target, never_admitted};
 /// A named limit, or several that are charged all or none. The name keeps the rule's keys in Redis apart from those of
 /// other rules, so a rule without a name decides nothing.
 ///
-/// With the feature `serde` it is also read from, and written to, a limit's text, or a table such as
-/// `{ name = "api", limits = ["token-bucket 10/1s", { limit = "fixed-window 1000/1m", key = "org" }], cost = 2 }`, in
-/// which `key` is the [part](Self::and_by) that a limit counts by. Other fields are those that the methods set.
+/// With the feature `serde`, a rule is read from a limit's text or from a table, and written as a table:
+/// `{ name = "api", limits = ["token-bucket 10/1s", { limit = "fixed-window 1000/1m", key = "org" }], cost = 2 }`. There
+/// `key` is the [part](Self::and_by) that a limit counts by. The other fields are what the methods set.
 ///
-/// Several rules of a file that apply to a request together are one `Rule` too. What the rules of a file call their own,
-/// such as limits, a name or a cost, can't be changed in it: the methods that would return an error.
+/// Several rules of a file that apply to a request together are one `Rule` too. What each of them has of its own, such as
+/// limits, a name or a cost, can't be changed in it: methods that would change it return an error.
 ///
 /// ```
 /// use tollgate::Rule;

@@ -1146,7 +1146,7 @@ func TestAPathThatCanBeReadInTwoWaysIs400UnlessTheApplicationMadeIt(t *testing.T
 			t.Error(response)
 		}
 	})
-	if strings.Count(logged, "\n") != 1 || !strings.Contains(logged, "path: it can be read in two ways") {
+	if strings.Count(logged, "\n") != 1 || !strings.Contains(logged, "path: servers may read it in different ways") {
 		t.Error(logged)
 	}
 }
