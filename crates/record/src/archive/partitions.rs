@@ -2,13 +2,16 @@
 
 use std::time::{Duration, SystemTime};
 
+use tokio_postgres::Row;
+use tokio_postgres::types::FromSql;
+
 use super::ArchiveError;
 use super::checksum::sha256;
 use super::month::Month;
 use crate::history::columns::COLUMNS;
-use crate::postgres::Postgres;
-use crate::postgres::client::{Client, column};
+use crate::postgres::client::Client;
 use crate::postgres::connecting::SAFE_PATH;
+use crate::postgres::{Postgres, PostgresError};
 
 const PARENT: &str = "rate_limit_audit_logs";
 
@@ -181,4 +184,9 @@ pub(super) async fn attachment(client: &Client, table: &str) -> Result<Attachmen
         Some(row) if column(row, 0)? => Attachment::Pending,
         Some(_) => Attachment::Attached,
     })
+}
+
+/// The value in this column of a row, by its place.
+fn column<'r, T: FromSql<'r>>(row: &'r Row, at: usize) -> Result<T, PostgresError> {
+    row.try_get(at).map_err(|error| PostgresError::new(&error))
 }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
 #[cfg(feature = "archive")]
 use tokio_postgres::binary_copy::{BinaryCopyOutRow, BinaryCopyOutStream};
-use tokio_postgres::types::{FromSql, ToSql, Type};
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client as Inner, IsolationLevel, Portal, Row, Statement, ToStatement};
 
 use super::PostgresError;
@@ -196,11 +196,6 @@ impl Client {
         let stream = stream.map_err(|error| deadline.so_far(error))?;
         Ok(CopyOut { stream: Box::pin(BinaryCopyOutStream::new(stream, types)), deadline })
     }
-}
-
-/// The value in this column of a row, by its place.
-pub(crate) fn column<'r, T: FromSql<'r>>(row: &'r Row, at: usize) -> Result<T, PostgresError> {
-    row.try_get(at).map_err(|error| PostgresError::new(&error))
 }
 
 /// Rows on their way from the server.
