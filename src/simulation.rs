@@ -116,7 +116,7 @@ fn seeds_dropped_2() {
 
 #[test]
 fn seeds_impatient() {
-    seeds(1, 20, impatient::run);
+    seeds(1, 40, impatient::run);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_seed_repeats_its_run_to_the_byte() {
             assert!(first.digest.1 > 100, "seed {seed}: {:?}", first.digest);
         }
     };
-    repeats(run, 4);
-    repeats(dropped::run, 4);
+    repeats(run, 3);
+    repeats(dropped::run, 3);
     repeats(impatient::run, 1);
 }

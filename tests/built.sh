@@ -43,8 +43,9 @@ run_tests() {
 # Of two programs that run at once, each has three quarters of these.
 threads_of_two() { echo $(((RUST_TEST_THREADS * 3 + 3) / 4)); }
 
-# What failed at its first run, one a line: package, source and test, between tabs. And what became of it, one a line:
-# `passed` or `failed` at its second run, a tab, its name. Files, since tests also run in subshells.
+# What failed at its first run, one a line: package, source and test, between tabs, or `command`, `-` and a command. And
+# what became of it, one a line: `passed` or `failed` at its second run, a tab, its name. Files, since tests also run in
+# subshells.
 first_runs=$(mktemp) second_runs=$(mktemp)
 
 # run_once PACKAGE SOURCE ARGUMENT...: run_tests, which notes the tests that failed for once_more. Fails if the program
@@ -68,15 +69,28 @@ run_once() {
     return "$code"
 }
 
+# command_once COMMAND...: runs a command that is one test, and notes for once_more that it failed. Its words have no
+# spaces.
+command_once() {
+    "$@" || printf 'command\t-\t%s\n' "$*" >>"$first_runs"
+}
+
 # Runs what failed once more, alone. Fails if a test failed twice.
 once_more() {
-    local package source test code=0
+    local package source test again name code=0
     while IFS=$'\t' read -r package source test; do
-        printf '\nonce more, alone: %s\n' "$test"
-        if run_tests "$package" "$source" --exact "$test" </dev/null; then
-            printf 'passed\t%s: %s\n' "$package" "$test" >>"$second_runs"
+        if [ "$package" = command ]; then
+            read -ra again <<<"$test"
+            name=$test
         else
-            printf 'failed\t%s: %s\n' "$package" "$test" >>"$second_runs"
+            again=(run_tests "$package" "$source" --exact "$test")
+            name="$package: $test"
+        fi
+        printf '\nonce more, alone: %s\n' "$test"
+        if "${again[@]}" </dev/null; then
+            printf 'passed\t%s\n' "$name" >>"$second_runs"
+        else
+            printf 'failed\t%s\n' "$name" >>"$second_runs"
             code=1
         fi
     done <"$first_runs"
@@ -100,18 +114,6 @@ results_of() {
             again = 0
         }
         END { print passed + 0, results ? failed + 0 : "none" }' "$1"
-}
-
-# command_twice COMMAND...: the same of a command that is one test.
-command_twice() {
-    "$@" && return
-    printf '\nonce more: %s\n' "$*"
-    if "$@"; then
-        printf 'passed\t%s\n' "$*" >>"$second_runs"
-    else
-        printf 'failed\t%s\n' "$*" >>"$second_runs"
-        return 1
-    fi
 }
 
 # The last lines: what passed at its second run, which is to be mended or deleted, and what failed.

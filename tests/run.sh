@@ -66,22 +66,30 @@ run_all() {
     done
 }
 
+# Backup and recovery of the system of record, and of Redis, with the tool that was just built; and the examples in the
+# documentation. Shows what they have printed once all have ended.
+run_others() {
+    local output=$work/others
+    {
+        command_once bash tests/backup.sh
+        command_once bash tests/backup_redis.sh
+        command_once cargo test "${tested[@]}" --doc
+    } </dev/null >"$output" 2>&1
+    cat "$output"
+}
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 programs_built >"$work/programs"
-# Two programs at once, since tests wait for much that takes its time; the tool's, the record's and the examples' take
-# about as long as all others. As the two ends of a pipe, which carries nothing: both end by Ctrl-C then, and have it as a
-# signal that their shells can await.
-{ grep -E '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all >&3 |
-    { grep -Ev '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all; } } 3>&1
+# Three at once, since tests wait for much that takes its time: the programs of the tool, the record and the examples,
+# which take about as long as all others; those; and the rest. As the parts of a pipe, which carries nothing: all end by
+# Ctrl-C then, and have it as a signal that their shells can await.
+{
+    grep -E '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all >&3 |
+        { grep -Ev '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all >&3; } |
+        run_others
+} 3>&1
 once_more || echo again >>"$work/failed"
-# Backup and recovery of the system of record, and of Redis, with the tool that was just built, which wait for servers;
-# beside them the examples in the documentation of the library.
-{ command_twice cargo test "${tested[@]}" --doc 2>&1 || echo documentation >>"$work/failed"; } | {
-    command_twice bash tests/backup.sh </dev/null || echo backup >>"$work/failed"
-    command_twice bash tests/backup_redis.sh </dev/null || echo backup_redis >>"$work/failed"
-    cat
-}
 
 printf '\n'
 print_second_runs

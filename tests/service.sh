@@ -51,9 +51,11 @@ export TOLLGATE_SERVE TOLLGATE_ENVOY=$envoy
 export TOLLGATE_CADDY=${TOLLGATE_CADDY:-}
 
 # As the two ends of a pipe, which carries nothing: both end by Ctrl-C.
-{ command_twice bash clients/test.sh >&3 2>&1 | {
+{ command_once bash clients/test.sh >&3 2>&1 | {
     [ -n "$envoy" ] || { echo "NOT RUN: gateways and deployments, since $(uname -sm) has no Envoy: TOLLGATE_ENVOY names one"; exit; }
-    command_twice bash crates/serve/tests/gateways/run.sh && command_twice bash crates/serve/tests/deployments/run.sh
-} } 3>&1 </dev/null || failed=1
+    command_once bash crates/serve/tests/gateways/run.sh
+    command_once bash crates/serve/tests/deployments/run.sh
+} } 3>&1 </dev/null
+once_more || failed=1
 print_second_runs
 [ -z "${failed:-}" ] || fail 'a test failed twice'

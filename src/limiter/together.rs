@@ -84,7 +84,7 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
     let rules = rules();
     let ids: Vec<String> = (0..4).map(|number| format!("id {number}")).collect();
     let (mut compared, mut grouped) = (0, 0);
-    for seed in 0..60 {
+    for seed in 0..30 {
         let mut draws = Draws(seed);
         let in_server_time = seed % 2 == 0;
         let mut now = UNIX_EPOCH + Duration::from_micros(1 << 50);
@@ -175,7 +175,7 @@ fn a_batch_decides_as_its_calls_do_one_after_the_other() {
             assert!(differing.is_empty(), "seed {seed}, round {round}: {differing:?}");
         }
     }
-    assert!(compared > 6000 && grouped > 40, "{compared}, {grouped}");
+    assert!(compared > 3000 && grouped > 20, "{compared}, {grouped}");
 }
 
 #[tokio::test]

@@ -41,13 +41,13 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Eight tasks decide while this changes the file ten times, with bad ones between.
+/// Four tasks decide while this changes the file ten times, with bad ones between.
 fn followed(path: &Path, change: impl Fn(&str)) {
     let rules = WatchedRules::open(path).expect("rules");
     let (over, decided) = (AtomicBool::new(false), AtomicU64::new(0));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().expect("a runtime");
     std::thread::scope(|scope| {
-        let tasks: Vec<_> = (0..8_usize)
+        let tasks: Vec<_> = (0..4_usize)
             .map(|task| {
                 let (rules, over, decided, runtime) = (rules.clone(), &over, &decided, &runtime);
                 scope.spawn(move || {
@@ -64,7 +64,7 @@ fn followed(path: &Path, change: impl Fn(&str)) {
                         assert_eq!(verdict.rule.as_deref(), Some(format!("r{task}").as_str()), "a gap");
                         decided.fetch_add(1, Ordering::Relaxed);
                         // The file must be followed beside them.
-                        std::thread::sleep(Duration::from_millis(1));
+                        std::thread::sleep(Duration::from_millis(5));
                     }
                 })
             })

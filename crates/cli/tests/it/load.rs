@@ -224,7 +224,7 @@ fn the_audit_reports_what_it_cannot_judge() {
 #[test]
 fn a_redis_that_loses_its_keys_is_found_to_over_admit() {
     let server = Server::start();
-    let calls = ["--callers", "1", "--count", "10000", "--warmup", "0s", "--url", &server.url()];
+    let calls = ["--callers", "1", "--count", "3000", "--warmup", "0s", "--url", &server.url()];
     let arguments = [&["load", "gcra 10/1d", "--keys", "hot"][..], &calls].concat();
     let run = command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool runs");
     // The tool calls some 70 scripts before the load, whose key is used up after ten.

@@ -91,9 +91,9 @@ async fn an_archiver_dropped_at_any_moment_is_resumed_and_no_row_is_lost_or_dupl
     let (server, database) = prepared().await;
     let options = small_files();
     let expected = undisturbed(&server, &database, ROWS, &options).await;
-    // In each step, and of all the moments every fourth, or each in the nightly run.
+    // In each step, and of all the moments every eighth, or each in the nightly run.
     let steps = [Step::Export, Step::ReadBack, Step::Detach, Step::Drop];
-    let polls = (0..).step_by(if times() == 1 { 4 } else { 1 });
+    let polls = (0..).step_by(if times() == 1 { 8 } else { 1 });
     for moment in steps.map(Moment::In).into_iter().chain(polls.map(Moment::Polls)) {
         let place = Place::new();
         fill(&server, march(), ROWS).await;
@@ -133,7 +133,7 @@ async fn an_archive_run_that_was_killed_at_any_moment_is_resumed() {
     let began = std::time::Instant::now();
     assert!(tool(&place).output().expect("the tool runs").status.success());
     let mut whole = began.elapsed();
-    let rounds = cases(6);
+    let rounds = cases(4);
     for round in 0..rounds {
         let place = Place::new();
         fill(&server, march(), MANY).await;
