@@ -81,13 +81,13 @@ run_others() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 programs_built >"$work/programs"
-# Three at once, since tests wait for much that takes its time: the programs of the tool, the record and the examples,
-# which take about as long as all others; those; and the rest. As the parts of a pipe, which carries nothing: all end by
-# Ctrl-C then, and have it as a signal that their shells can await.
+# Three at once, since tests wait for much that takes its time: the programs of the tool and the record; those of the
+# library and others, which take as long; and the rest, which takes less. As the parts of a pipe, which carries nothing:
+# all end by Ctrl-C then, and have it as a signal that their shells can await.
 {
-    grep -E '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all >&3 |
+    { grep -E '^crates/(cli|record) ' "$work/programs" | run_all >&3; } |
         { grep -Ev '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all >&3; } |
-        run_others
+        { run_others && grep '^examples/services ' "$work/programs" | run_all; }
 } 3>&1
 once_more || echo again >>"$work/failed"
 

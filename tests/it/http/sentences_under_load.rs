@@ -135,7 +135,7 @@ const EVERYBODY: Sentence = Sentence {
         limits = [
             "fixed-window 10/30d start first-hit",
             { limit = "sliding-log 100/30d", key = "ip" },
-            { limit = "fixed-window 1000/30d start first-hit", key = "global" },
+            { limit = "fixed-window 600/30d start first-hit", key = "global" },
         ]
         on_error = "closed"
     "#,
@@ -144,7 +144,7 @@ const EVERYBODY: Sentence = Sentence {
         local user = address * 12 + (math.random(2) == 1 and 0 or math.random(11))
     "#,
     counts: StatusCode::OK,
-    is_used_up: |passed, but| passed.all() >= 1000 - but,
+    is_used_up: |passed, but| passed.all() >= 600 - but,
     // By receipts: what was being given back there isn't given back again.
     stay_charged: 8,
     used: |passed, (user, address)| {
@@ -236,7 +236,7 @@ async fn hold(
         return wrk.format()
     "#;
     // Requests that are denied at once would keep the processors from those that count.
-    let pause = "function delay() return 2 end";
+    let pause = "function delay() return 4 end";
     let text = format!("math.randomseed(49)\n{pause}\nfunction request()\n{}{set}end\n", sentence.request);
     std::fs::write(&script, text).expect("a file");
     let load = load(address, &script);

@@ -1,5 +1,6 @@
 //! A PostgreSQL of a test's own: in a temporary directory, on a port of its own, stopped when the test ends.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -57,7 +58,7 @@ fn id(arguments: &[&str]) -> u32 {
 }
 
 /// What `initdb` makes, which is the same for each server and takes it half a second of a processor: made once for all
-/// programs of this build.
+/// programs of this build, and without the database `template0`.
 fn as_initdb_makes_it() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -65,7 +66,7 @@ fn as_initdb_makes_it() -> &'static Path {
         let version =
             String::from_utf8_lossy(&version.stdout).trim().replace(|letter: char| !letter.is_ascii_digit(), "-");
         // Another user may not read it.
-        let name = format!("postgres{version}of-{}", id(&["-u"]));
+        let name = format!("postgres{version}without-template0-of-{}", id(&["-u"]));
         let kept = std::env::current_exe().expect("this program").with_file_name(name);
         if !kept.exists() {
             make_by_initdb(&kept);
@@ -84,6 +85,17 @@ fn make_by_initdb(kept: &Path) {
     not_as_root(&mut initdb, directory.path());
     let made = initdb.output().expect("initdb");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    // A third of the files, which no test needs.
+    let without = "UPDATE pg_database SET datistemplate = false WHERE datname = 'template0'\nDROP DATABASE template0\n";
+    let mut single = Command::new(program("postgres"));
+    single.args(["--single", "-D"]).arg(directory.path().join("data")).arg("template1");
+    not_as_root(&mut single, directory.path());
+    let mut single =
+        single.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("postgres");
+    single.stdin.take().expect("piped").write_all(without.as_bytes()).expect("written");
+    let dropped = single.wait_with_output().expect("its end");
+    let errors = String::from_utf8_lossy(&dropped.stderr);
+    assert!(dropped.status.success() && !errors.contains("ERROR"), "{errors}");
     // Whole, or not at all: other programs may be making the same.
     let beside = tempfile::tempdir_in(kept.parent().expect("a folder")).expect("a folder of the build");
     copy(&directory.path().join("data"), &beside.path().join("data"));

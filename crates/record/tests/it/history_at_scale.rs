@@ -1,4 +1,4 @@
-//! 20,000 requests through the layer, and a million in the nightly run, on a real Redis, each of which is found again,
+//! 10,000 requests through the layer, and a million in the nightly run, on a real Redis, each of which is found again,
 //! in PostgreSQL and in the archive: by count and by sum.
 
 use std::process::Command;
@@ -24,7 +24,7 @@ use tower::{Layer, ServiceExt, service_fn};
 const REQUESTS: u64 = 1_000;
 const LIMIT: u64 = 600;
 /// As many as there are users, at most.
-const CALLERS: u64 = 20;
+const CALLERS: u64 = 10;
 
 /// Of each user's requests, 600 are allowed; what is used grows from 1 to 600 and stays.
 const RULES: &str = r#"
@@ -37,7 +37,7 @@ const RULES: &str = r#"
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_decision_is_found_again() {
-    let users = if times() == 1 { 20 } else { 1_000 };
+    let users = if times() == 1 { 10 } else { 1_000 };
     let redis = Server::start();
     let (mut server, tool) = prepared().await;
     // So that nothing is lost while PostgreSQL is unreachable.

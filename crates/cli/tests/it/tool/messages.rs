@@ -24,10 +24,13 @@ fn a_closed_output_does_not_make_the_tool_panic() {
     let bad = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&bad, "{\"t_us\":1,\"key\":\"a\"}\n".to_owned() + &"{}\n".repeat(10_000)).expect("written");
     let bad = bad.path().to_str().expect("UTF-8");
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&log, beginning_of_the_log(1_000)).expect("written");
+    let log = log.path().to_str().expect("UTF-8");
     for (arguments, to_the_end) in [
-        (&["replay", "--rule", "token-bucket 5/1s", LOG][..], 0),
+        (&["replay", "--rule", "token-bucket 5/1s", log][..], 0),
         (&["replay", "--rule", "token-bucket 5/1s", "--summary", bad], 0),
-        (&["replay", "--rule", "token-bucket 5/1s", "--input", "jsonl", LOG], 2),
+        (&["replay", "--rule", "token-bucket 5/1s", "--input", "jsonl", log], 2),
         (&["probe", "token-bucket 5/1s", "k", "--count", "3"], 0),
         (&["probe", "token-bucket 5/1x", "k"], 2),
         (&["probe", "token-bucket 5/1s", "k", "--url", "redis://127.0.0.1:1"], 2),

@@ -143,7 +143,6 @@ fn backup_of_the_record() {
     std::fs::create_dir(folder.path().join("bin")).expect("a folder");
     std::fs::copy(super::tool(), folder.path().join("bin/tollgate")).expect("the tool");
     let shell = Shell::start_by(bash, folder);
-    let _servers = Servers(["data", "beside"].map(|data| shell.folder().join(data)).into());
     let mut page = Page::new("crates/record/src/operations/backup.md", shell)
         .replace("postgres://limits:password@127.0.0.1:5433", format!("postgres://limits:password@127.0.0.1:{beside}"))
         .replace("postgres://limits:password@127.0.0.1/", format!("postgres://limits:password@127.0.0.1:{port}/"))
@@ -165,6 +164,8 @@ fn backup_of_the_record() {
                 psql -p {beside} -Atc 'SELECT pg_get_wal_replay_pause_state()' | grep -q paused; do sleep 0.05; done"
             ),
         );
+    // Ended before the page's folder is removed.
+    let _servers = Servers(["data", "beside"].map(|data| page.shell.folder().join(data)).into());
     let rules = read("examples/rules.toml");
     let (before, rest) = rules.split_once("[[rule]]\nname = \"login\"").expect("the rule");
     let (_, after) = rest.split_once("[[rule]]").expect("another");
