@@ -58,7 +58,7 @@ pub(crate) fn network() -> Option<Arc<Network>> {
 }
 
 /// Seeds that every test run tries, in each of its parts.
-const SEEDS: u64 = 25;
+const SEEDS: u64 = 15;
 
 /// Runs a part of the seeds: every `of`th, from this one on.
 fn seeds(part: usize, of: usize, run: fn(u64) -> Run) {
@@ -137,7 +137,7 @@ fn a_seed_repeats_its_run_to_the_byte() {
             assert!(first.digest.1 > 100, "seed {seed}: {:?}", first.digest);
         }
     };
-    repeats(run, 3);
-    repeats(dropped::run, 3);
+    repeats(run, 2);
+    repeats(dropped::run, 2);
     repeats(impatient::run, 1);
 }

@@ -59,7 +59,7 @@ fn calls_dropped_before_they_are_sent_leave_the_others_decided_in_order() {
         assert!(runtime.block_on(limiter.acquire(rule, "warm")).expect("a decision").allowed);
     }
 
-    let config = Config { cases: cases(150), failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(80), failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let one = (0..4_usize, 0..4_usize, 0..4_u64, 0..3_u64, proptest::bool::weighted(0.3));
     let all = proptest::collection::vec(one, 2..120);

@@ -69,7 +69,7 @@ fn instant(off: i64) -> SystemTime {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(3), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(2), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_event_costs_more_than_is_documented(

@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn in_server_time_nothing_is_forgotten_before_it_resets() {
     let histories = (two_limits(), beginning(), proptest::collection::vec(step(), 1..=30), any::<bool>());
     let config =
-        Config { cases: cases(300), failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
+        Config { cases: cases(200), failure_persistence: None, max_global_rejects: 100_000, ..Config::default() };
     let outcome = TestRunner::new(config).run(&histories, |((limit, other), begin, steps, counting)| {
         let clock = Clock::new(time(begin));
         let limiter = Limiter::new(Embedded::with_clock(clock.clone()));

@@ -103,7 +103,7 @@ fn call(engine: &Engine, subject: &Subject<'_>, operation: Operation, request: R
 #[test]
 fn what_versions_admit_together_stays_within_the_largest_and_nobody_waits_longer_than_the_slowest() {
     let engine = Engine::embedded();
-    let config = Config { cases: cases(30), failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(20), failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&histories(), |Case { versions, together, ids, calls }| {
         let first = engine.subject(versions[0].clone());
         let subjects: Vec<_> = versions.iter().map(|version| first.changed(version.clone())).collect();

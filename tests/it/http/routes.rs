@@ -39,7 +39,7 @@ fn segment() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(10_000), failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(5_000), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// However a target is spelled, the rule of the route that axum serves it by applies, and no other.
     #[test]

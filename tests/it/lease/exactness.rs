@@ -65,7 +65,7 @@ const HOT: [&str; 6] = [
 #[test]
 fn leases_spend_no_more_than_an_exact_limiter_would_admit() {
     let (by_leases, directly) = (AtomicU64::new(0), AtomicU64::new(0));
-    let config = Config { cases: cases(60), failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(40), failure_persistence: None, ..Config::default() };
     let worlds = (0..HOT.len(), 1_u32..=3, proptest::collection::vec(step(), 1..=60));
     let outcome = TestRunner::new(config).run(&worlds, |(text, count, steps)| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();

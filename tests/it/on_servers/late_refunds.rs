@@ -82,7 +82,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[test]
 fn however_late_a_cancellation_comes_the_key_has_no_more_than_without_its_call() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let config = Config { cases: cases(250), failure_persistence: None, ..Config::default() };
+    let config = Config { cases: cases(150), failure_persistence: None, ..Config::default() };
     let texts = [
         "token-bucket 100/1s burst 100 max-debt 300",
         "fixed-window 100/1s burst 200 max-debt 300",

@@ -230,8 +230,8 @@ pub fn on_both_engines<S: Strategy>(of: S, property: impl Fn(&Engine, S::Value) 
 where
     S::Value: Clone,
 {
-    let embedded = (!on_redis_alone()).then(|| (Engine::embedded(), cases(75)));
-    for (engine, count) in embedded.into_iter().chain([(Engine::redis(), cases(50))]) {
+    let embedded = (!on_redis_alone()).then(|| (Engine::embedded(), cases(50)));
+    for (engine, count) in embedded.into_iter().chain([(Engine::redis(), cases(40))]) {
         on(&engine, count, &of, &property);
     }
 }
@@ -241,7 +241,7 @@ pub fn on_a_cluster<S: Strategy>(of: S, property: impl Fn(&Engine, S::Value) -> 
 where
     S::Value: Clone,
 {
-    on(&Engine::cluster(), cases(50), &of, &property);
+    on(&Engine::cluster(), cases(40), &of, &property);
 }
 
 fn on<S: Strategy>(

@@ -253,7 +253,7 @@ impl Model {
 fn random_descriptors_decide_as_the_model_does() {
     let mut random = Rng::with_seed(11);
     let (mut exact, mut replacing, mut verdicts) = (0, 0, [0, 0]);
-    let all = cases(100);
+    let all = cases(60);
     for _ in 0..all {
         let tree = Node::list(&mut random, 1);
         let mut text = "domain: d\ndescriptors:\n".to_owned();

@@ -155,7 +155,7 @@ impl Model {
 fn random_limits_decide_as_the_model_does() {
     let mut random = Rng::with_seed(12);
     let (mut exact, mut verdicts) = (0, [0, 0]);
-    let all = cases(100);
+    let all = cases(60);
     for _ in 0..all {
         // One that is a rule in any case: no limit at all is an error.
         let all_of_n =

@@ -231,7 +231,7 @@ fn chosen<'l>(locations: &'l [Location], path: &str) -> Option<&'l Location> {
 fn random_sites_decide_as_the_model_does() {
     let mut random = Rng::with_seed(13);
     let (mut exact, mut places, mut verdicts) = (0_u32, 0_usize, [0, 0]);
-    let all = cases(120);
+    let all = cases(60);
     for _ in 0..all {
         let rates = [random.u64(1..=20), random.u64(1..=3) * 7];
         let of_server = random_limits(&mut random);
