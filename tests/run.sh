@@ -87,7 +87,7 @@ programs_built >"$work/programs"
 {
     { grep -E '^crates/(cli|record) ' "$work/programs" | run_all >&3; } |
         { grep -Ev '^(crates/(cli|record)|examples/services) ' "$work/programs" | run_all >&3; } |
-        { run_others && grep '^examples/services ' "$work/programs" | run_all; }
+        { run_others; grep '^examples/services ' "$work/programs" | run_all; }
 } 3>&1
 once_more || echo again >>"$work/failed"
 
